@@ -1,0 +1,220 @@
+"""sdopt run: measure a study, or with -m a sweep of them."""
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+    from rich.console import Console
+
+    from sdopt.config import RunConfig
+    from sdopt.results import StudyResult
+    from sdopt.schema import Tracking
+
+_INFORMATIVE = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--package",
+    "--shell-completion",
+    "-sc",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Runs Hydra on the command line's overrides; returns the exit code."""
+    if any(argument.partition("=")[0] in _INFORMATIVE for argument in argv):
+        return _with_hydra(argv, None)
+    from sdopt.forkserver import start_fork_server
+
+    # Started before anything heavy is imported here, so that the server imports the same beside us.
+    context = start_fork_server()
+    try:
+        code = _with_hydra(argv, context)
+    except KeyboardInterrupt:
+        print("sdopt: interrupted; what was measured is kept", file=sys.stderr)
+        code = 130
+
+    from sdopt.config import RememberFolder
+    from sdopt.sweep import exit_code
+
+    if RememberFolder.sweep is not None:
+        return code or _summarise(RememberFolder.sweep)
+    return code or (exit_code(RememberFolder.run) if RememberFolder.run else 0)
+
+
+def _with_hydra(argv: list[str], context: "BaseContext | None") -> int:
+    import hydra
+
+    from sdopt.config import CONF, CONFIG_NAME, RememberFolder
+
+    # Users' own optimizations live in modules beside where they work, as with `python -m`.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    RememberFolder.run = RememberFolder.sweep = None
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)
+    def job(_cfg: Any) -> Any:
+        assert context is not None
+        return _job(context)
+
+    before = sys.argv
+    sys.argv = ["sdopt run", *argv]
+    try:
+        job()
+    except SystemExit as error:
+        if not error.code:
+            return 0
+        # Hydra ends with 1 whatever went wrong: until a folder was made it was the command line.
+        return 3 if RememberFolder.run or RememberFolder.sweep else 2
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _job(context: "BaseContext") -> Any:
+    """One Hydra job: one study. Returns the objective; a failed job returns NaN, so that a sweep goes on."""
+    from rich.console import Console
+
+    from sdopt.config import HydraComposer, in_sweep, job_folder
+    from sdopt.errors import UsageError
+    from sdopt.sweep import JobError, write_error
+
+    console = Console()
+    folder = job_folder()
+    try:
+        composer = HydraComposer.of_this_job()
+        result = _study(composer, context, folder, console, alone=not in_sweep())
+    except UsageError as error:
+        for problem in error.problems:
+            print(f"sdopt: {problem}", file=sys.stderr)
+        write_error(JobError(2, error.problems), folder)
+        return math.nan
+    return _objective(composer.current, result) if result else math.nan
+
+
+def _study(
+    composer: Any, context: "BaseContext", folder: Path, console: "Console", alone: bool
+) -> "StudyResult | None":
+    from sdopt.errors import ConflictError
+    from sdopt.report.progress import Progress
+    from sdopt.report.table import show
+    from sdopt.results import Status
+    from sdopt.study import plan_result, run_study
+    from sdopt.tracking import require_mlflow
+    from sdopt.worker import probe_machine
+
+    run: RunConfig = composer.current
+    if run.tracking.kind == "mlflow":
+        require_mlflow()
+    plan = run.study.plan(composer)
+    machine = probe_machine(context, run.hardware.device)
+    if machine.bad_fork:
+        import multiprocessing
+
+        context = multiprocessing.get_context("spawn")
+        machine = probe_machine(context, run.hardware.device)
+    command = ["sdopt", "run", *sys.argv[1:]]
+    design = type(run.study).__name__.lower()
+    result = plan_result(plan, run.study.name, design, dict(run.recorded), machine, command)
+    skipped = [row for row in result.variants if row.status is Status.SKIPPED]
+    if run.dry_run:
+        _show_plan(result, console)
+        return None
+    if skipped and alone and len(plan.variants) == 2:
+        raise ConflictError([problem for row in skipped for problem in row.reason.split("; ")])
+    try:
+        with Progress(console) as progress:
+            run_study(plan, result, run.protocol, machine, context, folder, progress)
+    finally:
+        show(result, console, folder)
+        _track(result, folder, run.tracking, console)
+    return result
+
+
+def _track(result: "StudyResult", folder: Path, tracking: "Tracking", console: "Console") -> None:
+    from sdopt.tracking import TrackingError, log_study
+
+    if tracking.kind == "none":
+        return
+    try:
+        with console.status("logging to MLflow"):
+            log_study(result, folder, tracking)
+    except TrackingError as error:
+        print(f"sdopt: not logged to {error}\nNothing is lost: `sdopt sync {folder}` logs it later.", file=sys.stderr)
+        return
+    console.print(f"images: {folder / 'images'}\nMLflow: sdopt ui", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_plan(result: "StudyResult", console: "Console") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"{escape(result.name)}: what would be measured", title_justify="left")
+    for heading in ("variant", "choices beyond the defaults", "contract", "would run"):
+        table.add_column(heading)
+    baseline = result.variant(result.baseline).choices
+    from sdopt.designs import difference
+
+    for row in result.variants:
+        chosen = ", ".join(f"{axis}={option}" for axis, option in difference(row.choices, baseline).items())
+        runs = f"no: {row.reason}" if row.reason else "yes"
+        table.add_row(escape(row.name), escape(chosen), row.contract, escape(runs))
+    console.print(table)
+    edges = Table(title="what would be compared", title_justify="left")
+    for heading in ("candidate", "against", "credits"):
+        edges.add_column(heading)
+    for edge in result.comparisons:
+        edges.add_row(*map(escape, (edge.candidate, edge.reference, edge.credit)))
+    console.print(edges)
+
+
+def _objective(run: "RunConfig", result: "StudyResult") -> Any:
+    from sdopt.measure.metrics import metrics_of
+
+    candidates = [row for row in result.variants if row.role != "control"]
+    metrics = metrics_of(result, candidates[-1])
+    missing = [name for name in run.objective if name not in metrics]
+    if missing and candidates[-1].status.measured:
+        print(f"sdopt: objective={','.join(missing)}: there are {', '.join(sorted(metrics))}", file=sys.stderr)
+    values = tuple(metrics.get(name, math.nan) for name in run.objective)
+    return values if len(values) > 1 else values[0]
+
+
+def _summarise(folder: Path) -> int:
+    """The table of a sweep, in the terminal, in its folder and in MLflow; returns the exit code of them all."""
+    from rich.console import Console
+
+    from sdopt.schema import Tracking
+    from sdopt.sweep import read_sweep, sweep_markdown, sweep_table
+    from sdopt.tracking import TrackingError, log_sweep
+
+    if not folder.is_dir():
+        return 2
+    sweep = read_sweep(folder)
+    if not sweep.studies:
+        return sweep.exit_code
+    console = Console()
+    console.print(sweep_table(sweep))
+    (folder / "sweep.md").write_text(sweep_markdown(sweep))
+    console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
+    studies = list(sweep.studies.values())
+    tracking = Tracking(**studies[0].config["tracking"])
+    if tracking.kind == "mlflow":
+        try:
+            log_sweep(studies, folder, sweep_markdown(sweep), tracking)
+        except TrackingError as error:
+            print(f"sdopt: the sweep's own run was not logged to {error}", file=sys.stderr)
+    return sweep.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""The console script. Light, because every worker process imports it again."""
+
+import importlib
+import sys
+from pathlib import Path
+
+COMMANDS = {
+    "run": "measure a study: variants against a baseline, in one run",
+    "ui": "open the MLflow UI on localhost",
+    "sync": "log results to MLflow that are not there yet",
+    "train-reference": "train the packaged reference model",
+}
+
+_HELP = """\
+usage: sdopt <command> [options]
+
+Measured ablations of Stable Diffusion optimizations: speed, memory and images, against a baseline in the same run.
+
+commands:
+{commands}
+
+examples:
+  sdopt run experiment=quickstart                            five optimizations on the packaged model, in minutes
+  sdopt run precision=bf16 attention=math                    one combination against the baseline
+  sdopt run -m precision=fp32,bf16 attention=math,vanilla    a sweep: every combination, each against the baseline
+  sdopt run ... dry_run=true                                 what would be measured, compared and skipped
+  sdopt run --help                                           the groups, their options and every key
+
+Exit codes: 0 done; 1 a regression; 2 usage, configuration or conflict; 3 something could not be measured or judged."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_HELP.format(commands="\n".join(f"  {name:<16} {text}" for name, text in COMMANDS.items())))
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from sdopt import __version__
+
+        print(f"sdopt {__version__}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"sdopt: no command '{arguments[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    # A wheel carries the runners inside the package; a checkout has them at the top.
+    package = Path(__file__).parent
+    inside = (package / "runners").is_dir()
+    if not inside and str(package.parent) not in sys.path:
+        sys.path.insert(0, str(package.parent))
+    runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
+    return int(runner.main(arguments[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

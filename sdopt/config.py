@@ -1,0 +1,304 @@
+"""From Hydra's composed configuration to typed, validated objects: the only module that knows Hydra.
+
+Nothing below this receives a `DictConfig`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import sdopt
+from sdopt.designs import Design, difference
+from sdopt.errors import UsageError
+from sdopt.optimizations.base import Optimization
+from sdopt.pipelines.loading import model_folder, scheduler_class
+from sdopt.prompts import resolve_prompts
+from sdopt.schema import Hardware, Model, Protocol, Scheduler, Tracking, Workload, out_of_range
+from sdopt.variant import Variant
+
+_PACKAGE = Path(sdopt.__file__).parent
+# A wheel carries `conf` inside the package; a checkout has it at the top.
+CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+CONFIG_NAME = "config"
+
+_SECTIONS: dict[str, type] = {
+    "model": Model,
+    "scheduler": Scheduler,
+    "workload": Workload,
+    "protocol": Protocol,
+    "hardware": Hardware,
+    "tracking": Tracking,
+    "study": Design,
+}
+_SCALARS = ("dry_run", "objective")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One composed configuration, typed and within its ranges."""
+
+    model: Model
+    scheduler: Scheduler
+    workload: Workload
+    protocol: Protocol
+    hardware: Hardware
+    tracking: Tracking
+    study: Design
+    optimizations: Mapping[str, Optimization]
+    choices: Mapping[str, str]
+    dry_run: bool
+    objective: tuple[str, ...]
+    recorded: Mapping[str, Any]
+
+
+def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
+    """Types and validates a composed configuration.
+
+    Args:
+        cfg: without Hydra's own node.
+        choices: the option chosen in each group (`hydra.runtime.choices`).
+
+    Raises:
+        UsageError: all problems at once, each naming its key.
+    """
+    problems: list[str] = []
+    sections = {
+        key: _typed(key, cfg[key], kind, problems) if key in cfg else _missing(key, problems)
+        for key, kind in _SECTIONS.items()
+    }
+    optimizations: dict[str, Optimization] = {}
+    for key in cfg:
+        if key not in _SECTIONS and key not in _SCALARS:
+            optimizations |= _axis(str(key), cfg, problems)
+    objective = cfg.get("objective")
+    names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
+    if not all(isinstance(name, str) for name in names):
+        problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
+    if not isinstance(cfg.get("dry_run"), bool):
+        problems.append("dry_run: true or false")
+    if not problems:
+        problems += _beyond_types(sections["model"], sections["scheduler"], sections["workload"])
+    if problems:
+        raise UsageError(problems)
+    recorded = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(recorded, dict)
+    return RunConfig(
+        **sections,
+        optimizations=optimizations,
+        choices={axis: _option_name(axis, optimizations[axis], choices) for axis in optimizations},
+        dry_run=cfg.dry_run,
+        objective=names,
+        recorded={str(key): value for key, value in recorded.items()},
+    )
+
+
+def _beyond_types(model: Model, scheduler: Scheduler, workload: Workload) -> list[str]:
+    problems = []
+    if workload.size is not None and workload.size % 8:
+        problems.append(f"workload.size={workload.size}: must be a multiple of 8, the factor of the autoencoder")
+    for check in (lambda: model_folder(model), lambda: scheduler_class(scheduler), lambda: resolve_prompts(workload)):
+        try:
+            check()
+        except UsageError as error:
+            problems += error.problems
+    return problems
+
+
+def _missing(key: str, problems: list[str]) -> None:
+    problems.append(f"{key}: this group must be chosen; it cannot be removed")
+
+
+def _axis(key: str, cfg: DictConfig, problems: list[str]) -> dict[str, Optimization]:
+    """The optimization at a top-level key, or those below it where several of one axis combine."""
+    node = cfg[key]
+    if node is None:
+        return {}
+    if not isinstance(node, DictConfig):
+        problems.append(f"{key}: unknown key; the sections are {', '.join([*_SECTIONS, *_SCALARS])}")
+        return {}
+    if "_target_" in node:
+        made = _typed(key, node, Optimization, problems)
+        return {key: made} if made is not None else {}
+    found = {}
+    for name in node:
+        made = _typed(f"{key}.{name}", node[name], Optimization, problems)
+        if made is not None:
+            found[f"{key}.{name}"] = made
+    return found
+
+
+def _typed(path: str, node: Any, kind: type[T], problems: list[str]) -> T | None:
+    """Builds the dataclass of a node, key by key, so that every problem is found and names its key."""
+    if not isinstance(node, DictConfig):
+        problems.append(f"{path}: must be a group of keys, not {node!r}")
+        return None
+    values: Any = OmegaConf.to_container(node, resolve=False)
+    target = values.pop("_target_", None)
+    cls: Any = kind
+    if kind in (Design, Optimization):
+        if not isinstance(target, str):
+            problems.append(f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}")
+            return None
+        try:
+            cls = get_class(target)
+        except Exception as error:  # whatever importing a user's own module raises
+            reason = str(error.__cause__ or error).splitlines()[0]
+            problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
+            return None
+        if not (is_dataclass(cls) and issubclass(cls, kind)):
+            problems.append(f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}")
+            return None
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)
+    before = len(problems)
+    for key in values:
+        full = f"{path}.{key}"
+        if key not in schema:
+            problems.append(f"{full}: unknown key; there are {', '.join(map(str, schema)) or 'none'}")
+            continue
+        if OmegaConf.is_missing(node, key):
+            problems.append(f"{full}: must be given, as in {full}=…")
+            continue
+        try:
+            schema = OmegaConf.merge(schema, {key: node[key]})
+        except OmegaConfBaseException as error:
+            problems.append(f"{full}: {str(error).splitlines()[0]}")
+    if len(problems) > before:
+        return None
+    try:
+        made = OmegaConf.to_object(schema)
+    except OmegaConfBaseException as error:
+        problems.append(f"{path}: {str(error).splitlines()[0]}")
+        return None
+    for field in fields(cls):
+        value = getattr(made, field.name)
+        wrong = out_of_range(value, field.metadata)
+        if wrong:
+            problems.append(f"{path}.{field.name}={value}: {wrong}")
+    return made if len(problems) == before else None  # type: ignore[return-value]
+
+
+def _option_name(axis: str, option: Optimization, choices: Mapping[str, str]) -> str:
+    # A group chosen as a list has no entry among Hydra's choices: then the key of the option is its name.
+    return str(choices.get(axis) or axis.rpartition(".")[2] or type(option).__name__)
+
+
+class HydraComposer:
+    """Composes variants inside a running Hydra job, from that job's own overrides."""
+
+    def __init__(self, overrides: Sequence[str], hydra_overrides: Sequence[str] = ()) -> None:
+        # A search path given on the command line holds the user's own groups: every composition needs it.
+        self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
+        self._overrides = list(overrides)
+        self.current = self._parse(self._overrides)
+        """The job's own configuration. Building a composer raises UsageError where it is not valid."""
+        self._default = self._parse([])
+
+    @classmethod
+    def of_this_job(cls) -> "HydraComposer":
+        overrides = HydraConfig.get().overrides
+        return cls(list(overrides.task), list(overrides.hydra))
+
+    def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
+        merged = _merge(self._without_optimizations() if plain else self._overrides, overrides)
+        try:
+            run = self._parse(merged)
+            axes = {axis.partition(".")[0] for axis in run.optimizations}
+            details = [key for key in map(_key, merged) if "." in key and _top(key) in axes]
+            asis = self._parse([o for o in merged if _key(o) not in details]) if details else run
+        except UsageError as error:
+            raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
+        choices = {
+            axis: option + _changed_fields(run.optimizations[axis], asis.optimizations.get(axis))
+            for axis, option in run.choices.items()
+        }
+        chosen = difference(choices, self._default.choices)
+        return Variant(
+            name=name or ", ".join(f"{axis}={option}" for axis, option in chosen.items()) or "as composed",
+            choices=choices,
+            overrides=tuple(merged),
+            model=run.model,
+            scheduler=run.scheduler,
+            workload=run.workload,
+            protocol=run.protocol,
+            hardware=run.hardware,
+            optimizations=run.optimizations,
+            prompts=resolve_prompts(run.workload),
+            config=run.recorded,
+        )
+
+    def _without_optimizations(self) -> list[str]:
+        axes = {axis.partition(".")[0] for axis in [*self.current.optimizations, *self._default.optimizations]}
+        kept = [override for override in self._overrides if _top(_key(override)) not in axes]
+        # Named once more, because a preset may have chosen otherwise.
+        return kept + [f"{axis}={option}" for axis, option in self._default.choices.items() if "." not in axis]
+
+    def _parse(self, overrides: Sequence[str]) -> RunConfig:
+        try:
+            cfg = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UsageError(" ".join(line.strip() for line in str(error).splitlines()[:4])) from error
+        choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
+        return parse(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]), choices)  # type: ignore[arg-type]
+
+
+class RememberFolder(Callback):
+    """Notes where Hydra put the run or the sweep, for the time after `hydra.main`, and with any launcher."""
+
+    run: ClassVar[Path | None] = None
+    sweep: ClassVar[Path | None] = None
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        RememberFolder.run = Path(config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        RememberFolder.sweep = Path(config.hydra.sweep.dir)
+
+
+def in_sweep() -> bool:
+    """Whether the running Hydra job is one of many."""
+    return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def job_folder() -> Path:
+    """The folder that Hydra made for the running job."""
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _merge(overrides: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Overrides followed by more; where those replace a group, what was said of its keys goes with it."""
+    replaced = [key for key in map(_key, more) if "." not in key]
+    kept = [o for o in overrides if not any(_key(o) == key or _key(o).startswith(key + ".") for key in replaced)]
+    return [*kept, *more]
+
+
+def _key(override: str) -> str:
+    """`compiler` of `compiler=inductor` and of `+compiler=mine`; `compiler.mode` of `compiler.mode=default`."""
+    try:
+        return str(OverridesParser.create().parse_override(override).key_or_group)
+    except HydraException as error:
+        raise UsageError(f"{override}: not an override ({str(error).splitlines()[0]}); write key=value") from error
+
+
+def _top(key: str) -> str:
+    return key.partition(".")[0].partition("/")[0]
+
+
+def _changed_fields(option: Optimization, asis: Optimization | None) -> str:
+    if asis is None or type(option) is not type(asis):
+        return ""
+    names = [field.name for field in fields(option) if getattr(option, field.name) != getattr(asis, field.name)]
+    return f"({', '.join(f'{name}={getattr(option, name)}' for name in names)})" if names else ""

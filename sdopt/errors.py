@@ -1,0 +1,19 @@
+"""What a user can get wrong, as one exception that never shows a traceback."""
+
+from collections.abc import Sequence
+
+
+class UsageError(Exception):
+    """A mistake in a command line or a configuration file: exit code 2.
+
+    Args:
+        problems: one line each, naming the key at fault and the way out; all are shown together.
+    """
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ConflictError(UsageError):
+    """Choices that are each valid, but cannot run together, with this model or on this machine."""

@@ -1,0 +1,1 @@
+"""Measuring: devices, memory, stages, traces and operation counts."""

@@ -1,0 +1,71 @@
+"""The stages of a pipeline call, and how to look at each as it passes."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+TEXT_ENCODER, DENOISER, VAE_DECODER = "text_encoder", "denoiser", "vae_decoder"
+STAGES = (TEXT_ENCODER, DENOISER, VAE_DECODER)
+
+Enter = Callable[[str], None]
+Leave = Callable[[str, Any], None]
+
+
+def denoiser_of(pipe: DiffusionPipeline) -> torch.nn.Module:
+    """The model that is called once a step: a UNet or a transformer, compiled or not."""
+    return getattr(pipe, denoiser_name(pipe))
+
+
+def denoiser_name(pipe: DiffusionPipeline) -> str:
+    return "unet" if hasattr(pipe, "unet") else "transformer"
+
+
+def plain(module: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, where `torch.compile` has wrapped it."""
+    return getattr(module, "_orig_mod", module)
+
+
+def text_encoders_of(pipe: DiffusionPipeline) -> list[torch.nn.Module]:
+    names = ("text_encoder", "text_encoder_2", "text_encoder_3")
+    return [encoder for name in names if (encoder := getattr(pipe, name, None)) is not None]
+
+
+@contextmanager
+def observed(pipe: DiffusionPipeline, enter: Enter, leave: Leave) -> Iterator[None]:
+    """Calls `enter(stage)` and `leave(stage, output)` around each stage of every call made within the block.
+
+    Forward hooks go on the outermost module, so that a compiled graph is neither entered nor recompiled.
+    """
+    modules = [(encoder, TEXT_ENCODER) for encoder in text_encoders_of(pipe)] + [(denoiser_of(pipe), DENOISER)]
+    with ExitStack() as stack:
+        for module, stage in modules:
+            before = module.register_forward_pre_hook(lambda *_, stage=stage: enter(stage))
+            stack.callback(before.remove)
+            after = module.register_forward_hook(lambda _module, _args, output, stage=stage: leave(stage, output))
+            stack.callback(after.remove)
+        stack.enter_context(_observed_decode(pipe.vae, enter, leave))
+        yield
+
+
+@contextmanager
+def _observed_decode(vae: torch.nn.Module, enter: Enter, leave: Leave) -> Iterator[None]:
+    # `decode` is a method of the VAE, not its forward: no hook sees it.
+    decode, own = vae.decode, vae.__dict__.get("decode")
+
+    def observed_decode(*args: Any, **kwargs: Any) -> Any:
+        enter(VAE_DECODER)
+        output = decode(*args, **kwargs)
+        leave(VAE_DECODER, output)
+        return output
+
+    vae.__dict__["decode"] = observed_decode
+    try:
+        yield
+    finally:
+        if own is None:
+            del vae.__dict__["decode"]
+        else:
+            vae.__dict__["decode"] = own

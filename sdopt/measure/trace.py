@@ -1,0 +1,123 @@
+"""What one call of a pipeline really ran: operators with their types, kernels, and the state around each stage."""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from sdopt.measure.stages import STAGES, observed
+
+_DTYPES = {
+    "float": "float32",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "double": "float64",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "signed char": "int8",
+}
+_PRODUCTS = ("mm", "conv", "linear", "matmul")
+_LABEL = "sdopt/"
+
+
+@dataclass
+class StageTrace:
+    """One stage of the call: how often each operator ran, by name and by floating type of its first input."""
+
+    calls: int = 0
+    operators: Counter[str] = field(default_factory=Counter)
+    product_dtypes: Counter[str] = field(default_factory=Counter)
+    """Floating types of the inputs of matrix products and convolutions."""
+    grad_enabled: bool | None = None
+    inference_mode: bool | None = None
+    output_requires_grad: bool | None = None
+    autocast_dtype: str | None = None
+
+    @property
+    def attention(self) -> dict[str, int]:
+        """Scaled-dot-product kernels that were dispatched, by operator name."""
+        return {
+            name.removeprefix("aten::"): count
+            for name, count in sorted(self.operators.items())
+            if name.startswith("aten::_scaled_dot_product") or name.startswith("xformers::")
+        }
+
+
+@dataclass
+class Trace:
+    """A call of the pipeline as the profiler saw it."""
+
+    stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
+    kernels: Counter[str] = field(default_factory=Counter)
+    """Device kernels of the whole call, by name; empty on a CPU."""
+
+    @property
+    def denoiser(self) -> StageTrace:
+        return self.stages["denoiser"]
+
+
+def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> Trace:
+    """Runs `call` under PyTorch's profiler, and sorts what it saw by the stage in which it happened.
+
+    Args:
+        call: makes one call of `pipe`; a few steps are enough.
+        cuda: whether device kernels are recorded as well.
+    """
+    trace = Trace()
+    regions: list[torch.profiler.record_function] = []
+
+    def enter(stage: str) -> None:
+        seen = trace.stages[stage]
+        seen.calls += 1
+        seen.grad_enabled = torch.is_grad_enabled()
+        seen.inference_mode = torch.is_inference_mode_enabled()
+        kind = "cuda" if cuda else "cpu"
+        seen.autocast_dtype = _name(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        region = torch.profiler.record_function(_LABEL + stage)
+        region.__enter__()
+        regions.append(region)
+
+    def leave(stage: str, output: Any) -> None:
+        regions.pop().__exit__(None, None, None)
+        first = next(iter(output.values())) if isinstance(output, dict) else output[0]
+        if isinstance(first, torch.Tensor):
+            trace.stages[stage].output_requires_grad = first.requires_grad
+
+    activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
+    with observed(pipe, enter, leave), torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        call()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        _sort(json.loads(path.read_text())["traceEvents"], trace)
+    return trace
+
+
+def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
+    spans = sorted(
+        (event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(_LABEL))
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith(_LABEL)
+    )
+    for event in events:
+        if event.get("cat") == "kernel":
+            trace.kernels[event["name"]] += 1
+        if event.get("cat") != "cpu_op":
+            continue
+        stage = next((stage for start, end, stage in spans if start <= event["ts"] < end), None)
+        if stage is None:
+            continue
+        name = event["name"]
+        trace.stages[stage].operators[name] += 1
+        types = [_DTYPES[kind] for kind in event.get("args", {}).get("Input type", []) if kind in _DTYPES]
+        if types and any(word in name for word in _PRODUCTS):
+            trace.stages[stage].product_dtypes[types[0]] += 1
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,152 @@
+"""attention: how the denoiser computes its attention. The text encoder and the VAE keep theirs."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from diffusers import DiffusionPipeline
+from diffusers.models.attention_processor import AttnProcessor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sdopt.measure.stages import denoiser_of
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.schema import bounded
+
+
+@dataclass(frozen=True)
+class Default(Optimization):
+    """What diffusers chooses: PyTorch's scaled dot-product attention, with the kernel that PyTorch picks."""
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def proof(trace: Trace) -> Finding:
+            return Finding(
+                True, _kernels(trace) or "no scaled-dot-product kernel", {"kernels": trace.denoiser.attention}
+            )
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Vanilla(Optimization):
+    """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of the older articles."""
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+
+    @property
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        denoiser = denoiser_of(pipe)
+        denoiser.set_attn_processor(AttnProcessor())
+
+        def proof(trace: Trace) -> Finding:
+            kinds = sorted({type(processor).__name__ for processor in denoiser.attn_processors.values()})
+            engaged = kinds == ["AttnProcessor"] and not trace.denoiser.attention
+            return Finding(
+                engaged, f"{', '.join(kinds)}; {_kernels(trace) or 'no fused kernel'}", {"processors": kinds}
+            )
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Sdpa(Optimization):
+    """PyTorch's scaled dot-product attention with one back end, and no other to fall back on.
+
+    `ModelMixin.set_attention_backend` does nothing on UNets, whose processor never dispatches on it, so the back end is
+    chosen with `torch.nn.attention.sdpa_kernel`, around the denoiser only: the VAE's single head of 512 channels is
+    outside what the flash and cuDNN kernels take.
+    """
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+
+    backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
+
+    @property
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT
+
+    @property
+    def claims(self) -> frozenset[str]:
+        return frozenset() if self.backend == "math" else frozenset({"latency", "memory"})
+
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        if self.backend in ("mem_efficient", "cudnn"):
+            found += ctx.device.needs_cuda(f"the {self.backend} kernel", (8, 0) if self.backend == "cudnn" else (5, 0))
+        if self.backend == "flash" and ctx.device.is_cuda:
+            found += ctx.device.needs_cuda("the flash kernel", (8, 0))
+        precision = ctx.chosen.get("precision")
+        if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and precision is not None:
+            product = getattr(precision, "autocast", None) or getattr(precision, "weights", None)
+            if product == "float32":
+                found.append(f"the {self.backend} kernel takes float16 or bfloat16: choose precision=fp16 or bf16")
+        return found
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        backend = {
+            "math": SDPBackend.MATH,
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION,
+        }[self.backend]
+        denoiser = denoiser_of(pipe)
+        forward = denoiser.forward
+
+        def forward_with_backend(*args: Any, **kwargs: Any) -> Any:
+            with sdpa_kernel(backend):
+                return forward(*args, **kwargs)
+
+        denoiser.forward = forward_with_backend
+        word = {"math": "_math", "flash": "_flash", "mem_efficient": "_efficient", "cudnn": "_cudnn"}[self.backend]
+
+        def proof(trace: Trace) -> Finding:
+            seen = trace.denoiser.attention
+            engaged = bool(seen) and all(word in name for name in seen)
+            return Finding(engaged, _kernels(trace) or "no scaled-dot-product kernel ran", {"kernels": seen})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Sliced(Optimization):
+    """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
+
+    `slice_size` is the number of (batch × head) rows computed at once: a number, or `auto` for half of the heads.
+    """
+
+    stage: ClassVar[Stage] = Stage.ATTENTION
+
+    @property
+    def claims(self) -> frozenset[str]:
+        return frozenset({"memory"})
+
+    slice_size: int | None = bounded(None, ge=1)
+
+    @property
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        denoiser = denoiser_of(pipe)
+        denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
+
+        def proof(trace: Trace) -> Finding:
+            processors = list(denoiser.attn_processors.values())
+            kinds = sorted({type(processor).__name__ for processor in processors})
+            sliced = [kind for kind in kinds if "Sliced" in kind]
+            products = trace.denoiser.operators["aten::baddbmm"]
+            # One product per slice: with no more products than attention layers, nothing was sliced.
+            layers = len(processors) * max(trace.denoiser.calls, 1)
+            engaged = kinds == sliced and bool(kinds) and products > layers
+            facts = {"processors": kinds, "score_products": products, "attention_calls": layers}
+            return Finding(engaged, f"{', '.join(kinds)}; {products} score products in {layers} calls", facts)
+
+        return proof
+
+
+def _kernels(trace: Trace) -> str:
+    return ", ".join(f"{name.strip('_')} ×{count}" for name, count in trace.denoiser.attention.items())

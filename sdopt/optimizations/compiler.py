@@ -1,0 +1,84 @@
+"""compiler: what turns the denoiser's Python into kernels."""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from diffusers import DiffusionPipeline
+from torch._dynamo.utils import counters
+
+from sdopt.measure.stages import denoiser_name, denoiser_of
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.schema import bounded
+
+_REGION = "Torch-Compiled Region"
+
+
+@dataclass(frozen=True)
+class Eager(Optimization):
+    """No compiler: PyTorch runs operator by operator."""
+
+    stage: ClassVar[Stage] = Stage.COMPILE
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def proof(trace: Trace) -> Finding:
+            compiled = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_REGION))
+            return Finding(not compiled, "operator by operator")
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Inductor(Optimization):
+    """`torch.compile` with Inductor on the denoiser.
+
+    `dynamic`: null lets the compiler generalise a shape when it first changes.
+    """
+
+    stage: ClassVar[Stage] = Stage.COMPILE
+
+    @property
+    def claims(self) -> frozenset[str]:
+        return frozenset({"latency"})
+
+    mode: str = bounded("default", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
+    fullgraph: bool = False
+    dynamic: bool | None = None
+
+    @property
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT
+
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        if ctx.device.is_cuda:
+            found += ctx.device.needs_cuda("Inductor's Triton back end", (7, 0))
+        else:
+            # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
+            compilers = [os.environ.get("CXX"), "g++", "clang++"]
+            if not any(name and shutil.which(name) for name in compilers):
+                found.append("Inductor on a CPU needs a C++ compiler: install g++ (Debian: apt-get install g++)")
+        if sys.platform == "win32":
+            found.append("Inductor is not tried on Windows")
+        return found
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        counters.clear()
+        compiled = torch.compile(denoiser_of(pipe), mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        setattr(pipe, denoiser_name(pipe), compiled)
+
+        def proof(trace: Trace) -> Finding:
+            regions = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_REGION))
+            facts = {
+                "graphs": counters["stats"]["unique_graphs"],
+                "graph_breaks": sum(counters["graph_break"].values()),
+                "compiled_regions_run": regions,
+            }
+            graphs = f"{facts['graphs']} graph{'s' if facts['graphs'] != 1 else ''}, {facts['graph_breaks']} breaks"
+            return Finding(facts["graphs"] > 0 and regions > 0, f"{graphs}; {regions} compiled regions run", facts)
+
+        return proof

@@ -1,0 +1,50 @@
+"""layout: the order of a tensor's dimensions in memory."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from diffusers import DiffusionPipeline
+
+from sdopt.measure.stages import denoiser_of
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
+from sdopt.schema import bounded
+
+
+@dataclass(frozen=True)
+class Layout(Optimization):
+    """The memory format of the convolutions in the denoiser and the VAE: PyTorch's NCHW, or NHWC (`channels_last`)."""
+
+    stage: ClassVar[Stage] = Stage.LAYOUT
+
+    memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
+
+    @property
+    def contract(self) -> Contract:
+        return Contract.EXACT if self.memory_format == "contiguous" else Contract.EQUIVALENT
+
+    @property
+    def claims(self) -> frozenset[str]:
+        return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        modules = [denoiser_of(pipe), pipe.vae]
+        if self.memory_format == "channels_last":
+            for module in modules:
+                module.to(memory_format=torch.channels_last)
+
+        def proof(trace: Trace) -> Finding:
+            weights = [
+                layer.weight
+                for module in modules
+                for layer in module.modules()
+                # A 1×1 or single-channel kernel is laid out the same either way, and tells nothing.
+                if isinstance(layer, torch.nn.Conv2d) and min(layer.weight.shape[1:]) > 1
+            ]
+            last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+            wanted = len(weights) if self.memory_format == "channels_last" else 0
+            facts = {"convolutions": len(weights), "channels_last": last}
+            return Finding(last == wanted, f"{last} of {len(weights)} convolutions channels-last", facts)
+
+        return proof

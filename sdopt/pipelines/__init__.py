@@ -1,0 +1,1 @@
+"""Loading pipelines: the packaged reference model, and diffusers folders."""

@@ -1,0 +1,50 @@
+"""From a `Model` to a pipeline on its device."""
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
+
+from sdopt.errors import UsageError
+from sdopt.schema import Model, Scheduler
+
+PACKAGED = Path(__file__).parents[1] / "reference"
+
+
+def model_folder(model: Model) -> Path:
+    """Where the model's files are. Raises UsageError where they are not, or are not safetensors."""
+    if model.weights == "packaged":
+        folder = PACKAGED / model.name
+        if not (folder / "model_index.json").is_file():
+            names = sorted(path.parent.name for path in PACKAGED.glob("*/model_index.json"))
+            raise UsageError(f"model.name={model.name}: packaged models are {', '.join(names) or 'missing'}")
+        return folder
+    if model.path is None:
+        raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline")
+    folder = Path(model.path).expanduser()
+    if not (folder / "model_index.json").is_file():
+        raise UsageError(
+            f"model.path={folder}: there is no model_index.json; save a pipeline there with save_pretrained"
+        )
+    if not list(folder.glob("unet/*.safetensors")):
+        raise UsageError(f"model.path={folder}: unet/ holds no .safetensors file; sdopt loads no pickled weights")
+    return folder
+
+
+def scheduler_class(scheduler: Scheduler) -> type:
+    """Raises UsageError where diffusers has no scheduler of that name."""
+    found = getattr(diffusers, scheduler.class_name, None)
+    if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):
+        raise UsageError(f"scheduler.class_name={scheduler.class_name}: no scheduler of diffusers is so called")
+    return found
+
+
+def load_pipeline(model: Model, scheduler: Scheduler, device: str, load_kwargs: dict[str, Any]) -> DiffusionPipeline:
+    """Loads a pipeline without touching a hub, and moves it to `device`."""
+    pipe = StableDiffusionPipeline.from_pretrained(
+        model_folder(model), use_safetensors=True, local_files_only=True, **load_kwargs
+    )
+    pipe.scheduler = scheduler_class(scheduler).from_config(pipe.scheduler.config, **scheduler.options)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe.to(device)

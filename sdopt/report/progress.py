@@ -1,0 +1,58 @@
+"""Progress of a study while it runs: a live display in a terminal, plain lines elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+
+class Progress:
+    """Shows variant, phase, round and time left. Use as a context manager around a study."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._rounds = 0
+        self._last = ""
+        self._begun = time.monotonic()
+        self._bar = RichProgress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.fields[variant]}[/] · {task.fields[phase]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("calls ·"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("left"),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None, variant="", phase="starting")
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, calls: int, rounds: int) -> None:
+        """Says how many calls of the pipeline are ahead, and how many rounds."""
+        self._rounds = rounds
+        self._bar.update(self._task, total=calls)
+
+    def phase(self, variant: str, phase: str, number: int | None = None) -> None:
+        """What runs from now on; `number` is the round."""
+        text = f"{phase}, round {number} of {self._rounds}" if number else phase
+        self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
+        # Without a terminal a line per variant, and per round, is enough.
+        line = text if number else f"{variant}: {phase}"
+        wanted = number is not None or phase in ("loading", "evidence")
+        if not self._quiet and not self._console.is_terminal and wanted and line != self._last:
+            self._last = line
+            seconds = time.monotonic() - self._begun
+            self._console.print(f"[{seconds:6.1f} s] {line}", markup=False, highlight=False)
+
+    def advance(self, calls: int = 1) -> None:
+        self._bar.advance(self._task, calls)

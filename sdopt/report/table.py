@@ -1,0 +1,173 @@
+"""The result table: rows made once, shown in a terminal or as Markdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sdopt.results import Comparison, Interval, Measurement, Status, StudyResult, VariantResult
+from sdopt.statistics import latency, within_floor
+
+_STYLES = {
+    Status.OK: "green",
+    Status.NOT_ENGAGED: "yellow",
+    Status.SKIPPED: "dim",
+    Status.PENDING: "dim",
+    Status.INTERRUPTED: "yellow",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant against one reference, in words."""
+
+    variant: str
+    status: Status
+    latency: str
+    speedup: str
+    reference: str
+    memory: str
+    evidence: str
+
+
+def rows_of(result: StudyResult) -> list[Row]:
+    """A row for the baseline, then one for each comparison; variants without a comparison last."""
+    compared = [comparison.candidate for comparison in result.comparisons]
+    alone = [variant for variant in result.variants if variant.name not in compared]
+    rows = [_row(result, variant, None) for variant in alone if variant.name == result.baseline]
+    rows += [_row(result, result.variant(edge.candidate), edge) for edge in result.comparisons]
+    return rows + [_row(result, variant, None) for variant in alone if variant.name != result.baseline]
+
+
+def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> Row:
+    time = latency(variant, result.config["protocol"]["estimator"], result.confidence)
+    speed = edge.speedup if edge else None
+    return Row(
+        variant=variant.name,
+        status=variant.status,
+        latency=_seconds(time) if time else "",
+        speedup=(_ratio(speed) + (" ≈" if edge and within_floor(edge) else "")) if speed else "",
+        reference=edge.reference if edge else "",
+        memory=_memory(variant, edge),
+        evidence=_explanation(variant, edge),
+    )
+
+
+def _seconds(interval: Interval) -> str:
+    unit, scale = ("ms", 1e3) if interval.estimate < 1 else ("s", 1.0)
+    digits = 0 if interval.estimate * scale >= 100 else 1 if interval.estimate * scale >= 10 else 2
+    text = f"{interval.estimate * scale:.{digits}f} {unit}"
+    if interval.low is None or interval.high is None:
+        return text
+    return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+
+
+def _ratio(interval: Interval) -> str:
+    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.estimate:.2f}×{bounds}"
+
+
+def _memory(variant: VariantResult, edge: Comparison | None) -> str:
+    peaks = [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
+    if not peaks:
+        return ""
+    ratio = f" ({edge.memory_ratio.estimate:.2f}×)" if edge and edge.memory_ratio else ""
+    return f"{max(peaks):.2f} GiB{ratio}"
+
+
+def _explanation(variant: VariantResult, edge: Comparison | None) -> str:
+    """Why there is no figure; else what shows that the credited option took effect."""
+    if variant.reason:
+        return variant.reason
+    found: list[Measurement] = variant.measurements[:1]
+    evidence = [item for measurement in found for item in measurement.evidence]
+    axes = [part.partition("=")[0] for part in edge.credit.split(", ")] if edge else []
+    shown = [item.summary for item in evidence if item.axis in axes]
+    return "; ".join([*shown, *([edge.note] if edge and edge.note else [])])
+
+
+def notes_of(result: StudyResult) -> list[str]:
+    """What a reader needs to know beside the table."""
+    control = next((c for c in result.comparisons if result.variant(c.candidate).role == "control"), None)
+    notes = []
+    if result.floor is not None and control is not None:
+        notes.append(
+            f"A/A floor: two identical baselines differed by {100 * (result.floor - 1):.1f} %; "
+            "≈ marks a speed-up that is no larger than that."
+        )
+    samples = [len(m.latency_s) for v in result.variants for m in v.measurements if m.latency_s]
+    protocol = result.config["protocol"]
+    percent = f"{100 * result.confidence:g} %"
+    if samples and result.schedule.kind == "interleaved":
+        notes.append(
+            f"{max(samples)} interleaved rounds, {protocol['replicates']} process(es) per variant, {percent} intervals."
+        )
+    elif samples:
+        drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
+        notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} intervals.{drift}")
+    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}
+    memory = {
+        "peak_allocated_gib": "peak that PyTorch allocated on the device",
+        "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
+    }
+    notes += [f"Memory: {memory[name]}." for name in sorted(names)]
+    if any(v.status is Status.NOT_ENGAGED for v in result.variants):
+        notes.append("not_engaged: the option ran without evidence of taking effect; its figures credit nothing.")
+    return notes
+
+
+def _worst(result: StudyResult) -> list[float]:
+    return [max(abs(drift - 1) for drift in result.schedule.drift.values())] if result.schedule.drift else []
+
+
+_HEADINGS = ("variant", "status", "latency", "speed-up", "against", "memory", "evidence")
+
+
+def terminal_table(result: StudyResult) -> Group:
+    """The table and its notes, for a terminal."""
+    device = result.environment.device
+    table = Table(title=f"{escape(result.name)} on {escape(str(device['name']))}", title_justify="left", expand=False)
+    for heading in _HEADINGS:
+        right = heading in ("latency", "speed-up", "memory")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading in ("status", "latency"))
+    for row in rows_of(result):
+        table.add_row(
+            escape(row.variant),
+            Text(str(row.status), _STYLES.get(row.status, "red")),
+            row.latency,
+            row.speedup,
+            escape(row.reference),
+            row.memory,
+            escape(row.evidence),
+        )
+    return Group(table, *(Text(note, "dim") for note in notes_of(result)))
+
+
+def markdown_table(result: StudyResult) -> str:
+    """The same as Markdown."""
+    rows = [
+        (row.variant, str(row.status), row.latency, row.speedup, row.reference, row.memory, row.evidence)
+        for row in rows_of(result)
+    ]
+    return markdown(_HEADINGS, rows) + "\n\n" + "\n".join(f"- {note}" for note in notes_of(result)) + "\n"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; bars and angle brackets in cells are escaped."""
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|").replace("\n", " ")
+
+
+def show(result: StudyResult, console: Console, folder: Path) -> None:
+    """Prints the table, and where to look next."""
+    console.print(terminal_table(result))
+    console.print(f"result: {folder / 'result.json'}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,261 @@
+"""What a study measured, as it is kept in `result.json`: the source of truth that every table and tracker is made from."""
+
+import os
+import tempfile
+import uuid
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sdopt.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How a variant ended."""
+
+    PENDING = "pending"
+    OK = "ok"
+    NOT_ENGAGED = "not_engaged"
+    """It ran, but an optimization left no evidence of having taken effect."""
+    SKIPPED = "skipped"
+    """It cannot run here, or its choices conflict; nothing was loaded."""
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def measured(self) -> bool:
+        """Whether its figures may be shown: an option without effect still has a latency."""
+        return self in (Status.OK, Status.NOT_ENGAGED)
+
+
+@dataclass
+class Evidence:
+    """Whether one optimization took effect, and what shows it."""
+
+    axis: str
+    option: str
+    engaged: bool
+    summary: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Memory:
+    """Memory of one worker process, in GiB.
+
+    `process_*` is the resident set of the process beyond what it held before the model was loaded; `cuda_*` is what
+    PyTorch's allocator held on the device; `nvml_process_gib` is what the driver says the process held on it.
+    """
+
+    process_loaded_gib: float
+    process_peak_gib: float
+    cuda_loaded_gib: float | None = None
+    cuda_peak_allocated_gib: float | None = None
+    cuda_peak_reserved_gib: float | None = None
+    nvml_process_gib: float | None = None
+
+    @property
+    def headline(self) -> tuple[str, float]:
+        """The figure that memory ratios are made of, with its name."""
+        if self.cuda_peak_allocated_gib is not None:
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib
+        return "peak_process_gib", self.process_peak_gib
+
+
+@dataclass
+class Measurement:
+    """Raw samples of one worker process; all times in seconds."""
+
+    replicate: int
+    load_s: float | None = None
+    cold_start_s: float | None = None
+    """The first call after loading, compilation and autotuning included."""
+    compile_s: float | None = None
+    """What the compiler itself says it took, within the cold start."""
+    warmup_s: list[float] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+    """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
+    latency_before_s: list[float] = field(default_factory=list)
+    """In blocks: the reference measured just before this process, by round."""
+    latency_after_s: list[float] = field(default_factory=list)
+    stages_s: dict[str, list[float]] = field(default_factory=dict)
+    """Instrumented calls: `text_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
+    energy_j: list[float] = field(default_factory=list)
+    """Energy of the whole device during each timed call, in joules."""
+    recompiles: int | None = None
+    memory: Memory | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+@dataclass
+class ImageRecord:
+    """One generated image; `path` is relative to the run's folder."""
+
+    prompt: str
+    prompt_index: int
+    image_index: int
+    seed: int
+    path: str
+
+
+@dataclass
+class VariantResult:
+    """One point of the ablation."""
+
+    name: str
+    role: str
+    """`variant`, or `control`: the second baseline of the A/A comparison."""
+    choices: dict[str, str]
+    overrides: list[str]
+    config: dict[str, Any]
+    contract: str = "exact"
+    status: Status = Status.PENDING
+    reason: str = ""
+    measurements: list[Measurement] = field(default_factory=list)
+    images: list[ImageRecord] = field(default_factory=list)
+    tflop_per_image: float | None = None
+
+    @property
+    def images_per_call(self) -> int:
+        workload = self.config["workload"]
+        return int(workload["batch_size"] * workload["images_per_prompt"])
+
+
+@dataclass
+class Interval:
+    """An estimate with a two-sided confidence interval; without bounds where there were too few samples for one."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    n: int = 0
+    unit: str = "round"
+    """What was replicated: `round` (within one process) or `process`."""
+
+
+@dataclass
+class Comparison:
+    """An edge of the study: a candidate against a reference, and the option that the difference is credited to.
+
+    `speedup` is time of the reference over time of the candidate; `memory_ratio` is memory of the candidate over that
+    of the reference. `floor` is the ratio by which two identical workers differed: a claim must exceed it.
+    """
+
+    candidate: str
+    reference: str
+    credit: str
+    speedup: Interval | None = None
+    memory_ratio: Interval | None = None
+    floor: float | None = None
+    note: str = ""
+
+
+@dataclass
+class Environment:
+    """Where and with what a study ran."""
+
+    sdopt_version: str
+    sdopt_commit: str | None
+    sdopt_dirty: bool | None
+    python: str
+    platform: str
+    packages: dict[str, str]
+    device: dict[str, Any]
+    cpu: dict[str, Any]
+    start_method: str
+    command: list[str]
+
+
+@dataclass
+class Schedule:
+    """How the rounds were laid out: `interleaved`, or `blocks` with the reason and the drift of the baseline.
+
+    `drift` holds, per block, the reference's time after the block over that before it.
+    """
+
+    kind: str = "interleaved"
+    reason: str = ""
+    drift: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class StudyResult:
+    """Everything that one study found."""
+
+    name: str
+    design: str
+    started: str
+    environment: Environment
+    config: dict[str, Any]
+    variants: list[VariantResult]
+    comparisons: list[Comparison]
+    baseline: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells a tracker that it has seen this study before."""
+    schema_version: int = SCHEMA_VERSION
+    finished: str | None = None
+    floor: float | None = None
+    """Ratio by which the two baseline workers differed, as in 1.02."""
+    schedule: Schedule = field(default_factory=Schedule)
+    objective: float | None = None
+    status: str = "running"
+    """`running`, `finished` or `interrupted`."""
+
+    def variant(self, name: str) -> VariantResult:
+        """Raises KeyError where no variant is so called."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(name)
+
+    @property
+    def confidence(self) -> float:
+        return float(self.config["protocol"]["confidence"])
+
+
+_ADAPTER = TypeAdapter(StudyResult)
+
+
+def write_result(result: StudyResult, folder: Path) -> Path:
+    """Writes `result.json` so that a reader sees the old or the new one, never half of one."""
+    path = folder / "result.json"
+    write_atomically(path, _ADAPTER.dump_json(result, indent=1))
+    return path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file in one step. Raises OSError where the folder cannot be written or the disk is full."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_result(path: Path) -> StudyResult:
+    """Reads a `result.json`, or the one in a run's folder. Raises UsageError where there is none that can be read."""
+    path = path / "result.json" if path.is_dir() else path
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); name a run's folder or its result.json"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error

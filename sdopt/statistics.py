@@ -1,0 +1,149 @@
+"""From raw samples to ratios with intervals: the one place where statistics are derived."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from sdopt.results import Comparison, Interval, Measurement, StudyResult, VariantResult
+
+MINIMUM_ROUNDS = 6
+"""Below this many rounds no interval is given: a t interval on so few, skewed timings covers less than it says."""
+
+_ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
+    "median": lambda samples: float(np.median(samples)),
+    "mean": lambda samples: float(np.mean(samples)),
+    "last": lambda samples: float(samples[-1]),
+    "min": lambda samples: float(np.min(samples)),
+}
+
+
+def latency(variant: VariantResult, estimator: str, confidence: float) -> Interval | None:
+    """Latency of one call in seconds: the estimator over all rounds of all processes.
+
+    The interval is the distribution-free one of the median (scipy's `quantile_test`), and given for the median alone.
+    """
+    samples = [sample for measurement in variant.measurements for sample in measurement.latency_s]
+    if not samples:
+        return None
+    interval = Interval(_ESTIMATORS[estimator](samples), n=len(samples))
+    if estimator == "median" and len(samples) >= MINIMUM_ROUNDS:
+        bounds = stats.quantile_test(samples, p=0.5).confidence_interval(confidence)
+        if math.isfinite(bounds.low) and math.isfinite(bounds.high):
+            interval.low, interval.high, interval.confidence = float(bounds.low), float(bounds.high), confidence
+    return interval
+
+
+def speedup(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
+    """Time of the reference over time of the candidate: a geometric mean, with a t interval on the log scale.
+
+    With one process each, ratios are paired by round and the rounds are the replicates; what two processes of the same
+    variant differ by is then not in the interval, but in the A/A floor beside it. With more, the mean of each process
+    is one replicate (two independent samples, equal variances), because rounds of one process are not independent.
+    """
+    pairs = list(zip(candidate.measurements, reference.measurements, strict=False))
+    logs = [_paired_logs(mine, other) for mine, other in pairs]
+    logs = [values for values in logs if values.size]
+    if not logs:
+        return None
+    if len(logs) == 1:
+        return _ratio(logs[0], confidence, "round") if logs[0].size >= MINIMUM_ROUNDS else _point(logs[0], "round")
+    mine = np.array([_log_times(m, r).mean() for m, r in pairs])
+    other = np.array([_log_times(r, m).mean() for m, r in pairs])
+    test = stats.ttest_ind(other, mine, equal_var=True)
+    bounds = test.confidence_interval(confidence)
+    return Interval(
+        float(np.exp(other.mean() - mine.mean())),
+        float(np.exp(bounds.low)),
+        float(np.exp(bounds.high)),
+        confidence,
+        len(mine),
+        "process",
+    )
+
+
+def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
+    """Peak memory of the candidate over that of the reference; an interval needs several processes of each."""
+    mine, other = _peaks(candidate), _peaks(reference)
+    if not mine or not other or min(mine + other) <= 0:
+        return None
+    estimate = float(np.exp(np.mean(np.log(mine)) - np.mean(np.log(other))))
+    n = min(len(mine), len(other))
+    if n < 2:
+        return Interval(estimate, n=n, unit="process")
+    bounds = stats.ttest_ind(np.log(mine), np.log(other), equal_var=True).confidence_interval(confidence)
+    if not math.isfinite(bounds.low):
+        return Interval(estimate, estimate, estimate, confidence, n, "process")
+    return Interval(estimate, float(np.exp(bounds.low)), float(np.exp(bounds.high)), confidence, n, "process")
+
+
+def floor(control: VariantResult, baseline: VariantResult) -> float | None:
+    """The largest ratio, at least 1, between a process of the control and one of the baseline, which are identical."""
+    pairs = zip(control.measurements, baseline.measurements, strict=False)
+    logs = [float(values.mean()) for mine, other in pairs if (values := _paired_logs(mine, other)).size]
+    return math.exp(max(map(abs, logs))) if logs else None
+
+
+def compare(result: StudyResult) -> None:
+    """Fills in every comparison of a study from its raw samples, and the A/A floor."""
+    controls = [variant for variant in result.variants if variant.role == "control"]
+    result.floor = floor(controls[0], result.variant(result.baseline)) if controls else None
+    for comparison in result.comparisons:
+        _compare(comparison, result)
+
+
+def _compare(comparison: Comparison, result: StudyResult) -> None:
+    candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
+    unmeasured = [variant for variant in (candidate, reference) if not variant.status.measured]
+    if unmeasured:
+        comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
+        return
+    comparison.speedup = speedup(candidate, reference, result.confidence)
+    comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
+    comparison.floor = result.floor
+    workloads = [variant.config["workload"] for variant in (candidate, reference)]
+    if workloads[0] != workloads[1]:
+        changed = sorted(key for key in workloads[0] if workloads[0][key] != workloads[1].get(key))
+        comparison.note = f"the workloads differ in {', '.join(changed)}"
+
+
+def within_floor(comparison: Comparison) -> bool:
+    """Whether a speed-up is no larger than the difference between two identical workers."""
+    if comparison.speedup is None or comparison.floor is None:
+        return False
+    return abs(math.log(comparison.speedup.estimate)) <= math.log(comparison.floor)
+
+
+def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
+    """log(reference / candidate) by round."""
+    mine, other = _log_times(candidate, reference), _log_times(reference, candidate)
+    rounds = min(mine.size, other.size)
+    return other[:rounds] - mine[:rounds]
+
+
+def _log_times(measurement: Measurement, other: Measurement) -> np.ndarray:
+    """log of the times by round; in blocks, relative to the baseline just before and just after."""
+    times = np.log(measurement.latency_s)
+    if measurement.latency_before_s and measurement.latency_after_s:
+        before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
+        rounds = min(times.size, before.size, after.size)
+        return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
+    # Only the baseline has no baseline around it: relative to itself it is 1.
+    return np.zeros(len(other.latency_s)) if other.latency_before_s else times
+
+
+def _ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
+    low, high = logs.mean(), logs.mean()
+    if logs.std() > 0:
+        low, high = stats.t.interval(confidence, logs.size - 1, loc=logs.mean(), scale=stats.sem(logs))
+    bounds = (float(np.exp(low)), float(np.exp(high)))
+    return Interval(float(np.exp(logs.mean())), *bounds, confidence, int(logs.size), unit)
+
+
+def _point(logs: np.ndarray, unit: str) -> Interval:
+    return Interval(float(np.exp(logs.mean())), n=int(logs.size), unit=unit)
+
+
+def _peaks(variant: VariantResult) -> list[float]:
+    return [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]

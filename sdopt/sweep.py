@@ -1,0 +1,98 @@
+"""What the jobs of a command left in their folders: the exit code, and of a sweep one table."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sdopt.report.table import Row, markdown, rows_of
+from sdopt.results import Status, StudyResult, read_result
+
+
+@dataclass(frozen=True)
+class JobError:
+    """Why a job has no result, as it is kept in its folder's `error.json`."""
+
+    exit_code: int
+    problems: list[str]
+
+
+def write_error(error: JobError, folder: Path) -> None:
+    """Raises OSError where the folder cannot be written."""
+    (folder / "error.json").write_text(json.dumps(asdict(error), indent=1))
+
+
+def exit_code(folder: Path) -> int:
+    """0 where everything was measured, 2 for a mistake in the configuration, 3 where something could not be measured.
+
+    A variant that was skipped because it cannot run here is not a failure; a dry run leaves no file, and is none.
+    """
+    if (folder / "error.json").is_file():
+        return JobError(**json.loads((folder / "error.json").read_text())).exit_code
+    if not (folder / "result.json").is_file():
+        return 0
+    rows = read_result(folder).variants
+    return 0 if all(row.status.measured or row.status is Status.SKIPPED for row in rows) else 3
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The jobs of a sweep, in the order of their numbers, with and without a result."""
+
+    folder: Path
+    studies: dict[str, StudyResult]
+    errors: dict[str, JobError]
+
+    @property
+    def exit_code(self) -> int:
+        return max((exit_code(self.folder / job) for job in [*self.studies, *self.errors]), default=0)
+
+    @property
+    def rows(self) -> list[tuple[str, Row]]:
+        """The job's number and its candidate against its baseline; the baseline itself where there is no other."""
+        found = []
+        for job, study in self.studies.items():
+            rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
+            found.append((job, rows[-1]))
+        return found
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Collects `result.json` and `error.json` of every job of a sweep's folder."""
+    jobs = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: (len(path.name), path.name))
+    studies = {job.name: read_result(job) for job in jobs if (job / "result.json").is_file()}
+    errors = {
+        job.name: JobError(**json.loads((job / "error.json").read_text()))
+        for job in jobs
+        if job.name not in studies and (job / "error.json").is_file()
+    }
+    return Sweep(folder, studies, errors)
+
+
+_HEADINGS = ("job", "variant", "status", "latency", "speed-up", "memory", "evidence")
+
+
+def _cells(sweep: Sweep) -> list[tuple[str, ...]]:
+    rows = [
+        (job, row.variant, str(row.status), row.latency, row.speedup, row.memory, row.evidence)
+        for job, row in sweep.rows
+    ]
+    return rows + [(job, "", "invalid", "", "", "", "; ".join(error.problems)) for job, error in sweep.errors.items()]
+
+
+def sweep_markdown(sweep: Sweep) -> str:
+    note = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
+    return markdown(_HEADINGS, _cells(sweep)) + f"\n\n- {note}\n"
+
+
+def sweep_table(sweep: Sweep) -> Group:
+    table = Table(title=f"sweep of {len(sweep.studies) + len(sweep.errors)} jobs", title_justify="left")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right" if heading in ("latency", "speed-up", "memory") else "left")
+    for row in _cells(sweep):
+        table.add_row(*map(escape, row))
+    return Group(table, Text("Each speed-up is against the baseline measured in the same job.", "dim"))

@@ -1,0 +1,234 @@
+"""MLflow as a projection of `result.json`: the only module that knows MLflow, which it needs only when used.
+
+A study is a parent run whose note is the result table; each variant is a child run. Everything can be logged again
+from the file; what is there already is not logged twice.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+from PIL import Image
+
+from sdopt.errors import UsageError
+from sdopt.measure.metrics import metrics_of
+from sdopt.report.table import markdown_table
+from sdopt.results import StudyResult, VariantResult
+from sdopt.schema import Tracking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_NOTE_LIMIT = 8000
+_PARAM_LIMIT = 6000
+_BATCH = 100
+_STUDY, _COMPLETE, _SWEEP = "sdopt.study_id", "sdopt.complete", "sdopt.sweep"
+
+
+class TrackingError(Exception):
+    """The tracker could not take a result, which is safe in its file."""
+
+
+def require_mlflow() -> None:
+    """Raises UsageError where mlflow is not installed: better before a measurement than after it."""
+    if find_spec("mlflow") is None:
+        raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
+
+
+def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> str:
+    """Logs a finished study with all its variants, once; returns the id of its parent run.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    client = _client(tracking)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        experiment = _experiment(client, result.name, tracking)
+        found = _logged(client, experiment, result)
+        if found is not None:
+            return found
+        _drop_partial(client, experiment, result)
+        parent = _log_parent(client, experiment, result, folder)
+        for variant in result.variants:
+            _log_variant(client, experiment, parent, result, variant, folder, tracking)
+        client.set_tag(parent, _COMPLETE, "true")
+        client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
+    except (MlflowException, OSError) as error:
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+    return parent
+
+
+def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> str:
+    """A run above the studies of a sweep, whose note is the table of them all. Raises TrackingError."""
+    client = _client(tracking)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        experiment = _experiment(client, studies[0].name, tracking)
+        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: str(folder)}
+        run = client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id
+        for study in studies:
+            found = _logged(client, experiment, study)
+            if found is not None:
+                client.set_tag(found, "mlflow.parentRunId", run)
+        client.log_text(run, table, "sweep.md")
+        client.set_terminated(run)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+    return str(run)
+
+
+def _client(tracking: Tracking) -> "MlflowClient":
+    require_mlflow()
+    # A dead server is reported after seconds, not after the minutes of MLflow's own patience.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if tracking.uri.startswith("sqlite:///"):
+        try:
+            Path(tracking.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrackingError(f"{tracking.uri}: {error}") from error
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return MlflowClient(tracking_uri=tracking.uri)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+
+
+def _experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        # Without a location a local store writes to ./mlruns, wherever that is.
+        local = urlparse(tracking.uri).scheme not in ("http", "https", "databricks")
+        artifacts = Path(tracking.artifacts).resolve() / name if local and tracking.artifacts else None
+        try:
+            return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None))
+        except MlflowException:
+            # Another process made it in the meantime.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def _logged(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
+    """The parent run of a study that is there as a whole."""
+    query = f"tags.`{_STUDY}` = '{result.id}' and tags.`{_COMPLETE}` = 'true'"
+    runs = client.search_runs([experiment], query)
+    return str(runs[0].info.run_id) if runs else None
+
+
+def _drop_partial(client: "MlflowClient", experiment: str, result: StudyResult) -> None:
+    for run in client.search_runs([experiment], f"tags.`{_STUDY}` = '{result.id}'"):
+        client.delete_run(run.info.run_id)
+
+
+def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path) -> str:
+    table = markdown_table(result)
+    environment = result.environment
+    tags = {
+        _STUDY: result.id,
+        "sdopt.role": "study",
+        "sdopt.design": result.design,
+        "sdopt.status": result.status,
+        "sdopt.commit": f"{environment.sdopt_commit or environment.sdopt_version}{'+dirty' if environment.sdopt_dirty else ''}",
+        "device": str(environment.device["name"]),
+        "mlflow.note.content": _note(table),
+    }
+    run = client.create_run(experiment, run_name=f"{result.name} {folder.name}", tags=tags).info.run_id
+    _log_params(client, run, {f"package.{name}": version for name, version in environment.packages.items()})
+    if result.floor is not None:
+        client.log_metric(run, "floor/ratio", result.floor)
+    client.log_text(run, table, "table.md")
+    client.log_artifact(run, str(folder / "result.json"))
+    return str(run)
+
+
+def _log_variant(
+    client: "MlflowClient",
+    experiment: str,
+    parent: str,
+    result: StudyResult,
+    variant: VariantResult,
+    folder: Path,
+    tracking: Tracking,
+) -> None:
+    from mlflow.entities import Metric
+
+    tags = {
+        _STUDY: result.id,
+        "mlflow.parentRunId": parent,
+        "sdopt.role": variant.role,
+        "status": str(variant.status),
+        "contract": variant.contract,
+        **variant.choices,
+    }
+    if variant.reason:
+        tags["mlflow.note.content"] = _note(variant.reason)
+    run = client.create_run(experiment, run_name=variant.name, tags=tags).info.run_id
+    _log_params(client, run, _flat(variant.config))
+    now = client.get_run(run).info.start_time
+    metrics = [Metric(name, value, now, 0) for name, value in metrics_of(result, variant).items()]
+    for measurement in variant.measurements:
+        name = "latency/round_s" + (f"/process_{measurement.replicate}" if len(variant.measurements) > 1 else "")
+        metrics += [Metric(name, seconds, now, step) for step, seconds in enumerate(measurement.latency_s, 1)]
+    for start in range(0, len(metrics), _BATCH):
+        client.log_batch(run, metrics=metrics[start : start + _BATCH])
+    if tracking.images:
+        for record in variant.images:
+            key = f"{record.prompt_index:02d} {_image_key(record.prompt)}"
+            with Image.open(folder / record.path) as image:
+                client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
+    evidence = [
+        {"replicate": m.replicate, "axis": e.axis, "option": e.option, "engaged": e.engaged, **e.facts}
+        for m in variant.measurements
+        for e in m.evidence
+    ]
+    if evidence:
+        client.log_dict(run, {"evidence": evidence}, "evidence.json")
+    client.set_terminated(run, "FINISHED" if variant.status.measured else "FAILED")
+
+
+def _log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in values.items()]
+    for start in range(0, len(params), _BATCH):
+        client.log_batch(run, params=params[start : start + _BATCH])
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    # The study's own keys are the same in all its variants, and in result.json.
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if not prefix and key == "study":
+            continue
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _note(text: str) -> str:
+    if len(text) <= _NOTE_LIMIT:
+        return text
+    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: table.md among the artifacts is whole."
+
+
+def _image_key(prompt: str) -> str:
+    return re.sub(r"[^A-Za-z0-9 _-]+", " ", prompt).strip()[:60]

@@ -1,0 +1,63 @@
+"""One point of an ablation, as a worker receives it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdopt.measure.device import Device
+from sdopt.optimizations.base import Context, Contract, Optimization
+from sdopt.schema import Hardware, Model, Protocol, Scheduler, Workload
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A name, the options chosen on each axis, and everything that a worker needs to run it.
+
+    `choices` names the option of each axis; where a user changed a key of it, the change is part of the name
+    (`inductor(mode=max-autotune)`).
+    """
+
+    name: str
+    choices: Mapping[str, str]
+    overrides: tuple[str, ...]
+    model: Model
+    scheduler: Scheduler
+    workload: Workload
+    protocol: Protocol
+    hardware: Hardware
+    optimizations: Mapping[str, Optimization]
+    prompts: tuple[str, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The composed configuration, as it is recorded."""
+
+    @property
+    def size(self) -> int:
+        """Height and width in pixels."""
+        return self.workload.size or self.model.size
+
+    def seed_of(self, prompt_index: int, image_index: int) -> int:
+        """The seed of one image's initial noise; the same in every variant."""
+        return self.workload.seed + prompt_index * self.workload.images_per_prompt + image_index
+
+    @property
+    def contract(self) -> Contract:
+        """The weakest promise among its optimizations."""
+        order = list(Contract)
+        return max((option.contract for option in self.optimizations.values()), key=order.index, default=Contract.EXACT)
+
+    @property
+    def applied(self) -> list[tuple[str, Optimization]]:
+        """The optimizations by axis, in the order in which they are applied."""
+        return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
+
+    def context(self, device: Device) -> Context:
+        return Context(device, self.model, self.workload, self.optimizations)
+
+    def conflicts(self, device: Device) -> list[str]:
+        """Every reason why this variant cannot run on `device`, each with the choice at fault."""
+        ctx = self.context(device)
+        return [
+            f"{axis}={self.choices.get(axis, type(option).__name__)}: {reason}"
+            for axis, option in self.optimizations.items()
+            for reason in [*option.conflicts(ctx), *option.engages(ctx)]
+        ]

@@ -1,0 +1,401 @@
+"""The process that one variant lives in, and the parent's handle on it.
+
+Global state (TF32 flags, attention back ends, compiler caches, the CUDA allocator) must not leak from one variant into
+the next, and a peak of memory must belong to one variant: so each has a process of its own.
+"""
+
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from sdopt.measure.device import Device, describe_cpu, nvml, probe_device
+from sdopt.measure.memory import PeakMemory, nvml_index
+from sdopt.measure.operations import tflop_per_image
+from sdopt.measure.stages import DENOISER, denoiser_of, observed, plain
+from sdopt.measure.trace import trace_call
+from sdopt.optimizations.base import Proof
+from sdopt.pipelines.loading import load_pipeline
+from sdopt.results import Evidence, ImageRecord, Memory, Status
+from sdopt.variant import Variant
+
+
+class WorkerError(Exception):
+    """A worker could not answer: `status` says how it ended, `reason` why, in a line or two."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        self.status, self.reason = status, reason
+        super().__init__(f"{status}: {reason}")
+
+
+# ----------------------------------------------------------------------------------------------------------- the parent
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a first worker found: the device, the CPU, and how workers start here."""
+
+    device: Device
+    cpu: dict[str, Any]
+    preloaded: bool
+    bad_fork: bool
+
+
+def probe_machine(context: multiprocessing.context.BaseContext, wanted: str) -> Machine:
+    """Asks a process of its own what `hardware.device` is. Raises UsageError where there is no such device."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_probe, args=(theirs, wanted), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        process.join()
+        raise WorkerError(Status.KILLED, f"the first worker ended with exit code {process.exitcode}") from None
+    process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _probe(connection: Connection, wanted: str) -> None:
+    preload = sys.modules.get("sdopt.preload")
+    try:
+        bad_fork = torch.cuda._is_in_bad_fork()
+        device = probe_device("cpu" if bad_fork else wanted)
+        connection.send(
+            Machine(device, describe_cpu(), preload is not None and os.getpid() != preload.SERVER_PID, bad_fork)
+        )
+    except Exception as error:
+        connection.send(error)
+
+
+class Worker:
+    """The parent's side: starts the process, asks it one thing at a time, and waits without spinning.
+
+    Args:
+        log: file that takes everything the worker prints.
+        timeout_s: limit for each request, in seconds.
+    """
+
+    def __init__(
+        self,
+        context: multiprocessing.context.BaseContext,
+        variant: Variant,
+        device: Device,
+        log: Path,
+        timeout_s: float,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._log = log
+        self._cache = Path(tempfile.mkdtemp(prefix="sdopt-inductor-"))
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, variant, device, str(log), str(self._cache)), daemon=False
+        )
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def ask(self, request: str, **arguments: Any) -> Any:
+        """One request, one answer. Raises WorkerError where the worker fails, dies or takes too long."""
+        try:
+            self._connection.send((request, arguments))
+            ready = wait([self._connection, self._process.sentinel], timeout=self._timeout_s)
+            if not ready:
+                self.kill()
+                limit = f"{self._timeout_s:g} s (protocol.timeout_s)"
+                raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}")
+            if self._connection not in ready and not self._connection.poll(0.2):
+                raise EOFError
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._died(request) from None
+        if isinstance(answer, WorkerError):
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        """Ends the worker, gently where it still listens."""
+        self._connection.close()
+        self._process.join(timeout=5)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the worker and everything it started, at once."""
+        if self._process.pid is not None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                self._process.kill()
+        self._process.join()
+        shutil.rmtree(self._cache, ignore_errors=True)
+
+    def _died(self, request: str) -> WorkerError:
+        self._process.join(timeout=10)
+        code = self._process.exitcode
+        tail = _last_line(self._log)
+        self.kill()
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            hint = "; the kernel does so when memory runs out" if name == "SIGKILL" else ""
+            return WorkerError(Status.KILLED, f"killed by {name} during '{request}'{hint}")
+        return WorkerError(Status.FAILED, f"ended with exit code {code} during '{request}'{tail}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return f": {lines[-1].strip()}" if lines else ""
+
+
+# ----------------------------------------------------------------------------------------------------------- the worker
+
+
+def _serve(connection: Connection, variant: Variant, device: Device, log: str, cache: str) -> None:
+    # A process group of its own, so that killing it takes the compiler's children along, and a Ctrl-C in the
+    # terminal reaches the parent alone, which then decides.
+    os.setsid()
+    with Path(log).open("a", buffering=1) as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    session = Session(variant, device)
+    while True:
+        try:
+            request, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(session, request)(**arguments)
+        except Exception as error:
+            traceback.print_exc()
+            answer = WorkerError(*_classify(error))
+        try:
+            connection.send(answer)
+        except OSError:
+            return
+
+
+def _classify(error: Exception) -> tuple[Status, str]:
+    text = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {text[:300]}"
+    starved = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
+    return (Status.OUT_OF_MEMORY if starved else Status.FAILED), reason
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What preparing a worker took: seconds to load and apply, and memory that it holds, in GiB."""
+
+    load_s: float
+    resident_gib: float
+
+
+class Session:
+    """The worker's side: one pipeline with its optimizations. Each public method answers one request."""
+
+    def __init__(self, variant: Variant, device: Device) -> None:
+        self._variant = variant
+        self._device = device
+        self._memory = PeakMemory(device)
+        self._pipe: DiffusionPipeline = None
+        self._proofs: dict[str, Proof] = {}
+        self._inputs: dict[str, Any] = {}
+
+    def prepare(self) -> Loaded:
+        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise."""
+        start = time.perf_counter()
+        if self._variant.hardware.threads is not None:
+            torch.set_num_threads(self._variant.hardware.threads)
+        if self._device.is_cuda:
+            torch.cuda.set_device(self._device.index)
+        load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
+        self._pipe = load_pipeline(self._variant.model, self._variant.scheduler, self._device.torch_name, load_kwargs)
+        for axis, option in self._variant.applied:
+            self._proofs[axis] = option.apply(self._pipe)
+        self._inputs = self._batch(0)
+        self._synchronize()
+        load_s = time.perf_counter() - start
+        self._memory.loaded()
+        return Loaded(load_s, self._memory.read().process_loaded_gib)
+
+    def time_once(self) -> tuple[float, float | None]:
+        """Seconds of one call from prompts to images, and joules of the device where NVML counts them."""
+        gc.collect()
+        gc.disable()
+        try:
+            with nvml() if self._device.is_cuda else ExitStack() as library:
+                handle = nvml_index(library, self._device) if self._device.is_cuda and library else None
+                before = library.nvmlDeviceGetTotalEnergyConsumption(handle) if handle else 0
+                self._synchronize()
+                start = time.perf_counter()
+                self._call()
+                self._synchronize()
+                seconds = time.perf_counter() - start
+                joules = (library.nvmlDeviceGetTotalEnergyConsumption(handle) - before) / 1000 if handle else None
+        finally:
+            gc.enable()
+        return seconds, joules
+
+    def measure_memory(self) -> Memory:
+        """Peak memory of one call in steady state."""
+        self._memory.reset()
+        self._call()
+        self._synchronize()
+        return self._memory.read()
+
+    def compile_report(self) -> tuple[float, int]:
+        """Seconds that the compiler says it has taken so far, and how many graphs it has compiled."""
+        from torch._dynamo.utils import compile_times, counters
+
+        names, values = compile_times(repr="csv", aggregate=True)
+        took = dict(zip(names, values, strict=True)).get("_compile.compile_inner", "0")
+        return float(took), int(counters["stats"]["unique_graphs"])
+
+    def prove(self) -> list[Evidence]:
+        """Traces a call of two steps, and asks each optimization whether it took effect."""
+        steps = min(2, self._variant.workload.steps)
+        trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
+        findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
+        return [
+            Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, finding.facts)
+            for axis, finding in findings.items()
+        ]
+
+    def time_stages(self, calls: int) -> dict[str, list[float]]:
+        """Seconds of each stage over some instrumented calls: a sample per call, of the denoiser a sample per step.
+
+        On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
+        """
+        samples: dict[str, list[float]] = {}
+        for _ in range(calls):
+            clock = _EventClock() if self._device.is_cuda else _WallClock()
+            with observed(self._pipe, clock.enter, clock.leave):
+                self._call()
+            self._synchronize()
+            for stage, spans in clock.seconds().items():
+                # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
+                name, values = ("denoiser_step", spans) if stage == DENOISER else (stage, [sum(spans)])
+                samples.setdefault(name, []).extend(values)
+        return samples
+
+    def count_operations(self) -> float:
+        """TFLOP of one image."""
+        workload = self._variant.workload
+        return tflop_per_image(self._pipe, workload, self._variant.size)["total"]
+
+    def call_count(self) -> int:
+        """Calls that it takes to make all images."""
+        return -(-len(self._variant.prompts) // self._variant.workload.batch_size)
+
+    def generate(self, batch: int, folder: str) -> list[ImageRecord]:
+        """Makes the images of one batch of prompts and keeps them losslessly below the run's folder."""
+        workload = self._variant.workload
+        inputs = self._batch(batch)
+        images = self._call(**inputs).images
+        records = []
+        for number, image in enumerate(images):
+            position = batch * workload.batch_size + number // workload.images_per_prompt
+            prompt_index, image_index = position % len(self._variant.prompts), number % workload.images_per_prompt
+            path = Path(folder) / f"{prompt_index:04d}_{image_index:02d}.png"
+            if position < len(self._variant.prompts):
+                image.save(path)
+                seed = self._variant.seed_of(prompt_index, image_index)
+                prompt = self._variant.prompts[prompt_index]
+                records.append(ImageRecord(prompt, prompt_index, image_index, seed, path.name))
+        return records
+
+    def _batch(self, index: int) -> dict[str, Any]:
+        """Prompts and initial noise of one call; a last, short batch is filled up from the start.
+
+        The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
+        batch size and device do not change where an image starts.
+        """
+        workload, prompts = self._variant.workload, self._variant.prompts
+        chosen = [(index * workload.batch_size + offset) % len(prompts) for offset in range(workload.batch_size)]
+        denoiser = plain(denoiser_of(self._pipe))
+        side = self._variant.size // self._pipe.vae_scale_factor
+        shape = (1, denoiser.config.in_channels, side, side)
+        noise = [
+            torch.randn(shape, generator=torch.Generator().manual_seed(self._variant.seed_of(prompt, image)))
+            for prompt in chosen
+            for image in range(workload.images_per_prompt)
+        ]
+        latents = torch.cat(noise).to(device=self._device.torch_name, dtype=next(denoiser.parameters()).dtype)
+        return {"prompt": [prompts[i] for i in chosen], "latents": latents}
+
+    def _call(self, **changes: Any) -> Any:
+        workload = self._variant.workload
+        arguments = {
+            "num_inference_steps": workload.steps,
+            "guidance_scale": workload.guidance_scale,
+            "num_images_per_prompt": workload.images_per_prompt,
+            "height": self._variant.size,
+            "width": self._variant.size,
+            **self._inputs,
+        }
+        with ExitStack() as stack:
+            for _, option in self._variant.applied:
+                arguments |= option.call_kwargs()
+                stack.enter_context(option.context())
+            return self._pipe(**(arguments | changes))
+
+    def _synchronize(self) -> None:
+        if self._device.is_cuda:
+            torch.cuda.synchronize()
+
+
+class _WallClock:
+    """Times stages that run one after the other on the CPU."""
+
+    def __init__(self) -> None:
+        self._start = 0.0
+        self._spans: dict[str, list[float]] = {}
+
+    def enter(self, stage: str) -> None:
+        self._start = time.perf_counter()
+
+    def leave(self, stage: str, _output: Any) -> None:
+        self._spans.setdefault(stage, []).append(time.perf_counter() - self._start)
+
+    def seconds(self) -> dict[str, list[float]]:
+        return self._spans
+
+
+class _EventClock:
+    """Times stages between CUDA events; read after a synchronise."""
+
+    def __init__(self) -> None:
+        self._opened: torch.cuda.Event | None = None
+        self._spans: dict[str, list[tuple[Any, Any]]] = {}
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def enter(self, stage: str) -> None:
+        self._opened = self._mark()
+
+    def leave(self, stage: str, _output: Any) -> None:
+        self._spans.setdefault(stage, []).append((self._opened, self._mark()))
+
+    def seconds(self) -> dict[str, list[float]]:
+        return {stage: [start.elapsed_time(end) / 1000 for start, end in spans] for stage, spans in self._spans.items()}
