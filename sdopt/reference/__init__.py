@@ -1,0 +1,8 @@
+"""The packaged reference model (`emoji/`) and everything that made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODEL = Path(__file__).parent / "emoji"
+"""A diffusers pipeline folder, with `prompts.json` and a model card."""

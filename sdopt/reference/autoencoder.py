@@ -1,0 +1,152 @@
+"""The autoencoder's stage: pictures to 8×8×8 latents and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sdopt.reference.architecture import LATENT_CHANNELS, build_autoencoder
+from sdopt.reference.config import TrainReferenceConfig
+from sdopt.reference.training import Progress, Schedule, arithmetic, fit, generator, missing_stage, pick_device
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL
+    from torch import Tensor
+
+    from sdopt.reference.data import Dataset
+
+STREAM = 1
+"""This stage's place in the seed's path."""
+
+
+def pixels(images: np.ndarray) -> Tensor:
+    """uint8 (n, 64, 64, 3) to float32 (n, 3, 64, 64) in [-1, 1]."""
+    import torch
+
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+
+
+def edge_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Mean absolute error of the horizontal and vertical finite differences: what an L1 loss alone blurs."""
+    error = output - target
+    return error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+
+
+def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
+    """PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
+    import torch
+
+    return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
+
+
+def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> Progress:
+    """Train on the training pictures with L1, squared, edge and KL losses; see `fit` for what lands in `folder`."""
+    import torch
+    from diffusers.models.attention_processor import AttnProcessor
+
+    options, device = config.autoencoder, pick_device(config.device)
+    torch.manual_seed(config.seed)
+    network = build_autoencoder().to(device, memory_format=torch.channels_last)
+    # The processor of today's default calls a fused kernel whose backward pass is slow on CPUs, in bf16 above all.
+    network.set_attn_processor(AttnProcessor())
+    # Latents that start as noisy as they are large tempt the decoder to ignore them: start them nearly noiseless.
+    with torch.no_grad():
+        network.quant_conv.bias[LATENT_CHANNELS:] = -6.0
+    average = copy.deepcopy(network)
+    chosen = dataset.indices(held_out=False)
+
+    def loss(step: int) -> Tensor:
+        random = generator(config.seed, STREAM, step)
+        picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
+        target = pixels(dataset.images[chosen[picked.numpy()]]).to(device, memory_format=torch.channels_last)
+        with arithmetic(config.precision, device):
+            moments = network.quant_conv(network.encoder(target)).float()
+            mean, log_variance = moments.chunk(2, dim=1)
+            log_variance = log_variance.clamp(-30.0, 20.0)
+            noise = torch.randn(mean.shape, generator=random).to(device)
+            latents = mean + (0.5 * log_variance).exp() * noise
+            output = network.decoder(network.post_quant_conv(latents)).float()
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
+        pixel = (output - target).abs().mean() + (output - target).square().mean()
+        return pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
+
+    schedule = Schedule(
+        options.learning_rate,
+        options.warmup_steps,
+        options.ema,
+        seconds=60 * config.budget_minutes * options.share,
+        steps=options.steps,
+    )
+    done = fit(
+        network,
+        loss,
+        schedule,
+        folder,
+        title="autoencoder",
+        resume=config.resume,
+        checkpoint_seconds=60 * config.checkpoint_minutes,
+        average=average,
+    )
+    finished = build_autoencoder()
+    finished.load_state_dict(average.state_dict())
+    finished.eval().requires_grad_(False)
+    mean, deviation = encode_all(finished, dataset.images[chosen])
+    finished.register_to_config(scaling_factor=scaling_factor(mean, deviation))
+    finished.save_pretrained(folder / "model")
+    figures = {
+        "batch_size": options.batch_size,
+        "held_out_psnr_db": held_out_psnr(finished, dataset),
+        "scaling_factor": finished.config.scaling_factor,
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
+    return done
+
+
+def load_autoencoder(folder: Path) -> AutoencoderKL:
+    """The finished network that `train_autoencoder` left in `folder`, on the CPU, its `scaling_factor` set.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    from diffusers import AutoencoderKL
+
+    if not (folder / "model").exists():
+        raise missing_stage("autoencoder", folder / "model")
+    return AutoencoderKL.from_pretrained(folder / "model").eval().requires_grad_(False)
+
+
+def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every picture's latents, each (n, 8, 8, 8) float32, not yet scaled."""
+    import torch
+
+    means, deviations = [], []
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            latents = network.encode(pixels(images[start : start + batch_size])).latent_dist
+            means.append(latents.mean)
+            deviations.append(latents.std)
+    return torch.cat(means).clone(), torch.cat(deviations).clone()
+
+
+def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
+    """What sampled latents must be multiplied by to have unit variance (Rombach et al. 2022, appendix G)."""
+    return 1.0 / math.sqrt(float(mean.var() + deviation.square().mean()))
+
+
+def held_out_psnr(network: AutoencoderKL, dataset: Dataset, batch_size: int = 64) -> float:
+    """Mean PSNR in dB of the held-out pictures, reconstructed from their mean latents."""
+    import torch
+
+    images = dataset.images[dataset.indices(held_out=True)]
+    values = []
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            target = pixels(images[start : start + batch_size])
+            output = network.decode(network.encode(target).latent_dist.mode()).sample
+            values.append(peak_signal_to_noise(output, target))
+    return float(torch.cat(values).mean())

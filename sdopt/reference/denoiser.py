@@ -1,0 +1,162 @@
+"""The denoiser's stage: the UNet and the text encoder, trained together on cached latents."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sdopt.reference.architecture import build_denoiser, build_scheduler, build_text_encoder
+from sdopt.reference.autoencoder import encode_all
+from sdopt.reference.config import TrainReferenceConfig
+from sdopt.reference.data import Dataset, caption
+from sdopt.reference.training import (
+    Progress,
+    Schedule,
+    arithmetic,
+    describe_hardware,
+    fit,
+    generator,
+    load_weights,
+    pick_device,
+)
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, UNet2DConditionModel
+    from torch import Tensor, nn
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+STREAM = 2
+"""This stage's place in the seed's path."""
+
+
+def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.ModuleDict:
+    """Both networks as one module, under the names that checkpoints use."""
+    from torch import nn
+
+    return nn.ModuleDict({"denoiser": denoiser, "text_encoder": text_encoder})
+
+
+def load_networks(folder: Path) -> nn.ModuleDict:
+    """The averaged weights that `train_denoiser` left in `folder`, on the CPU.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    networks = join(build_denoiser(), build_text_encoder())
+    load_weights(folder / "checkpoint" / "average.safetensors", networks)
+    return networks.eval().requires_grad_(False)
+
+
+def min_snr_weights(alphas_cumprod: Tensor, gamma: float) -> Tensor:
+    """Weight of the v-prediction loss at every timestep, shape (timesteps,).
+
+    Source: Hang et al. 2023, "Efficient Diffusion Training via Min-SNR Weighting Strategy": min(SNR, γ) / (SNR + 1).
+    """
+    signal_to_noise = alphas_cumprod / (1 - alphas_cumprod)
+    return signal_to_noise.clamp(max=gamma) / (signal_to_noise + 1)
+
+
+def spread_timesteps(count: int, timesteps: int, random: np.random.Generator) -> np.ndarray:
+    """`count` timesteps, one from each of `count` equal intervals, in random order: uniform, with less variance."""
+    places = (np.arange(count) + random.random(count)) / count
+    return random.permutation((places * timesteps).astype(np.int64))
+
+
+def train_denoiser(
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    tokenizer: CLIPTokenizer,
+    autoencoder: AutoencoderKL,
+    folder: Path,
+    export: Callable[[], None] | None = None,
+) -> Progress:
+    """Train both networks on the training pictures' latents; see `fit` for what lands in `folder`.
+
+    Args:
+        config: the whole configuration.
+        dataset: pictures and captions.
+        tokenizer: of the captions.
+        autoencoder: encodes the pictures once; its `scaling_factor` must be set.
+        folder: for checkpoints and the log.
+        export: called every `export.every_minutes`, after a checkpoint.
+    """
+    import torch
+    from diffusers.models.attention_processor import AttnProcessor
+
+    options, device = config.denoiser, pick_device(config.device)
+    scheduler = build_scheduler()
+    alphas = scheduler.alphas_cumprod.to(device)
+    weights = min_snr_weights(alphas, options.snr_gamma)
+
+    chosen = dataset.indices(held_out=False)
+    records = [dataset.records[i] for i in chosen]
+    chances = np.array([options.flat_weight if record.style == "flat" else 1.0 for record in records])
+    chances /= chances.sum()
+    means, deviations = (part.to(device) for part in encode_all(autoencoder, dataset.images[chosen]))
+    scale = autoencoder.config.scaling_factor
+
+    torch.manual_seed(config.seed)
+    denoiser = build_denoiser().to(device, memory_format=torch.channels_last)
+    text_encoder = build_text_encoder().to(device)
+    # As in the autoencoder: the fused kernels' backward passes are slow on CPUs.
+    denoiser.set_attn_processor(AttnProcessor())
+    text_encoder.set_attn_implementation("eager")
+    networks = join(denoiser, text_encoder)
+    average = copy.deepcopy(networks)
+
+    def loss(step: int) -> Tensor:
+        # Two streams for one step: numpy's has weighted choices, torch's fills the noise on its own device.
+        random = np.random.default_rng([config.seed, STREAM, step])
+        picked = random.choice(len(records), size=options.batch_size, p=chances)
+        texts = [
+            "" if random.random() < options.caption_dropout else caption(records[index], random) for index in picked
+        ]
+        tokens = tokenizer(
+            texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+        )
+        timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
+        torch_random = generator(config.seed, STREAM, step)
+        shape = (2, options.batch_size, *means.shape[1:])
+        sampling, noise = torch.randn(shape, generator=torch_random).to(device)
+        clean = scale * (means[picked] + deviations[picked] * sampling)
+        signal = alphas[timesteps, None, None, None].sqrt()
+        sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
+        noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
+        with arithmetic(config.precision, device):
+            states = text_encoder(tokens.input_ids.to(device)).last_hidden_state
+            predicted = denoiser(noisy, timesteps, states).sample
+        error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
+        return (weights[timesteps] * error).mean()
+
+    schedule = Schedule(
+        options.learning_rate,
+        options.warmup_steps,
+        options.ema,
+        seconds=60 * config.budget_minutes * options.share,
+        steps=options.steps,
+    )
+    figures = {
+        "batch_size": options.batch_size,
+        "caption_dropout": options.caption_dropout,
+        "pictures": len(records),
+        "hardware": describe_hardware(device, config.precision),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
+    return fit(
+        networks,
+        loss,
+        schedule,
+        folder,
+        title="denoiser",
+        resume=config.resume,
+        checkpoint_seconds=60 * config.checkpoint_minutes,
+        average=average,
+        export=export,
+        export_seconds=60 * config.export.every_minutes if config.export.every_minutes else None,
+    )

@@ -1,0 +1,52 @@
+"""The captions that come with the model: for gates, for tests, for the contact sheet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.reference.data import Dataset
+
+TRAINING_PROMPTS = 200
+"""How many training captions the file holds."""
+
+SHEET_PER_GROUP = 3
+"""Captions on the contact sheet from each of emojibase's eight groups."""
+
+
+def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
+    """Plain captions (a name, no style word) by purpose, drawn by `seed` and never by hand.
+
+    Returns:
+        `held_out`: every name that training never saw, in random order. `training`: a random draw of names that it
+        saw in the style of plain captions. `contact_sheet`: three training names from each group, in the groups' order.
+    """
+    random = np.random.default_rng([seed, 3])
+    held_out = dataset.labels(held_out=True)
+    training = dataset.labels(held_out=False, style="flat")
+    sheet: list[str] = []
+    by_group: dict[int, list[str]] = {}
+    for record in dataset.records:
+        if not record.held_out and record.style == "flat":
+            by_group.setdefault(record.group, []).append(record.label)
+    for group in sorted(by_group):
+        labels = by_group[group]
+        picked = random.permutation(len(labels))[:SHEET_PER_GROUP]
+        sheet.extend(labels[i] for i in picked)
+    return {
+        "held_out": [held_out[i] for i in random.permutation(len(held_out))],
+        "training": [training[i] for i in random.permutation(len(training))[:TRAINING_PROMPTS]],
+        "contact_sheet": sheet,
+    }
+
+
+def write_prompts(prompts: dict[str, list[str]], file: Path) -> None:
+    """Write captions as JSON, one on a line, so that a change shows in a diff."""
+    file.write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_prompts(file: Path) -> dict[str, list[str]]:
+    """Read what `write_prompts` wrote."""
+    return json.loads(file.read_text())

@@ -1,0 +1,74 @@
+"""The stages of the training, in their order."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.reference.autoencoder import load_autoencoder, train_autoencoder
+from sdopt.reference.config import Stage, TrainReferenceConfig
+from sdopt.reference.data import Dataset, build, caption
+from sdopt.reference.denoiser import train_denoiser
+from sdopt.reference.export import export
+from sdopt.reference.tokenizer import load_tokenizer, train_tokenizer
+
+CAPTIONS_PER_PICTURE = 3
+"""How many random captions of every training picture the tokenizer learns from."""
+
+
+def run(config: TrainReferenceConfig) -> None:
+    """Run one stage, or all of them; each reads what the ones before it left in `config.folder`.
+
+    With `resume`, `stage=all` keeps a data set and a tokenizer that are already there, and the two trainings go on
+    from their checkpoints.
+
+    Raises:
+        DataError: the data cannot be fetched, verified or read.
+        UsageError: an earlier stage has not run, or a setting cannot be met (no CUDA device, more concepts held out
+            than there are).
+        FloatingPointError: a loss is not finite.
+    """
+    import torch
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    folder = Path(config.folder)
+    data, tokenizer, autoencoder, denoiser = (
+        folder / stage.value for stage in (Stage.data, Stage.tokenizer, Stage.autoencoder, Stage.denoiser)
+    )
+
+    def wanted(stage: Stage, product: Path | None = None) -> bool:
+        kept = config.resume and product is not None and product.exists()
+        return config.stage is stage or (config.stage is Stage.all and not kept)
+
+    if wanted(Stage.data, data / "records.json"):
+        dataset = build(
+            folder / "packages",
+            held_out_concepts=config.data.held_out_concepts,
+            seed=config.seed,
+            threads=config.threads,
+        )
+        dataset.save(data)
+    if wanted(Stage.tokenizer, tokenizer / "tokenizer.json"):
+        dataset = Dataset.load(data)
+        random = np.random.default_rng([config.seed, 0])
+        chosen = dataset.indices(held_out=False)
+        shutil.rmtree(tokenizer, ignore_errors=True)
+        train_tokenizer(
+            (caption(dataset.records[i], random) for i in chosen for _ in range(CAPTIONS_PER_PICTURE)), tokenizer
+        )
+    if wanted(Stage.autoencoder):
+        train_autoencoder(config, Dataset.load(data), autoencoder)
+    if wanted(Stage.denoiser):
+        train_denoiser(
+            config,
+            Dataset.load(data),
+            load_tokenizer(tokenizer),
+            load_autoencoder(autoencoder),
+            denoiser,
+            export=lambda: export(config),
+        )
+    if wanted(Stage.export):
+        export(config)
