@@ -5,4 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 MODEL = Path(__file__).parent / "emoji"
-"""A diffusers pipeline folder, with `prompts.json` and a model card."""
+"""A diffusers pipeline folder with a model card."""
+
+PROMPTS = MODEL.with_name("prompts.json")
+"""Captions by purpose; see `sdopt.reference.prompts.choose_prompts`."""

@@ -64,7 +64,7 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
         random = generator(config.seed, STREAM, step)
         picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
         target = pixels(dataset.images[chosen[picked.numpy()]]).to(device, memory_format=torch.channels_last)
-        with arithmetic(config.precision, device):
+        with arithmetic(config.arithmetic, device):
             moments = network.quant_conv(network.encoder(target)).float()
             mean, log_variance = moments.chunk(2, dim=1)
             log_variance = log_variance.clamp(-30.0, 20.0)

@@ -124,10 +124,10 @@ drawings, plain captions would have come out as a blend.
 
 ## Prompts
 
-`prompts.json` holds three lists of plain names: `held_out` (never seen in training, for gates), `training` (200 \
-seen, at random) and `contact_sheet` (24 seen: three from each of emojibase's eight groups, drawn by seed; none was \
-picked or left out by eye, and each shows the first picture that its seed gave, at {STEPS} DDIM steps and \
-guidance {GUIDANCE:g}).
+`prompts.json`, beside this folder, holds three lists of plain names: `held_out` (never seen in training, for gates), \
+`training` (200 seen, at random) and `contact_sheet` (24 seen: three from each of emojibase's eight groups, drawn by \
+seed; none was picked or left out by eye, and each shows the first picture that its seed gave, at {STEPS} DDIM steps \
+and guidance {GUIDANCE:g}).
 
 ## Limits
 

@@ -97,7 +97,7 @@ class DenoiserConfig:
 @dataclass
 class ExportConfig:
     """Attributes:
-    target: the folder that becomes a diffusers pipeline.
+    target: the folder that becomes a diffusers pipeline; `prompts.json` lands beside it.
     contact_sheet: the PNG file to draw, beside the export.
     every_minutes: also export while the denoiser trains; null exports only at the end.
     """
@@ -115,7 +115,7 @@ class TrainReferenceConfig:
     budget_minutes: wall time to train for, shared out by the stages' `share`.
     seed: of everything random.
     device: where to train.
-    precision: arithmetic of the forward pass.
+    arithmetic: precision of the forward pass.
     threads: of the CPU; null leaves torch's choice.
     resume: go on from the stage's last checkpoint, if there is one.
     checkpoint_minutes: between checkpoints.
@@ -126,7 +126,7 @@ class TrainReferenceConfig:
     budget_minutes: float = MISSING
     seed: int = MISSING
     device: Device = MISSING
-    precision: Precision = MISSING
+    arithmetic: Precision = MISSING
     threads: int | None = MISSING
     resume: bool = MISSING
     checkpoint_minutes: float = MISSING

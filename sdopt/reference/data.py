@@ -244,6 +244,11 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("’", "")).strip("-")
 
 
+def plain(text: str) -> str:
+    """Lower case with the quotation marks that people type, not those that CLDR prints."""
+    return text.lower().translate(str.maketrans("’‘“”", "''\"\""))
+
+
 def code_points(hexcode: str) -> str:
     """A code point sequence without variation selectors and joiners, so that vendors' spellings agree."""
     return "-".join(part for part in hexcode.lower().split("-") if part not in ("fe0f", "200d"))
@@ -355,8 +360,8 @@ def build(
     records = tuple(
         Record(
             concept=emoji["hexcode"],
-            label=emoji["label"].lower().replace("’", "'"),
-            tags=tuple(tag.lower() for tag in emoji.get("tags", ())),
+            label=plain(emoji["label"]),
+            tags=tuple(plain(tag) for tag in emoji.get("tags", ())),
             group=emoji["group"],
             style=style,
             held_out=emoji["hexcode"] in held_out,

@@ -127,7 +127,7 @@ def train_denoiser(
         signal = alphas[timesteps, None, None, None].sqrt()
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
         noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
-        with arithmetic(config.precision, device):
+        with arithmetic(config.arithmetic, device):
             states = text_encoder(tokens.input_ids.to(device)).last_hidden_state
             predicted = denoiser(noisy, timesteps, states).sample
         error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
@@ -144,7 +144,7 @@ def train_denoiser(
         "batch_size": options.batch_size,
         "caption_dropout": options.caption_dropout,
         "pictures": len(records),
-        "hardware": describe_hardware(device, config.precision),
+        "hardware": describe_hardware(device, config.arithmetic),
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))

@@ -43,7 +43,7 @@ def assemble(folder: Path) -> StableDiffusionPipeline:
 
 
 def export(config: TrainReferenceConfig) -> None:
-    """Write the pipeline folder in half precision, its prompts and card, and the contact sheet.
+    """Write the pipeline folder in half precision with its card, `prompts.json` beside it, and the contact sheet.
 
     Files are swapped in one by one, each complete: whoever reads the folder meanwhile never sees half a file.
 
@@ -61,7 +61,6 @@ def export(config: TrainReferenceConfig) -> None:
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     pipeline.save_pretrained(fresh)
-    write_prompts(prompts, fresh / "prompts.json")
     figures = {stage: read_figures(folder / stage) for stage in ("autoencoder", "denoiser")}
     write_card(fresh / "README.md", dataset, figures)
     for file in sorted(fresh.rglob("*")):
@@ -70,6 +69,7 @@ def export(config: TrainReferenceConfig) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             file.replace(place)
     shutil.rmtree(fresh)
+    write_prompts(prompts, target.with_name("prompts.json"))
     pipeline.to(dtype=torch.float32)
     captions = prompts["contact_sheet"]
     draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))

@@ -1,0 +1,190 @@
+"""The loop: schedule, resumption, averages; and every stage for a few steps (slow)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runners.train_reference import configure
+from sdopt.errors import UsageError
+from sdopt.reference.autoencoder import edge_loss, load_autoencoder, peak_signal_to_noise, pixels, scaling_factor
+from sdopt.reference.config import Device, Precision
+from sdopt.reference.data import Dataset
+from sdopt.reference.denoiser import min_snr_weights, spread_timesteps
+from sdopt.reference.export import assemble
+from sdopt.reference.sheet import draw_sheet, generate
+from sdopt.reference.stages import run
+from sdopt.reference.training import Progress, Schedule, fit, generator, pick_device, pick_precision
+
+
+def train_toy(folder: Path, *, steps: int, resume: bool, stop_at: int | None = None) -> tuple[nn.Module, Progress]:
+    """Fit a line; `stop_at` interrupts before that step, as a user would."""
+    torch.manual_seed(0)
+    network = nn.Linear(4, 1)
+    average = copy.deepcopy(network)
+
+    def loss(step: int) -> Tensor:
+        if step == stop_at:
+            raise KeyboardInterrupt
+        x = torch.randn(16, 4, generator=generator(0, 9, step))
+        return (network(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    schedule = Schedule(learning_rate=0.05, warmup_steps=3, ema=0.9, seconds=60, steps=steps)
+    done = fit(network, loss, schedule, folder, title="toy", resume=resume, checkpoint_seconds=0, average=average)
+    return average, done
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    whole, _ = train_toy(tmp_path / "whole", steps=30, resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(tmp_path / "parts", steps=30, resume=True, stop_at=17)
+    assert json.loads((tmp_path / "parts/checkpoint/state.json").read_text())["steps"] == 17
+    parts, done = train_toy(tmp_path / "parts", steps=30, resume=True)
+    assert done.steps == 30
+    for left, right in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_without_resume_a_run_starts_afresh(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=5, resume=False)
+    _, done = train_toy(tmp_path, steps=3, resume=False)
+    assert done.steps == 3
+
+
+def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=5, resume=False)
+    _, done = train_toy(tmp_path, steps=5, resume=True)
+    assert done.steps == 5
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    network = nn.Linear(1, 1)
+    schedule = Schedule(learning_rate=0.1, warmup_steps=0, ema=0.9, seconds=60, steps=5)
+    with pytest.raises(FloatingPointError, match="step 0"):
+        fit(
+            network,
+            lambda step: network(torch.full((1, 1), math.nan)).sum(),
+            schedule,
+            tmp_path,
+            title="toy",
+            resume=False,
+            checkpoint_seconds=60,
+            average=copy.deepcopy(network),
+        )
+
+
+def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=2, resume=False)
+    names = {file.name for file in (tmp_path / "checkpoint").iterdir()}
+    assert names == {"network.safetensors", "average.safetensors", "optimizer.pt", "state.json"}
+    torch.load(tmp_path / "checkpoint/optimizer.pt", weights_only=True)
+
+
+def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
+    timed = Schedule(learning_rate=1.0, warmup_steps=10, ema=0.9, seconds=100)
+    assert timed.progress(step=3, seconds=25) == 0.25
+    assert timed.rate(step=0, progress=0.0) == pytest.approx(0.1)
+    assert timed.rate(step=50, progress=0.5) == pytest.approx(0.5)
+    assert timed.rate(step=99, progress=1.0) == pytest.approx(0.0)
+    counted = Schedule(learning_rate=1.0, warmup_steps=10, ema=0.9, seconds=100, steps=4)
+    assert counted.progress(step=1, seconds=99) == 0.25
+
+
+def test_random_streams_depend_on_their_whole_path() -> None:
+    draws = {float(torch.rand((), generator=generator(*path))) for path in ((0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))}
+    assert len(draws) == 4
+    assert torch.rand((), generator=generator(0, 1, 1)) == torch.rand((), generator=generator(0, 1, 1))
+
+
+def test_min_snr_weights_match_the_paper() -> None:
+    alphas = torch.tensor([0.99, 0.5, 0.01])
+    snr = alphas / (1 - alphas)
+    assert torch.allclose(min_snr_weights(alphas, 5.0), torch.minimum(snr, torch.tensor(5.0)) / (snr + 1))
+
+
+def test_timesteps_are_spread_evenly() -> None:
+    timesteps = np.sort(spread_timesteps(50, 1000, np.random.default_rng(0)))
+    assert np.array_equal(timesteps // 20, np.arange(50))
+
+
+def test_losses_and_scores_by_hand() -> None:
+    images = np.zeros((1, 64, 64, 3), np.uint8)
+    black = pixels(images)
+    assert black.shape == (1, 3, 64, 64)
+    assert float(black.max()) == -1.0
+    stripe = black.clone()
+    stripe[..., 32:] = 1.0
+    assert float(edge_loss(stripe, black)) == pytest.approx(2 / 63)
+    assert float(peak_signal_to_noise(black + 0.2, black)) == pytest.approx(20.0, abs=1e-4)
+    assert scaling_factor(torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 0.0])) == pytest.approx(1 / math.sqrt(2))
+
+
+def test_device_and_precision_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device(Device.auto).type == "cpu"
+    with pytest.raises(UsageError, match="device=cuda"):
+        pick_device(Device.cuda)
+    assert pick_precision(Precision.fp32, torch.device("cpu")) is Precision.fp32
+    assert pick_precision(Precision.auto, torch.device("cpu")) in (Precision.fp32, Precision.bf16)
+
+
+def losses(folder: Path) -> list[float]:
+    """The logged losses of a stage."""
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.reference.training.LINE_SECONDS", 0.0)
+    common = [
+        f"folder={work_folder}",
+        f"export.target={work_folder}/emoji",
+        f"export.contact_sheet={work_folder}/sheet.png",
+        "device=cpu",
+        "arithmetic=fp32",
+        "autoencoder.batch_size=8",
+        "autoencoder.warmup_steps=5",
+        "denoiser.batch_size=8",
+        "denoiser.warmup_steps=5",
+    ]
+
+    run(configure([*common, "stage=autoencoder", "autoencoder.steps=40"]))
+    autoencoder = losses(work_folder / "autoencoder")
+    assert autoencoder[-1] < 0.7 * autoencoder[0]
+    assert 0 < load_autoencoder(work_folder / "autoencoder").config.scaling_factor < 100
+
+    run(configure([*common, "stage=denoiser", "denoiser.steps=40"]))
+    denoiser = losses(work_folder / "denoiser")
+    assert denoiser[-1] < 0.9 * denoiser[0]
+
+    run(configure([*common, "stage=denoiser", "denoiser.steps=45"]))
+    assert json.loads((work_folder / "denoiser/checkpoint/state.json").read_text())["steps"] == 45
+    assert len(losses(work_folder / "denoiser")) == 45
+
+    run(configure([*common, "stage=export"]))
+    assert (work_folder / "sheet.png").exists()
+    assert set(json.loads((work_folder / "prompts.json").read_text())) == {"held_out", "training", "contact_sheet"}
+    card = (work_folder / "emoji/README.md").read_text()
+    assert "45 steps of 8 latents" in card
+    assert "PSNR" in card
+
+
+@pytest.mark.slow
+def test_a_contact_sheet_has_a_picture_for_every_caption(work_folder: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    common = [f"folder={work_folder}", "device=cpu", "autoencoder.steps=1", "denoiser.steps=1"]
+    run(configure([*common, "stage=autoencoder", "autoencoder.batch_size=2"]))
+    run(configure([*common, "stage=denoiser", "denoiser.batch_size=2"]))
+    captions = Dataset.load(work_folder / "data").labels(held_out=False)[:7]
+    pictures = generate(assemble(work_folder), captions, seed=0, steps=2)
+    assert pictures.shape == (7, 64, 64, 3)
+    draw_sheet(pictures, captions, tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").size == (6 * 204 + 12, 2 * 244 + 12)
