@@ -39,8 +39,10 @@ class Precision(Enum):
 
 @dataclass
 class DataConfig:
-    """Attributes:
-    held_out_concepts: concepts that training never sees.
+    """The data stage.
+
+    Attributes:
+        held_out_concepts: concepts that training never sees.
     """
 
     held_out_concepts: int = MISSING
@@ -48,15 +50,17 @@ class DataConfig:
 
 @dataclass
 class AutoencoderConfig:
-    """Attributes:
-    share: of `budget_minutes` that goes to this stage.
-    steps: stop after so many steps instead of after the share of the budget.
-    batch_size: pictures a step.
-    learning_rate: the peak of the schedule.
-    warmup_steps: of linear growth up to the peak.
-    edge_weight: weight of the L1 distance between the pictures' finite differences.
-    kl_weight: weight of the mean Kullback-Leibler divergence per latent number.
-    ema: decay of the average whose weights are kept.
+    """The autoencoder stage.
+
+    Attributes:
+        share: of `budget_minutes` that goes to this stage.
+        steps: stop after so many steps instead of after the share of the budget.
+        batch_size: pictures a step.
+        learning_rate: the peak of the schedule.
+        warmup_steps: of linear growth up to the peak.
+        edge_weight: weight of the L1 distance between the pictures' finite differences.
+        kl_weight: weight of the mean Kullback-Leibler divergence per latent number.
+        ema: decay of the average whose weights are kept.
     """
 
     share: float = MISSING
@@ -71,16 +75,18 @@ class AutoencoderConfig:
 
 @dataclass
 class DenoiserConfig:
-    """Attributes:
-    share: of `budget_minutes` that goes to this stage.
-    steps: stop after so many steps instead of after the share of the budget.
-    batch_size: latents a step.
-    learning_rate: the peak of the schedule.
-    warmup_steps: of linear growth up to the peak.
-    snr_gamma: where min-SNR weighting cuts (Hang et al. 2023).
-    caption_dropout: share of captions replaced by the empty one, for guidance.
-    flat_weight: how much oftener pictures in the style of plain captions are drawn than the others.
-    ema: decay of the average whose weights are exported.
+    """The denoiser stage, which trains the text encoder too.
+
+    Attributes:
+        share: of `budget_minutes` that goes to this stage.
+        steps: stop after so many steps instead of after the share of the budget.
+        batch_size: latents a step.
+        learning_rate: the peak of the schedule.
+        warmup_steps: of linear growth up to the peak.
+        snr_gamma: where min-SNR weighting cuts (Hang et al. 2023).
+        caption_dropout: share of captions replaced by the empty one, for guidance.
+        flat_weight: how much oftener pictures in the style of plain captions are drawn than the others.
+        ema: decay of the average whose weights are exported.
     """
 
     share: float = MISSING
@@ -96,10 +102,12 @@ class DenoiserConfig:
 
 @dataclass
 class ExportConfig:
-    """Attributes:
-    target: the folder that becomes a diffusers pipeline; `prompts.json` lands beside it.
-    contact_sheet: the PNG file to draw, beside the export.
-    every_minutes: also export while the denoiser trains; null exports only at the end.
+    """What the export writes, and when.
+
+    Attributes:
+        target: the folder that becomes a diffusers pipeline; `prompts.json` lands beside it.
+        contact_sheet: the PNG file to draw, beside the export.
+        every_minutes: also export while the denoiser trains; null exports only at the end.
     """
 
     target: str = MISSING
@@ -109,16 +117,18 @@ class ExportConfig:
 
 @dataclass
 class TrainReferenceConfig:
-    """Attributes:
-    stage: what to run.
-    folder: where archives, data, checkpoints and logs live.
-    budget_minutes: wall time to train for, shared out by the stages' `share`.
-    seed: of everything random.
-    device: where to train.
-    arithmetic: precision of the forward pass.
-    threads: of the CPU; null leaves torch's choice.
-    resume: go on from the stage's last checkpoint, if there is one.
-    checkpoint_minutes: between checkpoints.
+    """The whole command.
+
+    Attributes:
+        stage: what to run.
+        folder: where archives, data, checkpoints and logs live.
+        budget_minutes: wall time to train for, shared out by the stages' `share`.
+        seed: of everything random.
+        device: where to train.
+        arithmetic: precision of the forward pass.
+        threads: of the CPU; null leaves torch's choice.
+        resume: go on from the stage's last checkpoint, if there is one.
+        checkpoint_minutes: between checkpoints.
     """
 
     stage: Stage = MISSING

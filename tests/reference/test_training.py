@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from runners.train_reference import configure
 from sdopt.errors import UsageError
-from sdopt.reference.autoencoder import edge_loss, load_autoencoder, peak_signal_to_noise, pixels, scaling_factor
+from sdopt.reference.architecture import build_autoencoder
+from sdopt.reference.autoencoder import (
+    edge_loss,
+    encode_all,
+    load_autoencoder,
+    normalise_latents,
+    peak_signal_to_noise,
+    pixels,
+    scaling_factor,
+)
 from sdopt.reference.config import Device, Precision
 from sdopt.reference.data import Dataset
 from sdopt.reference.denoiser import min_snr_weights, spread_timesteps
@@ -124,6 +133,20 @@ def test_losses_and_scores_by_hand() -> None:
     assert float(edge_loss(stripe, black)) == pytest.approx(2 / 63)
     assert float(peak_signal_to_noise(black + 0.2, black)) == pytest.approx(20.0, abs=1e-4)
     assert scaling_factor(torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 0.0])) == pytest.approx(1 / math.sqrt(2))
+
+
+def test_normalised_latents_leave_the_pictures_as_they_were() -> None:
+    torch.manual_seed(0)
+    network = build_autoencoder().eval().requires_grad_(False)
+    images = np.random.default_rng(0).integers(0, 255, (12, 64, 64, 3), np.uint8)
+    mean, deviation = encode_all(network, images)
+    output = network.decode(mean).sample
+    normalise_latents(network, mean)
+    new_mean, new_deviation = encode_all(network, images)
+    assert torch.allclose(new_mean.mean(dim=(0, 2, 3)), torch.zeros(8), atol=1e-4)
+    assert torch.allclose(new_mean.std(dim=(0, 2, 3)), torch.ones(8), atol=1e-4)
+    assert torch.allclose(new_deviation * mean.std(dim=(0, 2, 3))[:, None, None], deviation, rtol=1e-3)
+    assert torch.allclose(network.decode(new_mean).sample, output, atol=1e-4)
 
 
 def test_device_and_precision_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
