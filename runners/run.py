@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multiprocessing.context import BaseContext
-
     from rich.console import Console
 
     from sdopt.config import RunConfig
+    from sdopt.forkserver import StartContext
     from sdopt.results import StudyResult
     from sdopt.schema import Tracking
 
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
     return code or (exit_code(RememberFolder.run) if RememberFolder.run else 0)
 
 
-def _with_hydra(argv: list[str], context: "BaseContext | None") -> int:
+def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     import hydra
 
     from sdopt.config import CONF, CONFIG_NAME, RememberFolder
@@ -80,7 +79,7 @@ def _with_hydra(argv: list[str], context: "BaseContext | None") -> int:
     return 0
 
 
-def _job(context: "BaseContext") -> Any:
+def _job(context: "StartContext") -> Any:
     """One Hydra job: one study. Returns the objective; a failed job returns NaN, so that a sweep goes on."""
     from rich.console import Console
 
@@ -102,12 +101,13 @@ def _job(context: "BaseContext") -> Any:
 
 
 def _study(
-    composer: Any, context: "BaseContext", folder: Path, console: "Console", alone: bool
+    composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
 ) -> "StudyResult | None":
+    from sdopt.designs import Pair
     from sdopt.errors import ConflictError
     from sdopt.report.progress import Progress
+    from sdopt.report.sheet import comparison_sheet
     from sdopt.report.table import show
-    from sdopt.results import Status
     from sdopt.study import plan_result, run_study
     from sdopt.tracking import require_mlflow
     from sdopt.worker import probe_machine
@@ -125,17 +125,22 @@ def _study(
     command = ["sdopt", "run", *sys.argv[1:]]
     design = type(run.study).__name__.lower()
     result = plan_result(plan, run.study.name, design, dict(run.recorded), machine, command)
-    skipped = [row for row in result.variants if row.status is Status.SKIPPED]
     if run.dry_run:
         _show_plan(result, console)
         return None
-    if skipped and alone and len(plan.variants) == 2:
-        raise ConflictError([problem for row in skipped for problem in row.reason.split("; ")])
+    if alone and isinstance(run.study, Pair):
+        # The one candidate is what was asked for: nothing is left to measure without it.
+        conflicts = [reason for variant in plan.variants for reason in variant.conflicts(machine.device)]
+        if conflicts:
+            raise ConflictError(conflicts)
     try:
         with Progress(console) as progress:
             run_study(plan, result, run.protocol, machine, context, folder, progress)
     finally:
+        sheet = comparison_sheet(result, folder)
         show(result, console, folder)
+        if sheet is not None:
+            console.print(f"images: {sheet}", markup=False, highlight=False, soft_wrap=True)
         _track(result, folder, run.tracking, console)
     return result
 
@@ -151,7 +156,7 @@ def _track(result: "StudyResult", folder: Path, tracking: "Tracking", console: "
     except TrackingError as error:
         print(f"sdopt: not logged to {error}\nNothing is lost: `sdopt sync {folder}` logs it later.", file=sys.stderr)
         return
-    console.print(f"images: {folder / 'images'}\nMLflow: sdopt ui", markup=False, highlight=False, soft_wrap=True)
+    console.print("MLflow: sdopt ui")
 
 
 def _show_plan(result: "StudyResult", console: "Console") -> None:

@@ -6,9 +6,9 @@ Nothing below this receives a `DictConfig`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -43,8 +43,6 @@ _SECTIONS: dict[str, type] = {
 }
 _SCALARS = ("dry_run", "objective")
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -75,17 +73,19 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
         UsageError: all problems at once, each naming its key.
     """
     problems: list[str] = []
-    sections = {
-        key: _typed(key, cfg[key], kind, problems) if key in cfg else _missing(key, problems)
-        for key, kind in _SECTIONS.items()
-    }
+    sections: dict[str, Any] = {}
     optimizations: dict[str, Optimization] = {}
-    for key in cfg:
+    for key, kind in _SECTIONS.items():
+        if key in cfg:
+            sections[key] = _typed(key, cfg[key], kind, problems)
+        else:
+            problems.append(f"{key}: this group must be chosen; it cannot be removed")
+    for key in map(str, cfg):
         if key not in _SECTIONS and key not in _SCALARS:
-            optimizations |= _axis(str(key), cfg, problems)
+            optimizations |= _axis(key, cfg[key], problems)
     objective = cfg.get("objective")
     names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
-    if not all(isinstance(name, str) for name in names):
+    if not names or not all(isinstance(name, str) for name in names):
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
     if not isinstance(cfg.get("dry_run"), bool):
         problems.append("dry_run: true or false")
@@ -93,15 +93,14 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
         problems += _beyond_types(sections["model"], sections["scheduler"], sections["workload"])
     if problems:
         raise UsageError(problems)
-    recorded = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(recorded, dict)
+    recorded: Any = OmegaConf.to_container(cfg, resolve=True)
     return RunConfig(
         **sections,
         optimizations=optimizations,
-        choices={axis: _option_name(axis, optimizations[axis], choices) for axis in optimizations},
+        choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations},
         dry_run=cfg.dry_run,
         objective=names,
-        recorded={str(key): value for key, value in recorded.items()},
+        recorded=recorded,
     )
 
 
@@ -117,30 +116,19 @@ def _beyond_types(model: Model, scheduler: Scheduler, workload: Workload) -> lis
     return problems
 
 
-def _missing(key: str, problems: list[str]) -> None:
-    problems.append(f"{key}: this group must be chosen; it cannot be removed")
-
-
-def _axis(key: str, cfg: DictConfig, problems: list[str]) -> dict[str, Optimization]:
+def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
     """The optimization at a top-level key, or those below it where several of one axis combine."""
-    node = cfg[key]
     if node is None:
         return {}
     if not isinstance(node, DictConfig):
         problems.append(f"{key}: unknown key; the sections are {', '.join([*_SECTIONS, *_SCALARS])}")
         return {}
-    if "_target_" in node:
-        made = _typed(key, node, Optimization, problems)
-        return {key: made} if made is not None else {}
-    found = {}
-    for name in node:
-        made = _typed(f"{key}.{name}", node[name], Optimization, problems)
-        if made is not None:
-            found[f"{key}.{name}"] = made
-    return found
+    nodes = {key: node} if "_target_" in node else {f"{key}.{name!s}": node[name] for name in node}
+    made = {path: _typed(path, child, Optimization, problems) for path, child in nodes.items()}
+    return {path: option for path, option in made.items() if option is not None}
 
 
-def _typed(path: str, node: Any, kind: type[T], problems: list[str]) -> T | None:
+def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     """Builds the dataclass of a node, key by key, so that every problem is found and names its key."""
     if not isinstance(node, DictConfig):
         problems.append(f"{path}: must be a group of keys, not {node!r}")
@@ -158,7 +146,7 @@ def _typed(path: str, node: Any, kind: type[T], problems: list[str]) -> T | None
             reason = str(error.__cause__ or error).splitlines()[0]
             problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
             return None
-        if not (is_dataclass(cls) and issubclass(cls, kind)):
+        if not (isinstance(cls, type) and is_dataclass(cls) and issubclass(cls, kind)):
             problems.append(f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}")
             return None
     schema = OmegaConf.structured(cls)
@@ -188,12 +176,7 @@ def _typed(path: str, node: Any, kind: type[T], problems: list[str]) -> T | None
         wrong = out_of_range(value, field.metadata)
         if wrong:
             problems.append(f"{path}.{field.name}={value}: {wrong}")
-    return made if len(problems) == before else None  # type: ignore[return-value]
-
-
-def _option_name(axis: str, option: Optimization, choices: Mapping[str, str]) -> str:
-    # A group chosen as a list has no entry among Hydra's choices: then the key of the option is its name.
-    return str(choices.get(axis) or axis.rpartition(".")[2] or type(option).__name__)
+    return made if len(problems) == before else None
 
 
 class HydraComposer:
@@ -221,6 +204,7 @@ class HydraComposer:
             asis = self._parse([o for o in merged if _key(o) not in details]) if details else run
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
+        self._require_shared(name or "candidate", run)
         choices = {
             axis: option + _changed_fields(run.optimizations[axis], asis.optimizations.get(axis))
             for axis, option in run.choices.items()
@@ -240,6 +224,17 @@ class HydraComposer:
             config=run.recorded,
         )
 
+    def _require_shared(self, name: str, run: RunConfig) -> None:
+        # A study has one protocol, one tracker and one device: set in a variant they would change nothing.
+        shared = {
+            "protocol": run.protocol == self.current.protocol,
+            "tracking": run.tracking == self.current.tracking,
+            "hardware.device": run.hardware.device == self.current.hardware.device,
+        }
+        wrong = [key for key, same in shared.items() if not same]
+        if wrong:
+            raise UsageError([f"variant '{name}': {key} belongs to the whole study; set it beside study" for key in wrong])
+
     def _without_optimizations(self) -> list[str]:
         axes = {axis.partition(".")[0] for axis in [*self.current.optimizations, *self._default.optimizations]}
         kept = [override for override in self._overrides if _top(_key(override)) not in axes]
@@ -251,8 +246,14 @@ class HydraComposer:
             cfg = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise UsageError(" ".join(line.strip() for line in str(error).splitlines()[:4])) from error
-        choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
-        return parse(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]), choices)  # type: ignore[arg-type]
+        choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
+        return parse(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), choices)
+
+
+def tracking_of(overrides: Sequence[str]) -> Tracking:
+    """The tracking section alone, for commands that measure nothing. Raises UsageError."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return HydraComposer(overrides).current.tracking
 
 
 class RememberFolder(Callback):

@@ -1,4 +1,4 @@
-"""What a study measured, as it is kept in `result.json`: the source of truth that every table and tracker is made from."""
+"""What a study measured, as it is kept in `result.json`: what every table and every tracker is made from."""
 
 import os
 import tempfile

@@ -1,6 +1,6 @@
 """The typed form of every configuration section: what exists, of which type, in which range.
 
-Each class is frozen and does nothing when built. A field's metadata holds its range (`ge`, `gt`, `le`) or its `choices`;
+Each class is frozen and does nothing when built. A field's metadata holds its range (`ge`, `gt`, `le`) or `choices`;
 `sdopt.config` checks them, so that an error can name the full key.
 """
 

@@ -1,7 +1,6 @@
-"""Running a study: workers, the solo pass, the rounds, what is proved and drawn afterwards, and what is kept of it all."""
+"""Running a study: workers, the solo pass, the rounds, the evidence and images afterwards, and what is kept of it."""
 
 import math
-import multiprocessing.context
 import random
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 from sdopt.designs import CONTROL, Plan
 from sdopt.environment import describe_environment
 from sdopt.errors import ConflictError
+from sdopt.forkserver import StartContext
 from sdopt.report.progress import Progress
 from sdopt.results import Comparison, Measurement, Memory, Schedule, Status, StudyResult, VariantResult, write_result
 from sdopt.schema import Model, Protocol, Workload
@@ -71,7 +71,7 @@ def run_study(
     result: StudyResult,
     protocol: Protocol,
     machine: Machine,
-    context: multiprocessing.context.BaseContext,
+    context: StartContext,
     folder: Path,
     progress: Progress,
 ) -> StudyResult:
@@ -154,7 +154,7 @@ class _Run:
     result: StudyResult
     protocol: Protocol
     machine: Machine
-    context: multiprocessing.context.BaseContext
+    context: StartContext
     folder: Path
     progress: Progress
     lanes: list[_Lane] = field(default_factory=list)
@@ -183,7 +183,7 @@ class _Run:
     # ----------------------------------------------------------------------------------------------------- solo pass
 
     def solo_pass(self) -> None:
-        """Starts each worker in turn: load time, cold start, warm-up, memory; and finds out whether all fit together."""
+        """Starts each worker in turn: load time, cold start, warm-up, memory; finds out whether all fit together."""
         budget = self.machine.device.memory_free_gib * self.protocol.memory_fraction
         if self.protocol.schedule == "blocks":
             self.result.schedule = Schedule("blocks", "protocol.schedule=blocks")

@@ -77,7 +77,7 @@ _HEADINGS = ("job", "variant", "status", "latency", "speed-up", "memory", "evide
 
 
 def _cells(sweep: Sweep) -> list[tuple[str, ...]]:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (job, row.variant, str(row.status), row.latency, row.speedup, row.memory, row.evidence)
         for job, row in sweep.rows
     ]

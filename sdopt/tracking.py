@@ -17,6 +17,7 @@ from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.measure.metrics import metrics_of
+from sdopt.report.sheet import comparison_sheet
 from sdopt.report.table import markdown_table
 from sdopt.results import StudyResult, VariantResult
 from sdopt.schema import Tracking
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _NOTE_LIMIT = 8000
 _PARAM_LIMIT = 6000
 _BATCH = 100
+_RUNS_VIEW = "workflowType=machine_learning&compareRunsMode=CHART"
 _STUDY, _COMPLETE, _SWEEP = "sdopt.study_id", "sdopt.complete", "sdopt.sweep"
 
 
@@ -40,8 +42,8 @@ def require_mlflow() -> None:
         raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
 
 
-def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> str:
-    """Logs a finished study with all its variants, once; returns the id of its parent run.
+def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
+    """Logs a finished study with all its variants, once; returns the id of its parent run, and whether it is new.
 
     Raises:
         TrackingError: the server cannot be reached or refuses.
@@ -53,16 +55,17 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> str:
         experiment = _experiment(client, result.name, tracking)
         found = _logged(client, experiment, result)
         if found is not None:
-            return found
+            return found, False
         _drop_partial(client, experiment, result)
-        parent = _log_parent(client, experiment, result, folder)
-        for variant in result.variants:
+        parent = _log_parent(client, experiment, result, folder, tracking.images)
+        # The UI lists the latest run first: so the baseline comes last.
+        for variant in reversed(result.variants):
             _log_variant(client, experiment, parent, result, variant, folder, tracking)
         client.set_tag(parent, _COMPLETE, "true")
         client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
     except (MlflowException, OSError) as error:
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
-    return parent
+    return parent, True
 
 
 def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> str:
@@ -85,13 +88,21 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
     return str(run)
 
 
+def ui_pages(tracking: Tracking) -> dict[str, str]:
+    """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site."""
+    client = _client(tracking)
+    return {
+        experiment.name: f"#/experiments/{experiment.experiment_id}/runs?{_RUNS_VIEW}"
+        for experiment in client.search_experiments()
+        if experiment.name != "Default"
+    }
+
+
 def _client(tracking: Tracking) -> "MlflowClient":
     require_mlflow()
     # A dead server is reported after seconds, not after the minutes of MLflow's own patience.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     if tracking.uri.startswith("sqlite:///"):
         try:
             Path(tracking.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +112,8 @@ def _client(tracking: Tracking) -> "MlflowClient":
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return MlflowClient(tracking_uri=tracking.uri)
     except (MlflowException, SQLAlchemyError, OSError) as error:
@@ -116,7 +129,9 @@ def _experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
         local = urlparse(tracking.uri).scheme not in ("http", "https", "databricks")
         artifacts = Path(tracking.artifacts).resolve() / name if local and tracking.artifacts else None
         try:
-            return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None))
+            # The tag opens the UI in its view of runs, metrics and images rather than that of language models.
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None, tags))
         except MlflowException:
             # Another process made it in the meantime.
             found = client.get_experiment_by_name(name)
@@ -137,7 +152,7 @@ def _drop_partial(client: "MlflowClient", experiment: str, result: StudyResult) 
         client.delete_run(run.info.run_id)
 
 
-def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path) -> str:
+def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path, images: bool) -> str:
     table = markdown_table(result)
     environment = result.environment
     tags = {
@@ -145,16 +160,21 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
         "sdopt.role": "study",
         "sdopt.design": result.design,
         "sdopt.status": result.status,
-        "sdopt.commit": f"{environment.sdopt_commit or environment.sdopt_version}{'+dirty' if environment.sdopt_dirty else ''}",
+        "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
         "device": str(environment.device["name"]),
         "mlflow.note.content": _note(table),
     }
     run = client.create_run(experiment, run_name=f"{result.name} {folder.name}", tags=tags).info.run_id
     _log_params(client, run, {f"package.{name}": version for name, version in environment.packages.items()})
+    _log_params(client, run, _flat(result.config))
     if result.floor is not None:
         client.log_metric(run, "floor/ratio", result.floor)
     client.log_text(run, table, "table.md")
     client.log_artifact(run, str(folder / "result.json"))
+    sheet = comparison_sheet(result, folder) if images else None
+    if sheet is not None:
+        with Image.open(sheet) as image:
+            client.log_image(run, image, key="comparison")
     return str(run)
 
 
@@ -180,7 +200,12 @@ def _log_variant(
     if variant.reason:
         tags["mlflow.note.content"] = _note(variant.reason)
     run = client.create_run(experiment, run_name=variant.name, tags=tags).info.run_id
-    _log_params(client, run, _flat(variant.config))
+    # Only what tells the variants apart: the UI prints all parameters of a run above each of its images.
+    common = [_flat(other.config).items() for other in result.variants]
+    own = {key: value for key, value in _flat(variant.config).items() if any((key, value) not in c for c in common)}
+    _log_params(
+        client, run, variant.choices | {k: v for k, v in own.items() if k.partition(".")[0] not in variant.choices}
+    )
     now = client.get_run(run).info.start_time
     metrics = [Metric(name, value, now, 0) for name, value in metrics_of(result, variant).items()]
     for measurement in variant.measurements:

@@ -5,7 +5,6 @@ the next, and a peak of memory must belong to one variant: so each has a process
 """
 
 import gc
-import multiprocessing
 import os
 import shutil
 import signal
@@ -22,8 +21,9 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
-from sdopt.measure.device import Device, describe_cpu, nvml, probe_device
-from sdopt.measure.memory import PeakMemory, nvml_index
+from sdopt.forkserver import StartContext
+from sdopt.measure.device import Device, describe_cpu, energy_meter, probe_device
+from sdopt.measure.memory import PeakMemory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, denoiser_of, observed, plain
 from sdopt.measure.trace import trace_call
@@ -54,7 +54,7 @@ class Machine:
     bad_fork: bool
 
 
-def probe_machine(context: multiprocessing.context.BaseContext, wanted: str) -> Machine:
+def probe_machine(context: StartContext, wanted: str) -> Machine:
     """Asks a process of its own what `hardware.device` is. Raises UsageError where there is no such device."""
     ours, theirs = context.Pipe()
     process = context.Process(target=_probe, args=(theirs, wanted), daemon=True)
@@ -93,7 +93,7 @@ class Worker:
 
     def __init__(
         self,
-        context: multiprocessing.context.BaseContext,
+        context: StartContext,
         variant: Variant,
         device: Device,
         log: Path,
@@ -241,15 +241,13 @@ class Session:
         gc.collect()
         gc.disable()
         try:
-            with nvml() if self._device.is_cuda else ExitStack() as library:
-                handle = nvml_index(library, self._device) if self._device.is_cuda and library else None
-                before = library.nvmlDeviceGetTotalEnergyConsumption(handle) if handle else 0
+            with energy_meter(self._device) as consumed:
                 self._synchronize()
                 start = time.perf_counter()
                 self._call()
                 self._synchronize()
                 seconds = time.perf_counter() - start
-                joules = (library.nvmlDeviceGetTotalEnergyConsumption(handle) - before) / 1000 if handle else None
+                joules = consumed()
         finally:
             gc.enable()
         return seconds, joules
@@ -265,8 +263,7 @@ class Session:
         """Seconds that the compiler says it has taken so far, and how many graphs it has compiled."""
         from torch._dynamo.utils import compile_times, counters
 
-        names, values = compile_times(repr="csv", aggregate=True)
-        took = dict(zip(names, values, strict=True)).get("_compile.compile_inner", "0")
+        took: Any = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True)).get("_compile.compile_inner", 0)
         return float(took), int(counters["stats"]["unique_graphs"])
 
     def prove(self) -> list[Evidence]:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +118,30 @@ def nvml() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def nvml_handle(library: Any, device: Device) -> Any:
+    """NVML's handle of a CUDA device, found by UUID: NVML does not know `CUDA_VISIBLE_DEVICES`."""
+    return library.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.index).uuid}")
+
+
+@contextmanager
+def energy_meter(device: Device) -> Iterator[Callable[[], float | None]]:
+    """Gives a function that says how many joules the device took since the block began, or None where none counts."""
+    if not device.is_cuda:
+        yield lambda: None
+        return
+    with nvml() as library:
+        if library is None:
+            yield lambda: None
+            return
+        handle = nvml_handle(library, device)
+        try:
+            start = library.nvmlDeviceGetTotalEnergyConsumption(handle)
+        except library.NVMLError:  # before Volta there is no counter
+            yield lambda: None
+            return
+        yield lambda: (library.nvmlDeviceGetTotalEnergyConsumption(handle) - start) / 1000
 
 
 def _nvidia_driver() -> str | None:

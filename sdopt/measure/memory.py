@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from sdopt.measure.device import Device, nvml
+from sdopt.measure.device import Device, nvml, nvml_handle
 from sdopt.results import Memory
 
 _STATUS = Path("/proc/self/status")
@@ -51,17 +51,11 @@ class PeakMemory:
         return memory
 
 
-def nvml_index(library: object, device: Device) -> object:
-    """NVML's handle of a CUDA device, found by UUID: NVML does not know `CUDA_VISIBLE_DEVICES`."""
-    uuid = f"GPU-{torch.cuda.get_device_properties(device.index).uuid}"
-    return library.nvmlDeviceGetHandleByUUID(uuid)  # type: ignore[attr-defined]
-
-
 def _nvml_process_gib(device: Device) -> float | None:
     with nvml() as library:
         if library is None:
             return None
-        for process in library.nvmlDeviceGetComputeRunningProcesses(nvml_index(library, device)):
+        for process in library.nvmlDeviceGetComputeRunningProcesses(nvml_handle(library, device)):
             # In a container the driver may report another pid namespace, or no figure at all.
             if process.pid == os.getpid() and process.usedGpuMemory is not None:
                 return float(process.usedGpuMemory) / 2**30

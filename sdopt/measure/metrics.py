@@ -32,12 +32,13 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
         price = variant.config["hardware"]["price_per_hour"]
         if price is not None:
             found["cost/per_1000_images"] = 1000 * price / 3600 * estimate.estimate / images
-    for name, values in {
+    medians: dict[str, list[float | None]] = {
         "latency/load_s": [m.load_s for m in variant.measurements],
         "latency/cold_start_s": [m.cold_start_s for m in variant.measurements],
         "latency/compile_s": [m.compile_s for m in variant.measurements],
         "compile/recompiles": [m.recompiles for m in variant.measurements],
-    }.items():
+    }
+    for name, values in medians.items():
         known = [value for value in values if value is not None]
         if known:
             found[name] = float(np.median(known))

@@ -13,7 +13,7 @@ from sdopt.schema import Workload
 def tflop_per_image(pipe: DiffusionPipeline, workload: Workload, size: int) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
-    Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for scaled dot-product attention.
+    Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
     With guidance every step runs the denoiser on two samples, and the text encoder reads two prompts.
     """
     samples = 2 if workload.guidance_scale > 1 else 1

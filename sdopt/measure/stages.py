@@ -14,7 +14,7 @@ Enter = Callable[[str], None]
 Leave = Callable[[str, Any], None]
 
 
-def denoiser_of(pipe: DiffusionPipeline) -> torch.nn.Module:
+def denoiser_of(pipe: DiffusionPipeline) -> Any:
     """The model that is called once a step: a UNet or a transformer, compiled or not."""
     return getattr(pipe, denoiser_name(pipe))
 
@@ -23,7 +23,7 @@ def denoiser_name(pipe: DiffusionPipeline) -> str:
     return "unet" if hasattr(pipe, "unet") else "transformer"
 
 
-def plain(module: torch.nn.Module) -> torch.nn.Module:
+def plain(module: torch.nn.Module) -> Any:
     """The module itself, where `torch.compile` has wrapped it."""
     return getattr(module, "_orig_mod", module)
 
@@ -51,7 +51,7 @@ def observed(pipe: DiffusionPipeline, enter: Enter, leave: Leave) -> Iterator[No
 
 
 @contextmanager
-def _observed_decode(vae: torch.nn.Module, enter: Enter, leave: Leave) -> Iterator[None]:
+def _observed_decode(vae: Any, enter: Enter, leave: Leave) -> Iterator[None]:
     # `decode` is a method of the VAE, not its forward: no hook sees it.
     decode, own = vae.decode, vae.__dict__.get("decode")
 

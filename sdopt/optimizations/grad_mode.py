@@ -48,7 +48,7 @@ class GradMode(Optimization):
 
 def _undecorate(pipe: DiffusionPipeline) -> None:
     # A pipeline's __call__ is decorated with torch.no_grad(), which would win over any mode around it.
-    cls = type(pipe)
+    cls: Any = type(pipe)
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": cls.__call__.__wrapped__})
     decode = pipe.vae.decode
 

@@ -85,7 +85,7 @@ class Precision(Optimization):
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

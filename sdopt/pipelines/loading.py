@@ -32,7 +32,7 @@ def model_folder(model: Model) -> Path:
     return folder
 
 
-def scheduler_class(scheduler: Scheduler) -> type:
+def scheduler_class(scheduler: Scheduler) -> Any:
     """Raises UsageError where diffusers has no scheduler of that name."""
     found = getattr(diffusers, scheduler.class_name, None)
     if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -50,7 +51,7 @@ def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -
         variant=variant.name,
         status=variant.status,
         latency=_seconds(time) if time else "",
-        speedup=(_ratio(speed) + (" ≈" if edge and within_floor(edge) else "")) if speed else "",
+        speedup=_ratio(speed, "≈" if edge and within_floor(edge) else "") if speed else "",
         reference=edge.reference if edge else "",
         memory=_memory(variant, edge),
         evidence=_explanation(variant, edge),
@@ -66,9 +67,9 @@ def _seconds(interval: Interval) -> str:
     return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
 
 
-def _ratio(interval: Interval) -> str:
+def _ratio(interval: Interval, mark: str) -> str:
     bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.estimate:.2f}×{bounds}"
+    return f"{mark}{interval.estimate:.2f}×{bounds}"
 
 
 def _memory(variant: VariantResult, edge: Comparison | None) -> str:
@@ -127,24 +128,39 @@ def _worst(result: StudyResult) -> list[float]:
 _HEADINGS = ("variant", "status", "latency", "speed-up", "against", "memory", "evidence")
 
 
-def terminal_table(result: StudyResult) -> Group:
-    """The table and its notes, for a terminal."""
+def terminal_table(result: StudyResult, width: int) -> Group:
+    """The table and its notes, for a terminal of that many columns; a narrow one has the evidence below the table."""
     device = result.environment.device
-    table = Table(title=f"{escape(result.name)} on {escape(str(device['name']))}", title_justify="left", expand=False)
-    for heading in _HEADINGS:
-        right = heading in ("latency", "speed-up", "memory")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading in ("status", "latency"))
-    for row in rows_of(result):
-        table.add_row(
+    rows = rows_of(result)
+    references = {row.reference for row in rows if row.reference}
+    wide = width >= 130
+    table = Table(
+        title=f"{escape(result.name)} on {escape(str(device['name']))}", title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("variant", min_width=16)
+    table.add_column("status", no_wrap=True)
+    table.add_column("latency", justify="right", no_wrap=True)
+    against = f"\nagainst {escape(references.pop())}" if len(references) == 1 else ""
+    table.add_column(f"speed-up{against}", justify="right", no_wrap=True)
+    if not against:
+        table.add_column("against")
+    table.add_column("memory", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("evidence")
+    for row in rows:
+        figures = [row.latency, row.speedup, row.memory]
+        if not wide:
+            # Intervals and ratios go below their figures, which leaves the room to the names.
+            figures = [figure.replace(" [", "\n[").replace(" (", "\n(") for figure in figures]
+        cells: list[str | Text] = [
             escape(row.variant),
             Text(str(row.status), _STYLES.get(row.status, "red")),
-            row.latency,
-            row.speedup,
-            escape(row.reference),
-            row.memory,
-            escape(row.evidence),
-        )
-    return Group(table, *(Text(note, "dim") for note in notes_of(result)))
+            *map(escape, figures[:2]),
+        ]
+        cells += [] if against else [escape(row.reference)]
+        table.add_row(*cells, escape(figures[2]), *([escape(row.evidence)] if wide else []))
+    below = [] if wide else [Text(f"  {row.variant}: {row.evidence}") for row in rows if row.evidence]
+    return Group(table, *below, *(Text(f"  {note}", "dim") for note in notes_of(result)))
 
 
 def markdown_table(result: StudyResult) -> str:
@@ -169,5 +185,5 @@ def _cell(text: str) -> str:
 
 def show(result: StudyResult, console: Console, folder: Path) -> None:
     """Prints the table, and where to look next."""
-    console.print(terminal_table(result))
+    console.print(terminal_table(result, console.width))
     console.print(f"result: {folder / 'result.json'}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,68 @@
+"""sdopt ui: the MLflow UI on localhost, on the store that runs are logged to."""
+
+import argparse
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdopt.schema import Tracking
+
+
+def main(argv: list[str]) -> int:
+    """Serves until interrupted; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt ui",
+        description="Open the MLflow UI on localhost.",
+        epilog="Overrides as in sdopt run: tracking.uri=…",
+    )
+    parser.add_argument("--port", type=int, default=5000, help="port on localhost (default: 5000)")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides of the tracking group")
+    arguments = parser.parse_args(argv)
+
+    from sdopt.forkserver import prepare_environment
+
+    prepare_environment()
+    from sdopt.config import tracking_of
+    from sdopt.errors import UsageError
+
+    try:
+        tracking = tracking_of(arguments.overrides)
+        _require_store(tracking)
+    except UsageError as error:
+        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
+        return 2
+    if tracking.uri.startswith(("http://", "https://")):
+        print(f"This tracking server has a UI of its own: {tracking.uri}")
+        return 0
+    from sdopt.tracking import ui_pages
+
+    site = f"http://127.0.0.1:{arguments.port}"
+    print(f"MLflow on {tracking.uri}: {site}  (Ctrl-C ends it)")
+    for name, page in ui_pages(tracking).items():
+        print(f"  {name}: {site}/{page}")
+    print(
+        "Expand a study with the + before its name: its variants' charts and images come beside each other.", flush=True
+    )
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
+    command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
+    try:
+        return subprocess.run(command, check=False).returncode
+    except KeyboardInterrupt:
+        return 0
+
+
+def _require_store(tracking: "Tracking") -> None:
+    from sdopt.errors import UsageError
+
+    if find_spec("mlflow") is None:
+        raise UsageError("mlflow is not installed: pip install mlflow")
+    database = tracking.uri.removeprefix("sqlite:///")
+    if tracking.uri.startswith("sqlite:///") and not Path(database).is_file():
+        raise UsageError(f"tracking.uri={tracking.uri}: nothing is logged there yet; run a study first")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
