@@ -103,11 +103,11 @@ def _job(context: "StartContext") -> Any:
 def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
 ) -> "StudyResult | None":
-    from sdopt.designs import Pair
     from sdopt.errors import ConflictError
     from sdopt.report.progress import Progress
     from sdopt.report.sheet import comparison_sheet
-    from sdopt.report.table import show
+    from sdopt.report.table import show, terminal_table
+    from sdopt.results import Status, write_result
     from sdopt.study import plan_result, run_study
     from sdopt.tracking import require_mlflow
     from sdopt.worker import probe_machine
@@ -128,11 +128,18 @@ def _study(
     if run.dry_run:
         _show_plan(result, console)
         return None
-    if alone and isinstance(run.study, Pair):
-        # The one candidate is what was asked for: nothing is left to measure without it.
-        conflicts = [reason for variant in plan.variants for reason in variant.conflicts(machine.device)]
-        if conflicts:
-            raise ConflictError(conflicts)
+    candidates = [row for row in result.variants if row.role != "control"][1:]
+    if candidates and all(row.status is Status.SKIPPED for row in candidates):
+        # Nothing is left to compare with the baseline.
+        if alone:
+            raise ConflictError([reason for variant in plan.variants for reason in variant.conflicts(machine.device)])
+        for row in result.variants:
+            row.status, row.reason = Status.SKIPPED, row.reason or "nothing is left to compare with it"
+        result.status = "finished"
+        write_result(result, folder)
+        console.print(terminal_table(result, console.width))
+        _track(result, folder, run.tracking, console)
+        return result
     try:
         with Progress(console) as progress:
             run_study(plan, result, run.protocol, machine, context, folder, progress)
@@ -198,8 +205,9 @@ def _summarise(folder: Path) -> int:
     """The table of a sweep, in the terminal, in its folder and in MLflow; returns the exit code of them all."""
     from rich.console import Console
 
+    from sdopt.report.table import sweep_markdown, sweep_table
     from sdopt.schema import Tracking
-    from sdopt.sweep import read_sweep, sweep_markdown, sweep_table
+    from sdopt.sweep import read_sweep
     from sdopt.tracking import TrackingError, log_sweep
 
     if not folder.is_dir():
@@ -208,14 +216,14 @@ def _summarise(folder: Path) -> int:
     if not sweep.studies:
         return sweep.exit_code
     console = Console()
-    console.print(sweep_table(sweep))
-    (folder / "sweep.md").write_text(sweep_markdown(sweep))
+    console.print(sweep_table(sweep.rows, console.width))
+    (folder / "sweep.md").write_text(sweep_markdown(sweep.rows))
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     studies = list(sweep.studies.values())
     tracking = Tracking(**studies[0].config["tracking"])
     if tracking.kind == "mlflow":
         try:
-            log_sweep(studies, folder, sweep_markdown(sweep), tracking)
+            log_sweep(studies, folder, sweep_markdown(sweep.rows), tracking)
         except TrackingError as error:
             print(f"sdopt: the sweep's own run was not logged to {error}", file=sys.stderr)
     return sweep.exit_code

@@ -233,7 +233,9 @@ class HydraComposer:
         }
         wrong = [key for key, same in shared.items() if not same]
         if wrong:
-            raise UsageError([f"variant '{name}': {key} belongs to the whole study; set it beside study" for key in wrong])
+            raise UsageError(
+                [f"variant '{name}': {key} belongs to the whole study; set it beside study" for key in wrong]
+            )
 
     def _without_optimizations(self) -> list[str]:
         axes = {axis.partition(".")[0] for axis in [*self.current.optimizations, *self._default.optimizations]}

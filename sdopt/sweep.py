@@ -4,12 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from sdopt.report.table import Row, markdown, rows_of
+from sdopt.report.table import Row, rows_of
 from sdopt.results import Status, StudyResult, read_result
 
 
@@ -58,7 +53,9 @@ class Sweep:
         for job, study in self.studies.items():
             rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
             found.append((job, rows[-1]))
-        return found
+        for job, error in self.errors.items():
+            found.append((job, Row("", Status.FAILED, "", "", "", "", "; ".join(error.problems))))
+        return sorted(found, key=lambda item: (len(item[0]), item[0]))
 
 
 def read_sweep(folder: Path) -> Sweep:
@@ -71,28 +68,3 @@ def read_sweep(folder: Path) -> Sweep:
         if job.name not in studies and (job / "error.json").is_file()
     }
     return Sweep(folder, studies, errors)
-
-
-_HEADINGS = ("job", "variant", "status", "latency", "speed-up", "memory", "evidence")
-
-
-def _cells(sweep: Sweep) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (job, row.variant, str(row.status), row.latency, row.speedup, row.memory, row.evidence)
-        for job, row in sweep.rows
-    ]
-    return rows + [(job, "", "invalid", "", "", "", "; ".join(error.problems)) for job, error in sweep.errors.items()]
-
-
-def sweep_markdown(sweep: Sweep) -> str:
-    note = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
-    return markdown(_HEADINGS, _cells(sweep)) + f"\n\n- {note}\n"
-
-
-def sweep_table(sweep: Sweep) -> Group:
-    table = Table(title=f"sweep of {len(sweep.studies) + len(sweep.errors)} jobs", title_justify="left")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right" if heading in ("latency", "speed-up", "memory") else "left")
-    for row in _cells(sweep):
-        table.add_row(*map(escape, row))
-    return Group(table, Text("Each speed-up is against the baseline measured in the same job.", "dim"))

@@ -129,54 +129,76 @@ _HEADINGS = ("variant", "status", "latency", "speed-up", "against", "memory", "e
 
 
 def terminal_table(result: StudyResult, width: int) -> Group:
-    """The table and its notes, for a terminal of that many columns; a narrow one has the evidence below the table."""
-    device = result.environment.device
-    rows = rows_of(result)
-    references = {row.reference for row in rows if row.reference}
+    """The table and its notes, for a terminal of that many columns."""
+    title = f"{result.name} on {result.environment.device['name']}"
+    return Group(*_table(title, rows_of(result), width), *(Text(f"  {note}", "dim") for note in notes_of(result)))
+
+
+def sweep_table(rows: Sequence[tuple[str, Row]], width: int) -> Group:
+    """One table of the candidates of a sweep, each with the number of its job."""
+    numbers = [number for number, _ in rows]
+    table = _table(f"sweep of {len(rows)} jobs", [row for _, row in rows], width, numbers)
+    return Group(*table, Text(f"  {SWEEP_NOTE}", "dim"))
+
+
+SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
+
+
+def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | None = None) -> list[Table | Text]:
+    """A table; where the terminal is narrow, intervals go below their figures, and evidence below the table."""
     wide = width >= 130
-    table = Table(
-        title=f"{escape(result.name)} on {escape(str(device['name']))}", title_justify="left", box=box.SIMPLE_HEAD
-    )
+    references = {row.reference for row in rows if row.reference}
+    against = f"\nagainst {escape(references.pop())}" if len(references) == 1 else ""
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    if jobs is not None:
+        table.add_column("job", justify="right")
     table.add_column("variant", min_width=16)
     table.add_column("status", no_wrap=True)
     table.add_column("latency", justify="right", no_wrap=True)
-    against = f"\nagainst {escape(references.pop())}" if len(references) == 1 else ""
     table.add_column(f"speed-up{against}", justify="right", no_wrap=True)
     if not against:
         table.add_column("against")
     table.add_column("memory", justify="right", no_wrap=True)
     if wide:
         table.add_column("evidence")
-    for row in rows:
-        figures = [row.latency, row.speedup, row.memory]
-        if not wide:
-            # Intervals and ratios go below their figures, which leaves the room to the names.
-            figures = [figure.replace(" [", "\n[").replace(" (", "\n(") for figure in figures]
-        cells: list[str | Text] = [
+    for number, row in enumerate(rows):
+        latency, speedup, memory = (
+            escape(figure if wide else figure.replace(" [", "\n[").replace(" (", "\n("))
+            for figure in (row.latency, row.speedup, row.memory)
+        )
+        table.add_row(
+            *([] if jobs is None else [jobs[number]]),
             escape(row.variant),
             Text(str(row.status), _STYLES.get(row.status, "red")),
-            *map(escape, figures[:2]),
-        ]
-        cells += [] if against else [escape(row.reference)]
-        table.add_row(*cells, escape(figures[2]), *([escape(row.evidence)] if wide else []))
-    below = [] if wide else [Text(f"  {row.variant}: {row.evidence}") for row in rows if row.evidence]
-    return Group(table, *below, *(Text(f"  {note}", "dim") for note in notes_of(result)))
+            latency,
+            speedup,
+            *([] if against else [escape(row.reference)]),
+            memory,
+            *([escape(row.evidence)] if wide else []),
+        )
+    if wide:
+        return [table]
+    return [table, *(Text(f"  {row.variant}: {row.evidence}") for row in rows if row.evidence)]
 
 
 def markdown_table(result: StudyResult) -> str:
     """The same as Markdown."""
-    rows = [
-        (row.variant, str(row.status), row.latency, row.speedup, row.reference, row.memory, row.evidence)
-        for row in rows_of(result)
-    ]
-    return markdown(_HEADINGS, rows) + "\n\n" + "\n".join(f"- {note}" for note in notes_of(result)) + "\n"
+    return _markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result))
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; bars and angle brackets in cells are escaped."""
+def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:
+    """The table of a sweep as Markdown."""
+    return _markdown(("job", *_HEADINGS), [(number, *_cells(row)) for number, row in rows], [SWEEP_NOTE])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return row.variant, str(row.status), row.latency, row.speedup, row.reference, row.memory, row.evidence
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def _cell(text: str) -> str:
