@@ -12,7 +12,10 @@ class UsageError(Exception):
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems))
+        super().__init__(self.problems)  # the list, because it travels between processes
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
 
 
 class ConflictError(UsageError):

@@ -292,6 +292,8 @@ class _Run:
         """
         baseline = next(lane for lane in self.lanes if lane.row.name == self.result.baseline)
         others = [lane for lane in self.lanes if lane is not baseline]
+        # Each lane is loaded and warmed up again, and the baseline is timed once more for each.
+        self.progress.more(len(others) * (3 + self.protocol.rounds) + len(self.lanes))
         before = self._sitting(baseline)
         for lane in others:
             own = self._sitting(lane) if lane.active else []

@@ -38,7 +38,7 @@ class WorkerError(Exception):
 
     def __init__(self, status: Status, reason: str) -> None:
         self.status, self.reason = status, reason
-        super().__init__(f"{status}: {reason}")
+        super().__init__(status, reason)  # both, because it travels between processes
 
 
 # ----------------------------------------------------------------------------------------------------------- the parent

@@ -42,6 +42,11 @@ class Progress:
         self._rounds = rounds
         self._bar.update(self._task, total=calls)
 
+    def more(self, calls: int) -> None:
+        """Says that more calls are ahead than was thought."""
+        total = self._bar.tasks[self._task].total
+        self._bar.update(self._task, total=(total or 0) + calls)
+
     def phase(self, variant: str, phase: str, number: int | None = None) -> None:
         """What runs from now on; `number` is the round."""
         text = f"{phase}, round {number} of {self._rounds}" if number else phase

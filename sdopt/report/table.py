@@ -152,7 +152,7 @@ def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | No
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     if jobs is not None:
         table.add_column("job", justify="right")
-    table.add_column("variant", min_width=16)
+    table.add_column("variant", min_width=16, overflow="fold")
     table.add_column("status", no_wrap=True)
     table.add_column("latency", justify="right", no_wrap=True)
     table.add_column(f"speed-up{against}", justify="right", no_wrap=True)
