@@ -16,10 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DiffusionPipeline
 
 from sdopt.forkserver import StartContext
 from sdopt.measure.device import Device, describe_cpu, energy_meter, probe_device
@@ -31,6 +30,9 @@ from sdopt.optimizations.base import Proof
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.results import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 class WorkerError(Exception):

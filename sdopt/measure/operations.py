@@ -1,16 +1,18 @@
 """Floating-point operations of one image, counted without running it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DiffusionPipeline
 from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.measure.stages import denoiser_of, plain, text_encoders_of
 from sdopt.schema import Workload
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
-def tflop_per_image(pipe: DiffusionPipeline, workload: Workload, size: int) -> dict[str, float]:
+
+def tflop_per_image(pipe: "DiffusionPipeline", workload: Workload, size: int) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.

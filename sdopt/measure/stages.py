@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DiffusionPipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 TEXT_ENCODER, DENOISER, VAE_DECODER = "text_encoder", "denoiser", "vae_decoder"
 STAGES = (TEXT_ENCODER, DENOISER, VAE_DECODER)
@@ -14,12 +16,12 @@ Enter = Callable[[str], None]
 Leave = Callable[[str, Any], None]
 
 
-def denoiser_of(pipe: DiffusionPipeline) -> Any:
+def denoiser_of(pipe: "DiffusionPipeline") -> Any:
     """The model that is called once a step: a UNet or a transformer, compiled or not."""
     return getattr(pipe, denoiser_name(pipe))
 
 
-def denoiser_name(pipe: DiffusionPipeline) -> str:
+def denoiser_name(pipe: "DiffusionPipeline") -> str:
     return "unet" if hasattr(pipe, "unet") else "transformer"
 
 
@@ -28,13 +30,13 @@ def plain(module: torch.nn.Module) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def text_encoders_of(pipe: DiffusionPipeline) -> list[torch.nn.Module]:
+def text_encoders_of(pipe: "DiffusionPipeline") -> list[torch.nn.Module]:
     names = ("text_encoder", "text_encoder_2", "text_encoder_3")
     return [encoder for name in names if (encoder := getattr(pipe, name, None)) is not None]
 
 
 @contextmanager
-def observed(pipe: DiffusionPipeline, enter: Enter, leave: Leave) -> Iterator[None]:
+def observed(pipe: "DiffusionPipeline", enter: Enter, leave: Leave) -> Iterator[None]:
     """Calls `enter(stage)` and `leave(stage, output)` around each stage of every call made within the block.
 
     Forward hooks go on the outermost module, so that a compiled graph is neither entered nor recompiled.

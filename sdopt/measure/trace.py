@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DiffusionPipeline
 
 from sdopt.measure.stages import STAGES, observed
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 _DTYPES = {
     "float": "float32",
@@ -61,7 +63,7 @@ class Trace:
         return self.stages["denoiser"]
 
 
-def trace_call(pipe: DiffusionPipeline, call: Callable[[], Any], cuda: bool) -> Trace:
+def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
     """Runs `call` under PyTorch's profiler, and sorts what it saw by the stage in which it happened.
 
     Args:

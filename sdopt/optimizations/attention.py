@@ -1,16 +1,17 @@
 """attention: how the denoiser computes its attention. The text encoder and the VAE keep theirs."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from diffusers import DiffusionPipeline
-from diffusers.models.attention_processor import AttnProcessor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sdopt.measure.stages import denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Default(Optimization):
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             return Finding(
                 True, _kernels(trace) or "no scaled-dot-product kernel", {"kernels": trace.denoiser.attention}
@@ -38,7 +39,9 @@ class Vanilla(Optimization):
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from diffusers.models.attention_processor import AttnProcessor
+
         denoiser = denoiser_of(pipe)
         denoiser.set_attn_processor(AttnProcessor())
 
@@ -86,7 +89,7 @@ class Sdpa(Optimization):
                 found.append(f"the {self.backend} kernel takes float16 or bfloat16: choose precision=fp16 or bf16")
         return found
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         backend = {
             "math": SDPBackend.MATH,
             "flash": SDPBackend.FLASH_ATTENTION,
@@ -130,7 +133,7 @@ class Sliced(Optimization):
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         denoiser = denoiser_of(pipe)
         denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
 

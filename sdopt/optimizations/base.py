@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar
-
-from diffusers import DiffusionPipeline
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sdopt.measure.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.schema import Model, Workload
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 class Stage(IntEnum):
@@ -99,6 +100,6 @@ class Optimization:
         """State of the process that lives for one call."""
         return nullcontext()
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         """Changes the pipeline; returns what will prove, from a traced call, that the change took effect."""
         raise NotImplementedError

@@ -4,16 +4,17 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline
-from torch._dynamo.utils import counters
 
 from sdopt.measure.stages import denoiser_name, denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 _REGION = "Torch-Compiled Region"
 
@@ -24,7 +25,7 @@ class Eager(Optimization):
 
     stage: ClassVar[Stage] = Stage.COMPILE
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             compiled = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_REGION))
             return Finding(not compiled, "operator by operator")
@@ -66,7 +67,9 @@ class Inductor(Optimization):
             found.append("Inductor is not tried on Windows")
         return found
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from torch._dynamo.utils import counters
+
         counters.clear()
         compiled = torch.compile(denoiser_of(pipe), mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
         setattr(pipe, denoiser_name(pipe), compiled)

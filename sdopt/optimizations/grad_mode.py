@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class GradMode(Optimization):
         with modes[self.mode]():
             yield
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         if self.mode == "enabled":
             _undecorate(pipe)
 
@@ -46,7 +48,7 @@ class GradMode(Optimization):
         return proof
 
 
-def _undecorate(pipe: DiffusionPipeline) -> None:
+def _undecorate(pipe: "DiffusionPipeline") -> None:
     # A pipeline's __call__ is decorated with torch.no_grad(), which would win over any mode around it.
     cls: Any = type(pipe)
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": cls.__call__.__wrapped__})

@@ -1,15 +1,17 @@
 """layout: the order of a tensor's dimensions in memory."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline
 
 from sdopt.measure.stages import denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Layout(Optimization):
     def claims(self) -> frozenset[str]:
         return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         modules = [denoiser_of(pipe), pipe.vae]
         if self.memory_format == "channels_last":
             for module in modules:

@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline
 
 from sdopt.measure.stages import denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 _FLOATS = ("float32", "float16", "bfloat16")
 # How NVIDIA's libraries name the kernels that round their inputs to TensorFloat-32.
@@ -64,7 +66,7 @@ class Precision(Optimization):
                 stack.enter_context(torch.autocast(kind, dtype=getattr(torch, self.autocast)))
             yield
 
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             weights = sorted({str(p.dtype).removeprefix("torch.") for p in denoiser_of(pipe).parameters()})
             products = dict(trace.denoiser.product_dtypes)

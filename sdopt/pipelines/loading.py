@@ -1,13 +1,13 @@
 """From a `Model` to a pipeline on its device."""
 
 from pathlib import Path
-from typing import Any
-
-import diffusers
-from diffusers import DiffusionPipeline, StableDiffusionPipeline
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.schema import Model, Scheduler
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 PACKAGED = Path(__file__).parents[1] / "reference"
 
@@ -34,14 +34,18 @@ def model_folder(model: Model) -> Path:
 
 def scheduler_class(scheduler: Scheduler) -> Any:
     """Raises UsageError where diffusers has no scheduler of that name."""
+    import diffusers
+
     found = getattr(diffusers, scheduler.class_name, None)
     if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):
         raise UsageError(f"scheduler.class_name={scheduler.class_name}: no scheduler of diffusers is so called")
     return found
 
 
-def load_pipeline(model: Model, scheduler: Scheduler, device: str, load_kwargs: dict[str, Any]) -> DiffusionPipeline:
+def load_pipeline(model: Model, scheduler: Scheduler, device: str, load_kwargs: dict[str, Any]) -> "DiffusionPipeline":
     """Loads a pipeline without touching a hub, and moves it to `device`."""
+    from diffusers import StableDiffusionPipeline
+
     pipe = StableDiffusionPipeline.from_pretrained(
         model_folder(model), use_safetensors=True, local_files_only=True, **load_kwargs
     )
