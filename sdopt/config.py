@@ -224,6 +224,15 @@ class HydraComposer:
             config=run.recorded,
         )
 
+    def chosen(self) -> list[str]:
+        changed = difference(self.current.choices, self._default.choices)
+        return [f"{axis}={option}" for axis, option in changed.items() if axis in self.current.choices]
+
+    def without(self, option: str) -> str:
+        axis = _key(option)
+        default = self._default.choices.get(axis)
+        return f"{axis}={default}" if default else f"~{axis}"
+
     def _require_shared(self, name: str, run: RunConfig) -> None:
         # A study has one protocol, one tracker and one device: set in a variant they would change nothing.
         shared = {

@@ -49,6 +49,12 @@ class Composer(Protocol):
             UsageError: an override is unknown or out of range.
         """
 
+    def chosen(self) -> list[str]:
+        """The options that the job chooses beyond the defaults, as overrides (`compiler=inductor`), by axis."""
+
+    def without(self, option: str) -> str:
+        """The override that takes an option back: its axis at the default."""
+
 
 @dataclass(frozen=True)
 class Design:
@@ -81,6 +87,60 @@ class Pair(Design):
 
 
 @dataclass(frozen=True)
+class OneAtATime(Design):
+    """Each of `options` alone on the baseline."""
+
+    name: str = "one_at_a_time"
+    options: list[str] = field(default_factory=list)
+
+    def plan(self, composer: Composer) -> Plan:
+        baseline = composer.variant(BASELINE, plain=True)
+        variants = [composer.variant(option, [option], plain=True) for option in _listed(self.options, "one_at_a_time")]
+        return Plan((baseline, *variants), tuple(Edge(v.name, BASELINE, v.name) for v in variants))
+
+
+@dataclass(frozen=True)
+class Cumulative(Design):
+    """`options` added to the baseline in the order given; each step is compared with the one before it."""
+
+    name: str = "cumulative"
+    options: list[str] = field(default_factory=list)
+
+    def plan(self, composer: Composer) -> Plan:
+        options = _listed(self.options, "cumulative")
+        steps = [composer.variant(BASELINE, plain=True)]
+        steps += [composer.variant(f"+ {option}", options[: n + 1], plain=True) for n, option in enumerate(options)]
+        edges = [
+            Edge(now.name, before.name, option) for before, now, option in zip(steps, steps[1:], options, strict=False)
+        ]
+        return Plan(tuple(steps), tuple(edges))
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(Design):
+    """The composed configuration, and it again without each of its options: what *ablation* means in papers.
+
+    A speed-up below 1 in the row of an option that was left out is what the option contributes to the combination.
+    """
+
+    name: str = "leave_one_out"
+
+    def plan(self, composer: Composer) -> Plan:
+        options = composer.chosen()
+        if len(options) < 2:
+            raise UsageError(
+                "study=leave_one_out: choose at least two options, as in layout=channels_last precision=bf16"
+            )
+        baseline, full = composer.variant(BASELINE, plain=True), composer.variant("full")
+        left = {
+            f"without {option}": composer.variant(f"without {option}", [composer.without(option)]) for option in options
+        }
+        edges = [Edge(full.name, BASELINE, credit(full, baseline))]
+        edges += [Edge(name, full.name, name.removeprefix("without ")) for name in left]
+        return Plan((baseline, full, *left.values()), tuple(edges))
+
+
+@dataclass(frozen=True)
 class Explicit(Design):
     """Variants written out by name, each a list of overrides on the composed configuration; the first is the baseline.
 
@@ -108,6 +168,17 @@ class Explicit(Design):
                 for e in edges
             ),
         )
+
+
+def _listed(options: list[str], design: str) -> list[str]:
+    """The options as overrides. Hydra's grammar takes no bare `=` within a list: `precision:bf16` is written there."""
+    overrides = [option if "=" in option else option.replace(":", "=", 1) for option in options]
+    repeated = sorted({option for option in overrides if overrides.count(option) > 1})
+    if not overrides:
+        raise UsageError(f"study.options: {design} needs them, as in study.options=[precision:bf16,attention:math]")
+    if repeated:
+        raise UsageError([f"study.options: '{option}' is listed twice" for option in repeated])
+    return overrides
 
 
 def credit(candidate: Variant, reference: Variant) -> str:

@@ -3,13 +3,24 @@
 Imports only: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
+import importlib
 import os
 
-import transformers.models.clip.modeling_clip
-import transformers.models.clip.tokenization_clip  # noqa: F401
+MODULES = (
+    "diffusers.guiders",
+    "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
+    "diffusers.schedulers",
+    "torch._dynamo",
+    "torch._inductor.codecache",
+    "torch.profiler",
+    "transformers.models.clip.modeling_clip",
+    "transformers.models.clip.tokenization_clip",
+    "sdopt.worker",
+)
+"""What a worker would otherwise import by itself, in its first calls."""
 
-import sdopt.pipelines.loading
-import sdopt.worker  # noqa: F401
+for _module in MODULES:
+    importlib.import_module(_module)
 
 SERVER_PID = os.getpid()
 """The process that imported this: a worker that finds its own pid here was not forked from a warm server."""
