@@ -104,6 +104,7 @@ def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
 ) -> "StudyResult | None":
     from sdopt.errors import ConflictError
+    from sdopt.report.plots import study_plot
     from sdopt.report.progress import Progress
     from sdopt.report.sheet import comparison_sheet
     from sdopt.report.table import show, terminal_table
@@ -144,10 +145,10 @@ def _study(
         with Progress(console) as progress:
             run_study(plan, result, run.protocol, machine, context, folder, progress)
     finally:
-        sheet = comparison_sheet(result, folder)
         show(result, console, folder)
-        if sheet is not None:
-            console.print(f"images: {sheet}", markup=False, highlight=False, soft_wrap=True)
+        for name, path in (("plot", study_plot(result, folder)), ("images", comparison_sheet(result, folder))):
+            if path is not None:
+                console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
         _track(result, folder, run.tracking, console)
     return result
 

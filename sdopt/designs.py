@@ -5,6 +5,7 @@ A design is a frozen dataclass with a yaml in `conf/study/`. It asks a `Composer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Protocol
 
 from sdopt.errors import UsageError
@@ -30,6 +31,8 @@ class Plan:
 
     variants: tuple[Variant, ...]
     edges: tuple[Edge, ...]
+    factors: tuple[str, ...] = ()
+    """Options whose effects are estimated from the product of them all."""
 
     @property
     def baseline(self) -> Variant:
@@ -114,6 +117,33 @@ class Cumulative(Design):
             Edge(now.name, before.name, option) for before, now, option in zip(steps, steps[1:], options, strict=False)
         ]
         return Plan(tuple(steps), tuple(edges))
+
+
+@dataclass(frozen=True)
+class Factorial(Design):
+    """The product of `options`: every combination, with at most one option of each axis.
+
+    Main effects and pairwise interactions are estimated from it; see `sdopt.effects`.
+    """
+
+    name: str = "factorial"
+    options: list[str] = field(default_factory=list)
+
+    @property
+    def factors(self) -> list[str]:
+        """The options as overrides, in the order given."""
+        return _listed(self.options, "factorial")
+
+    def plan(self, composer: Composer) -> Plan:
+        axes: dict[str, list[str]] = {}
+        for option in self.factors:
+            axes.setdefault(option.partition("=")[0], []).append(option)
+        cells = [
+            [option for option in cell if option] for cell in product(*([None, *options] for options in axes.values()))
+        ]
+        variants = [composer.variant(", ".join(cell) or BASELINE, cell, plain=True) for cell in cells]
+        edges = [Edge(variant.name, BASELINE, variant.name) for variant in variants[1:]]
+        return Plan(tuple(variants), tuple(edges), tuple(self.factors))
 
 
 @dataclass(frozen=True)

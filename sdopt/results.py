@@ -160,6 +160,19 @@ class Comparison:
 
 
 @dataclass
+class Effect:
+    """Of a factorial study: one option's main effect, or the interaction of two, as ratios.
+
+    `aliased_with` names the effects that the measured variants cannot tell it apart from; it has no figure then.
+    """
+
+    options: tuple[str, ...]
+    speedup: Interval | None = None
+    memory_ratio: Interval | None = None
+    aliased_with: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Environment:
     """Where and with what a study ran."""
 
@@ -206,7 +219,7 @@ class StudyResult:
     floor: float | None = None
     """Ratio by which the two baseline workers differed, as in 1.02."""
     schedule: Schedule = field(default_factory=Schedule)
-    objective: float | None = None
+    effects: list[Effect] = field(default_factory=list)
     status: str = "running"
     """`running`, `finished` or `interrupted`."""
 

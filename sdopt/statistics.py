@@ -48,9 +48,10 @@ def speedup(candidate: VariantResult, reference: VariantResult, confidence: floa
     if not logs:
         return None
     if len(logs) == 1:
-        return _ratio(logs[0], confidence, "round") if logs[0].size >= MINIMUM_ROUNDS else _point(logs[0], "round")
-    mine = np.array([_log_times(m, r).mean() for m, r in pairs])
-    other = np.array([_log_times(r, m).mean() for m, r in pairs])
+        return ratio(logs[0], confidence, "round")
+    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in pairs)
+    mine = np.array([log_times(m, in_blocks).mean() for m, _ in pairs])
+    other = np.array([log_times(r, in_blocks).mean() for _, r in pairs])
     test = stats.ttest_ind(other, mine, equal_var=True)
     bounds = test.confidence_interval(confidence)
     return Interval(
@@ -115,34 +116,34 @@ def within_floor(comparison: Comparison) -> bool:
     return abs(math.log(comparison.speedup.estimate)) <= math.log(comparison.floor)
 
 
-def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
-    """log(reference / candidate) by round."""
-    mine, other = _log_times(candidate, reference), _log_times(reference, candidate)
-    rounds = min(mine.size, other.size)
-    return other[:rounds] - mine[:rounds]
-
-
-def _log_times(measurement: Measurement, other: Measurement) -> np.ndarray:
+def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
     """log of the times by round; in blocks, relative to the baseline just before and just after."""
     times = np.log(measurement.latency_s)
     if measurement.latency_before_s and measurement.latency_after_s:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)
         return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
-    # Only the baseline has no baseline around it: relative to itself it is 1.
-    return np.zeros(len(other.latency_s)) if other.latency_before_s else times
+    # In blocks only the baseline has no baseline around it: relative to itself it is 1.
+    return np.zeros(times.size) if in_blocks else times
 
 
-def _ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
-    low, high = logs.mean(), logs.mean()
-    if logs.std() > 0:
-        low, high = stats.t.interval(confidence, logs.size - 1, loc=logs.mean(), scale=stats.sem(logs))
-    bounds = (float(np.exp(low)), float(np.exp(high)))
-    return Interval(float(np.exp(logs.mean())), *bounds, confidence, int(logs.size), unit)
+def ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
+    """A geometric mean with a t interval on the log scale, where there are enough replicates for one."""
+    interval = Interval(float(np.exp(logs.mean())), n=int(logs.size), unit=unit)
+    if logs.size >= (MINIMUM_ROUNDS if unit == "round" else 2):
+        low, high = logs.mean(), logs.mean()
+        if logs.std() > 0:
+            low, high = stats.t.interval(confidence, logs.size - 1, loc=logs.mean(), scale=stats.sem(logs))
+        interval.low, interval.high, interval.confidence = float(np.exp(low)), float(np.exp(high)), confidence
+    return interval
 
 
-def _point(logs: np.ndarray, unit: str) -> Interval:
-    return Interval(float(np.exp(logs.mean())), n=int(logs.size), unit=unit)
+def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
+    """log(reference / candidate) by round."""
+    in_blocks = bool(candidate.latency_before_s or reference.latency_before_s)
+    mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
+    rounds = min(mine.size, other.size)
+    return other[:rounds] - mine[:rounds]
 
 
 def _peaks(variant: VariantResult) -> list[float]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdopt.designs import CONTROL, Plan
+from sdopt.effects import effects_of
 from sdopt.environment import describe_environment
 from sdopt.errors import ConflictError
 from sdopt.forkserver import StartContext
@@ -105,6 +106,7 @@ def run_study(
             lane.kill()
         result.finished = _now()
         compare(result)
+        result.effects = effects_of(result, plan.factors)
         write_result(result, folder)
     return result
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.measure.metrics import metrics_of
+from sdopt.report.plots import study_plot
 from sdopt.report.sheet import comparison_sheet
 from sdopt.report.table import markdown_table
 from sdopt.results import StudyResult, VariantResult
@@ -171,10 +172,11 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
         client.log_metric(run, "floor/ratio", result.floor)
     client.log_text(run, table, "table.md")
     client.log_artifact(run, str(folder / "result.json"))
-    sheet = comparison_sheet(result, folder) if images else None
-    if sheet is not None:
-        with Image.open(sheet) as image:
-            client.log_image(run, image, key="comparison")
+    pictures = {"plot": study_plot(result, folder), "comparison": comparison_sheet(result, folder) if images else None}
+    for key, path in pictures.items():
+        if path is not None:
+            with Image.open(path) as image:
+                client.log_image(run, image.convert("RGB"), key=key)
     return str(run)
 
 

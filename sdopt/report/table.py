@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.results import Comparison, Interval, Measurement, Status, StudyResult, VariantResult
+from sdopt.results import Comparison, Effect, Interval, Measurement, Status, StudyResult, VariantResult
 from sdopt.statistics import latency, within_floor
 
 _STYLES = {
@@ -116,6 +116,11 @@ def notes_of(result: StudyResult) -> list[str]:
         "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
     }
     notes += [f"Memory: {memory[name]}." for name in sorted(names)]
+    if result.effects:
+        notes.append(
+            "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
+            "are faster (or larger) together than each by itself would make them."
+        )
     if any(v.status is Status.NOT_ENGAGED for v in result.variants):
         notes.append("not_engaged: the option ran without evidence of taking effect; its figures credit nothing.")
     return notes
@@ -131,7 +136,30 @@ _HEADINGS = ("variant", "status", "latency", "speed-up", "against", "memory", "e
 def terminal_table(result: StudyResult, width: int) -> Group:
     """The table and its notes, for a terminal of that many columns."""
     title = f"{result.name} on {result.environment.device['name']}"
-    return Group(*_table(title, rows_of(result), width), *(Text(f"  {note}", "dim") for note in notes_of(result)))
+    effects = [effects_table(result.effects)] if result.effects else []
+    notes = [Text(f"  {note}", "dim") for note in notes_of(result)]
+    return Group(*_table(title, rows_of(result), width), *effects, *notes)
+
+
+def effects_table(effects: Sequence[Effect]) -> Table:
+    """Main effects and interactions of a factorial study."""
+    table = Table(title="effects", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in _EFFECT_HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("effect", "of") else "right")
+    for cells in map(_effect_cells, effects):
+        table.add_row(*map(escape, cells))
+    return table
+
+
+_EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")
+
+
+def _effect_cells(effect: Effect) -> tuple[str, ...]:
+    kind = "main" if len(effect.options) == 1 else "interaction"
+    if effect.aliased_with:
+        return kind, " × ".join(effect.options), f"aliased with {', '.join(effect.aliased_with)}", ""
+    figures = [_ratio(figure, "") if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
+    return kind, " × ".join(effect.options), *figures
 
 
 def sweep_table(rows: Sequence[tuple[str, Row]], width: int) -> Group:
@@ -183,7 +211,8 @@ def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | No
 
 def markdown_table(result: StudyResult) -> str:
     """The same as Markdown."""
-    return _markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result))
+    effects = _markdown(_EFFECT_HEADINGS, list(map(_effect_cells, result.effects)), []) if result.effects else ""
+    return _markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result)) + "\n" + effects
 
 
 def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:

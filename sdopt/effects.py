@@ -1,0 +1,82 @@
+"""Factorial studies: the effect of each option, and of each pair, on latency and memory."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from scipy import linalg
+
+from sdopt.results import Effect, StudyResult, VariantResult
+from sdopt.statistics import log_times, ratio
+
+_TOLERANCE = 1e-9
+
+
+def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
+    """Main effects and pairwise interactions of `options` (as `axis=option`), as ratios.
+
+    A least-squares fit of log time on centred indicators and their products, once per round (or, with several
+    processes per variant, once per replicate), as in Box, Hunter & Hunter, *Statistics for Experimenters*, chapter 5.
+    The main effect of an option is its speed-up averaged over the others. The interaction of two is their joint
+    speed-up over the product of each alone: above 1 they help each other. Where cells of the product are missing,
+    effects that the rest cannot tell apart are named as aliased, and get no figure.
+    """
+    cells = [v for v in result.variants if v.role == "variant" and v.status.measured and v.measurements]
+    if len(cells) < 2 or not options:
+        return []
+    present = np.array([[float(_has(cell, option)) for option in options] for cell in cells])
+    terms: list[tuple[int, ...]] = [(n,) for n in range(len(options))]
+    terms += [
+        pair for pair in combinations(range(len(options)), 2) if _axis(options[pair[0]]) != _axis(options[pair[1]])
+    ]
+    # Centred on the full product, so that an average over the other options is an average over all their levels.
+    levels = [1 + sum(_axis(other) == _axis(option) for other in options) for option in options]
+    centred = present - 1 / np.array(levels)
+    design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in terms)])
+    aliases = _aliases(design)
+    inverse = np.linalg.pinv(design)
+    times, unit = _log_times(cells)
+    memory = [[np.log(m.memory.headline[1]) for m in cell.measurements if m.memory] for cell in cells]
+    found = []
+    for row, term in enumerate(terms, 1):
+        names = tuple(options[n] for n in term)
+        mixed = [" × ".join(options[n] for n in terms[other - 1]) if other else "the mean" for other in aliases[row]]
+        effect = Effect(names, aliased_with=mixed)
+        if not mixed:
+            effect.speedup = ratio(-(inverse[row] @ times), result.confidence, unit)
+            if all(len(values) == len(memory[0]) and values for values in memory):
+                effect.memory_ratio = ratio(inverse[row] @ np.array(memory), result.confidence, "process")
+        found.append(effect)
+    return found
+
+
+def _has(cell: VariantResult, option: str) -> bool:
+    axis, _, name = option.partition("=")
+    return cell.choices.get(axis, "").partition("(")[0] == name
+
+
+def _axis(option: str) -> str:
+    return option.partition("=")[0]
+
+
+def _log_times(cells: Sequence[VariantResult]) -> tuple[np.ndarray, str]:
+    """log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is."""
+    replicates = min(len(cell.measurements) for cell in cells)
+    in_blocks = any(measurement.latency_before_s for cell in cells for measurement in cell.measurements)
+    if replicates > 1:
+        means = [[log_times(m, in_blocks).mean() for m in cell.measurements[:replicates]] for cell in cells]
+        return np.array(means), "process"
+    logs = [log_times(cell.measurements[0], in_blocks) for cell in cells]
+    rounds = min(values.size for values in logs)
+    return np.array([values[:rounds] for values in logs]), "round"
+
+
+def _aliases(design: np.ndarray) -> list[list[int]]:
+    """For each column, the columns that it cannot be told apart from: those beside it in the design's null space."""
+    null = linalg.null_space(design, rcond=_TOLERANCE)
+    found = []
+    for column in range(design.shape[1]):
+        mixed = null[:, np.abs(null[column]) > _TOLERANCE]
+        others = np.flatnonzero(np.abs(mixed).max(axis=1) > _TOLERANCE) if mixed.size else np.array([], dtype=int)
+        found.append([int(other) for other in others if other != column])
+    return found
