@@ -53,8 +53,14 @@ def main(argv: list[str]) -> int:
 def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     import hydra
 
-    from sdopt.config import CONF, CONFIG_NAME, RememberFolder
+    from sdopt.config import CONF, CONFIG_NAME, RememberFolder, reject_null_groups
+    from sdopt.errors import UsageError
 
+    try:
+        reject_null_groups(argv)
+    except UsageError as error:
+        print(f"sdopt: {error}", file=sys.stderr)
+        return 2
     # Users' own optimizations live in modules beside where they work, as with `python -m`.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

@@ -3,8 +3,9 @@
 Nothing below this receives a `DictConfig`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,15 +15,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 import sdopt
 from sdopt.designs import Design, difference
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
-from sdopt.pipelines.loading import model_folder, scheduler_class
+from sdopt.pipelines.loading import model_folder, require_options
 from sdopt.prompts import resolve_prompts
 from sdopt.schema import Hardware, Model, Protocol, Scheduler, Tracking, Workload, out_of_range
 from sdopt.variant import Variant
@@ -81,9 +81,15 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
         else:
             problems.append(f"{key}: this group must be chosen; it cannot be removed")
     for key in map(str, cfg):
-        if key not in _SECTIONS and key not in _SCALARS:
+        if OmegaConf.is_missing(cfg, key):
+            problems.append(f"{key}: must be given, as in {key}=…")
+        elif key not in _SECTIONS and key not in _SCALARS:
             optimizations |= _axis(key, cfg[key], problems)
-    objective = cfg.get("objective")
+    try:
+        objective = cfg.get("objective")
+    except OmegaConfBaseException as error:
+        problems.append(f"objective: {str(error).splitlines()[0]}")
+        objective = ""
     names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
     if not names or not all(isinstance(name, str) for name in names):
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
@@ -108,7 +114,7 @@ def _beyond_types(model: Model, scheduler: Scheduler, workload: Workload) -> lis
     problems = []
     if workload.size is not None and workload.size % 8:
         problems.append(f"workload.size={workload.size}: must be a multiple of 8, the factor of the autoencoder")
-    for check in (lambda: model_folder(model), lambda: scheduler_class(scheduler), lambda: resolve_prompts(workload)):
+    for check in (lambda: model_folder(model), lambda: require_options(scheduler), lambda: resolve_prompts(workload)):
         try:
             check()
         except UsageError as error:
@@ -122,6 +128,10 @@ def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
         return {}
     if not isinstance(node, DictConfig):
         problems.append(f"{key}: unknown key; the sections are {', '.join([*_SECTIONS, *_SCALARS])}")
+        return {}
+    missing = [f"{key}.{name!s}" for name in node if OmegaConf.is_missing(node, name)]
+    problems += [f"{name}: must be given, as in {name}=…" for name in missing]
+    if missing:
         return {}
     nodes = {key: node} if "_target_" in node else {f"{key}.{name!s}": node[name] for name in node}
     made = {path: _typed(path, child, Optimization, problems) for path, child in nodes.items()}
@@ -141,7 +151,8 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
             problems.append(f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}")
             return None
         try:
-            cls = get_class(target)
+            module, _, name = target.rpartition(".")
+            cls = getattr(import_module(module), name)
         except Exception as error:  # whatever importing a user's own module raises
             reason = str(error.__cause__ or error).splitlines()[0]
             problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
@@ -149,8 +160,14 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         if not (isinstance(cls, type) and is_dataclass(cls) and issubclass(cls, kind)):
             problems.append(f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}")
             return None
-    schema = OmegaConf.structured(cls)
+    try:
+        schema = OmegaConf.structured(cls)
+    except OmegaConfBaseException as error:
+        reason = f"{str(error).splitlines()[0]} of its field {error.full_key}"
+        problems.append(f"{path}._target_={target}: {reason}; a yaml holds numbers, strings, lists and mappings")
+        return None
     OmegaConf.set_readonly(schema, False)
+    limits = {field.name: field.metadata for field in fields(cls)}
     before = len(problems)
     for key in values:
         full = f"{path}.{key}"
@@ -162,8 +179,12 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
             continue
         try:
             schema = OmegaConf.merge(schema, {key: node[key]})
+            wrong = out_of_range(schema[key], limits[key])
         except OmegaConfBaseException as error:
             problems.append(f"{full}: {str(error).splitlines()[0]}")
+        else:
+            if wrong:
+                problems.append(f"{full}={schema[key]}: {wrong}")
     if len(problems) > before:
         return None
     try:
@@ -171,12 +192,7 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     except OmegaConfBaseException as error:
         problems.append(f"{path}: {str(error).splitlines()[0]}")
         return None
-    for field in fields(cls):
-        value = getattr(made, field.name)
-        wrong = out_of_range(value, field.metadata)
-        if wrong:
-            problems.append(f"{path}.{field.name}={value}: {wrong}")
-    return made if len(problems) == before else None
+    return made
 
 
 class HydraComposer:
@@ -196,12 +212,12 @@ class HydraComposer:
         return cls(list(overrides.task), list(overrides.hydra))
 
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
-        merged = _merge(self._without_optimizations() if plain else self._overrides, overrides)
         try:
-            run = self._parse(merged)
-            axes = {axis.partition(".")[0] for axis in run.optimizations}
-            details = [key for key in map(_key, merged) if "." in key and _top(key) in axes]
-            asis = self._parse([o for o in merged if _key(o) not in details]) if details else run
+            merged = _merge(self._without_optimizations() if plain else self._overrides, overrides)
+            # A preset may have changed keys of an option, and would change them in the baseline's option too.
+            reset = self._axes() - {_top(_key(override)) for override in overrides} if plain else set()
+            run = self._parse(merged, reset)
+            asis = self._asis(run)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
         self._require_shared(name or "candidate", run)
@@ -223,6 +239,47 @@ class HydraComposer:
             prompts=resolve_prompts(run.workload),
             config=run.recorded,
         )
+
+    def _axes(self) -> set[str]:
+        return {_top(axis) for axis in [*self.current.optimizations, *self._default.optimizations]}
+
+    def _without_optimizations(self) -> list[str]:
+        kept = [override for override in self._overrides if _top(_key(override)) not in self._axes()]
+        # Named once more, because a preset may have chosen otherwise.
+        return kept + [f"{axis}={option}" for axis, option in self._default.choices.items() if "." not in axis]
+
+    def _asis(self, run: RunConfig) -> RunConfig:
+        """The options of a configuration as their files have them, to see which of their keys were changed."""
+        chosen = [
+            f"{'' if axis in self._default.choices else '+'}{axis}={option}"
+            for axis, option in run.choices.items()
+            if "." not in axis and option != self._default.choices.get(axis)
+        ]
+        try:
+            return self._parse(chosen) if chosen else self._default
+        except UsageError:
+            return run  # an option with a mandatory key does not stand alone
+
+    def _parse(self, overrides: Sequence[str], reset: Collection[str] = ()) -> RunConfig:
+        """Composes and types; the axes in `reset` are as in the defaults, whatever chose or changed them."""
+        try:
+            cfg, choices = self._compose(overrides)
+            if reset:
+                plain, plain_choices = self._compose([])
+                with open_dict(cfg):
+                    for axis in reset:
+                        cfg[axis] = plain.get(axis)
+                choices = choices | {axis: plain_choices.get(axis) for axis in reset}
+            return parse(cfg, choices)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            key = getattr(error, "full_key", None)
+            raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else _in_one_line(error)) from error
+
+    def _compose(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+        reject_null_groups(overrides)
+        cfg = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
+        choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), choices
 
     def chosen(self) -> list[str]:
         changed = difference(self.current.choices, self._default.choices)
@@ -246,20 +303,6 @@ class HydraComposer:
                 [f"variant '{name}': {key} belongs to the whole study; set it beside study" for key in wrong]
             )
 
-    def _without_optimizations(self) -> list[str]:
-        axes = {axis.partition(".")[0] for axis in [*self.current.optimizations, *self._default.optimizations]}
-        kept = [override for override in self._overrides if _top(_key(override)) not in axes]
-        # Named once more, because a preset may have chosen otherwise.
-        return kept + [f"{axis}={option}" for axis, option in self._default.choices.items() if "." not in axis]
-
-    def _parse(self, overrides: Sequence[str]) -> RunConfig:
-        try:
-            cfg = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UsageError(" ".join(line.strip() for line in str(error).splitlines()[:4])) from error
-        choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
-        return parse(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), choices)
-
 
 def tracking_of(overrides: Sequence[str]) -> Tracking:
     """The tracking section alone, for commands that measure nothing. Raises UsageError."""
@@ -280,6 +323,15 @@ class RememberFolder(Callback):
         RememberFolder.sweep = Path(config.hydra.sweep.dir)
 
 
+def reject_null_groups(overrides: Sequence[str]) -> None:
+    """Raises UsageError where a group is set to null, on which Hydra would only end with a traceback."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if value == "null" and (CONF / key).is_dir() and key != "experiment":
+            options = ", ".join(sorted(path.stem for path in (CONF / key).glob("*.yaml")))
+            raise UsageError(f"{key}=null: a group is chosen, not emptied; choose one of {options}")
+
+
 def in_sweep() -> bool:
     """Whether the running Hydra job is one of many."""
     return HydraConfig.get().mode == RunMode.MULTIRUN
@@ -288,6 +340,12 @@ def in_sweep() -> bool:
 def job_folder() -> Path:
     """The folder that Hydra made for the running job."""
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _in_one_line(error: Exception) -> str:
+    """What Hydra says, with the choices that it lists but without the paths that it searched."""
+    said = str(error).partition("Config search path")[0]
+    return " ".join(said.replace("\n\t", ", ").replace(":, ", ": ").split())
 
 
 def _merge(overrides: Sequence[str], more: Sequence[str]) -> list[str]:

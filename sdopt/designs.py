@@ -83,7 +83,7 @@ class Pair(Design):
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, self.baseline, plain=True)
         candidate = composer.variant(None)
-        if candidate.optimizations == baseline.optimizations:
+        if candidate.config == baseline.config:
             # A sweep's grid holds the baseline itself: the A/A control is then all there is to compare.
             return Plan((baseline,), ())
         return Plan((baseline, candidate), (Edge(candidate.name, BASELINE, credit(candidate, baseline)),))
@@ -178,7 +178,7 @@ class Explicit(Design):
     """
 
     name: str = "explicit"
-    variants: dict[str, list[str]] = field(default_factory=dict)
+    variants: dict[str, list[str]] | None = None
     edges: list[ExplicitEdge] = field(default_factory=list)
 
     def plan(self, composer: Composer) -> Plan:

@@ -1,5 +1,6 @@
 """From a `Model` to a pipeline on its device."""
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,16 @@ def scheduler_class(scheduler: Scheduler) -> Any:
     if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):
         raise UsageError(f"scheduler.class_name={scheduler.class_name}: no scheduler of diffusers is so called")
     return found
+
+
+def require_options(scheduler: Scheduler) -> None:
+    """Raises UsageError for options that the scheduler does not have: diffusers would ignore them."""
+    known = inspect.signature(scheduler_class(scheduler).__init__).parameters
+    unknown = [name for name in scheduler.options if name not in known]
+    if unknown:
+        has = ", ".join(name for name in known if name != "self")
+        problems = [f"scheduler.options.{name}: {scheduler.class_name} has {has}" for name in unknown]
+        raise UsageError(problems)
 
 
 def load_pipeline(model: Model, scheduler: Scheduler, device: str, load_kwargs: dict[str, Any]) -> "DiffusionPipeline":

@@ -114,13 +114,14 @@ averaged weights. PSNR of held-out pictures: **{autoencoder["held_out_psnr_db"]:
 {autoencoder["loss"]:.4f}. Scaling factor {autoencoder["scaling_factor"]:.4f}, measured.
 - **Denoiser and text encoder**: {denoiser["steps"]:,} steps of {denoiser["batch_size"]} latents in \
 {denoiser["seconds"] / 60:.0f} minutes \
-({denoiser["steps"] * denoiser["batch_size"] / denoiser["pictures"]:.0f} passes over the pictures); v-prediction with \
+v-prediction with \
 min-SNR weights (γ = 5, Hang et al. 2023), one timestep from each of as many equal intervals as the batch is large, \
 {denoiser["caption_dropout"]:.0%} empty captions for guidance; AdamW, cosine schedule, averaged weights. \
 Last training loss (weighted) {denoiser["loss"]:.4f}.
 
 A plain caption was paired with the flat style only, and the other styles always named: spread over four vendors' \
-drawings, plain captions would have come out as a blend.
+drawings, plain captions would have come out as a blend. Flat pictures were drawn {denoiser["flat_weight"]:g} times as \
+often as the others, so the other styles are weaker.
 
 ## Prompts
 

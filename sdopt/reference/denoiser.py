@@ -143,6 +143,7 @@ def train_denoiser(
     figures = {
         "batch_size": options.batch_size,
         "caption_dropout": options.caption_dropout,
+        "flat_weight": options.flat_weight,
         "pictures": len(records),
         "hardware": describe_hardware(device, config.arithmetic),
     }

@@ -67,6 +67,8 @@ def export(config: TrainReferenceConfig) -> None:
         if file.is_file():
             place = target / file.relative_to(fresh)
             place.parent.mkdir(parents=True, exist_ok=True)
+            # diffusers writes weights that only their owner may read.
+            file.chmod(0o644)
             file.replace(place)
     shutil.rmtree(fresh)
     write_prompts(prompts, target.with_name("prompts.json"))
