@@ -1,0 +1,133 @@
+"""The `sdopt` command as a user gives it: in this process, or where the process is the subject in one of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+
+from sdopt.cli import main
+from sdopt.results import StudyResult, read_result
+
+ROOT = Path(__file__).parents[1]
+SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))
+"""A user's own folder of groups, with options that go wrong: see `tests/sabotage.py`."""
+
+# On the CPU also where there is a GPU: tests of CUDA are marked as such, and ask for it.
+SMALL = ("hardware=cpu", "hardware.threads=1", "tracking=none", "workload.steps=2", "workload.prompt_count=1")
+SMOKE = ("protocol=smoke", *SMALL)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+    cwd: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the one result that it wrote."""
+        [path] = (self.cwd / "outputs").rglob("result.json")
+        return path.parent
+
+    @property
+    def result(self) -> StudyResult:
+        return read_result(self.folder)
+
+    @property
+    def shown(self) -> str:
+        """All it said, as one line: a terminal wraps its text anywhere."""
+        return " ".join((self.out + " " + self.err).split())
+
+
+def sdopt(cwd: Path, *arguments: str) -> Finished:
+    """Runs the command in this process, from the folder `cwd`; its workers start from this process's fork server."""
+    out, err = StringIO(), StringIO()
+    path = list(sys.path)
+    try:
+        with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
+            code = main(list(arguments))
+    finally:
+        sys.path[:] = path
+    assert not GlobalHydra.instance().is_initialized(), "Hydra's state outlives the command"
+    return Finished(code, out.getvalue(), err.getvalue(), cwd)
+
+
+@dataclass
+class Process:
+    """The command in a process, and a session, of its own."""
+
+    popen: subprocess.Popen[str]
+    cwd: Path
+    mark: str = field(default="")
+
+    def interrupt(self) -> None:
+        """What Ctrl-C in a terminal does: a signal to the whole foreground group."""
+        os.killpg(self.popen.pid, signal.SIGINT)
+
+    def finish(self, timeout_s: float = 120) -> Finished:
+        out, err = self.popen.communicate(timeout=timeout_s)
+        return Finished(self.popen.returncode, out, err, self.cwd)
+
+    def descendants(self) -> list[str]:
+        """Command lines of the process and of all that it or a descendant started."""
+        return _marked(self.mark)
+
+    def left_behind(self, patience_s: float = 10) -> list[str]:
+        """Those that are there still after some patience."""
+        deadline = time.monotonic() + patience_s
+        while (found := _marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+
+def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: str) -> Process:
+    """Starts the command from the folder `cwd`, without waiting for it."""
+    mark = uuid.uuid4().hex
+    # The environment goes to every descendant, whichever its parent, session or group.
+    popen = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment, "SDOPT_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    return Process(popen, cwd, mark)
+
+
+def _marked(mark: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                if mark.encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue  # it ended meanwhile, or is another user's
+    return found
+
+
+def parents() -> dict[int, int]:
+    """The parent of every process, zombies left out."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state != "Z":
+                found[int(folder.name)] = int(parent)
+    return found

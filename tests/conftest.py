@@ -1,0 +1,93 @@
+"""Studies and sweeps that several tests look at, measured once, and what tests compose and load."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import initialize_config_dir
+
+from sdopt.config import CONF, HydraComposer
+from sdopt.measure.device import Device, probe_device
+from sdopt.results import StudyResult
+from sdopt.variant import Variant
+from sdopt.worker import Session
+from tests.command import SMALL, SMOKE, Finished, sdopt
+
+CPU = probe_device("cpu")
+
+# Of a model this small a second thread costs more than it gives, the more so on a machine that is busy.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def composer() -> Iterator[type[HydraComposer]]:
+    """Makes composers, as inside a Hydra job: `composer(["precision=bf16"])`."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        yield HydraComposer
+
+
+Compose = Callable[..., Variant]
+
+
+@cache
+def _smallest() -> HydraComposer:
+    return HydraComposer([*SMOKE, "workload.steps=1"])
+
+
+@pytest.fixture
+def variant(composer: type[HydraComposer]) -> Compose:
+    """A variant of the smallest workload: `variant("precision=bf16")`."""
+    return lambda *overrides: _smallest().variant(None, overrides)
+
+
+Load = Callable[..., Session]
+
+
+@pytest.fixture
+def session(variant: Compose) -> Load:
+    """The worker's side of a variant, in this process, with the packaged pipeline loaded afresh."""
+
+    def load(*overrides: str, device: Device = CPU) -> Session:
+        session = Session(variant(*overrides), device)
+        session.prepare()
+        return session
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A study with enough rounds for intervals: the baseline, half precision, batches of four, and one that cannot run."""
+    variants = """{
+        baseline: [],
+        bfloat16: ["precision=bf16"],
+        batches of four: ["workload.batch_size=4"],
+        TensorFloat-32: ["precision=tf32"]
+    }"""
+    return sdopt(
+        tmp_path_factory.mktemp("finished"),
+        *("run", "study=explicit", "study.name=shared", f"study.variants={' '.join(variants.split())}", *SMALL),
+        *("protocol.rounds=6", "protocol.warmup=1", "protocol.stage_calls=1", "workload.prompt_count=4"),
+    )
+
+
+@pytest.fixture
+def result(finished: Finished) -> StudyResult:
+    """The result of the finished study, read anew: a test may change it."""
+    return finished.result
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A sweep of three jobs: the baseline itself, one more, and one that cannot run here; logged where MLflow is installed."""
+    tracking = ["tracking=mlflow"] if find_spec("mlflow") else []
+    return sdopt(tmp_path_factory.mktemp("sweep"), "run", "-m", *SMOKE, *tracking, "attention=default,math,cudnn")
+
+
+@pytest.fixture(scope="session")
+def sweep_folder(sweep: Finished) -> Path:
+    [path] = (sweep.cwd / "outputs" / "sweeps").glob("*/*/multirun.yaml")
+    return path.parent

@@ -1,0 +1,428 @@
+"""Every option conflicts with a reason or is applied and proves it; and where its change is undone, the proof fails."""
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from PIL import Image
+
+from sdopt.config import CONF, HydraComposer
+from sdopt.measure.device import Device
+from sdopt.measure.stages import observed
+from sdopt.optimizations.base import Contract, Optimization
+from sdopt.optimizations.compiler import Inductor
+from sdopt.results import Evidence
+from sdopt.variant import Variant
+from sdopt.worker import Session
+from tests.command import SMOKE, parents, sdopt
+from tests.conftest import CPU, Compose, Load
+
+AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
+OPTIONS = [(axis, path.stem) for axis in AXES for path in sorted((CONF / axis).glob("*.yaml"))]
+CUDA_ONLY = {
+    ("attention", "mem_efficient"),
+    ("attention", "cudnn"),
+    ("precision", "tf32"),
+    ("precision", "fp32_ieee"),
+}
+COMPILED = [("compiler", "inductor")]  # minutes rather than seconds: see the slow tests
+HERE = [option for option in OPTIONS if option not in CUDA_ONLY and option not in COMPILED]
+
+
+def cuda(major: int, minor: int) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), memory_total_gib=80.0, memory_free_gib=80.0)
+
+
+def evidence(session: Session, axis: str) -> Evidence:
+    [found] = [item for item in session.prove() if item.axis == axis]
+    return found
+
+
+def pipeline(session: Session) -> DiffusionPipeline:
+    return session._pipe
+
+
+class TestConflicts:
+    @pytest.mark.parametrize(("axis", "option"), OPTIONS)
+    def test_on_a_cpu_only_what_needs_cuda(self, variant: Compose, axis: str, option: str) -> None:
+        found = variant(f"{axis}={option}").conflicts(CPU)
+        if (axis, option) in CUDA_ONLY:
+            [reason] = found
+            assert reason.startswith(f"{axis}={option}: ")
+            assert reason.endswith(f"needs a CUDA device; this runs on {CPU.name}")
+        else:
+            assert found == []
+
+    def test_are_all_reported(self, variant: Compose) -> None:
+        found = variant("precision=tf32", "attention=cudnn").conflicts(CPU)
+        assert [reason.partition(":")[0] for reason in found] == ["precision=tf32", "attention=cudnn"]
+
+    @pytest.mark.parametrize(
+        ("capability", "overrides", "at_fault"),
+        [
+            ((7, 5), ["precision=tf32", "attention=flash"], ["precision=tf32", "attention=flash", "attention=flash"]),
+            ((7, 5), ["precision=bf16", "attention=cudnn"], ["precision=bf16", "attention=cudnn"]),
+            ((7, 5), ["precision=fp16", "attention=mem_efficient", "compiler=inductor"], []),
+            ((7, 5), ["precision=fp32_ieee"], ["precision=fp32_ieee"]),
+            ((6, 1), ["compiler=inductor", "attention=mem_efficient"], ["compiler=inductor"]),
+            ((3, 7), ["precision=fp16", "attention=mem_efficient"], ["attention=mem_efficient"]),
+            ((8, 0), ["attention=flash"], ["attention=flash"]),
+            ((8, 0), ["attention=cudnn", "precision=tf32"], ["attention=cudnn"]),
+            ((8, 0), ["attention=flash", "precision=autocast_fp16"], []),
+            ((9, 0), ["attention=cudnn", "precision=bf16", "compiler=inductor", "layout=channels_last"], []),
+            ((9, 0), ["precision=tf32", "attention=mem_efficient"], []),
+        ],
+    )
+    def test_on_a_gpu_of_some_capability(
+        self, variant: Compose, capability: tuple[int, int], overrides: list[str], at_fault: list[str]
+    ) -> None:
+        found = variant(*overrides).conflicts(cuda(*capability))
+        assert [reason.partition(":")[0] for reason in found] == at_fault
+
+    def test_say_the_capability_that_is_missing(self, variant: Compose) -> None:
+        [found] = variant("precision=bf16").conflicts(cuda(7, 5))
+        assert found == "precision=bf16: bfloat16 arithmetic needs compute capability 8.0; a GPU has 7.5"
+
+    def test_say_which_precision_a_kernel_takes(self, variant: Compose) -> None:
+        [found] = variant("attention=flash").conflicts(cuda(9, 0))
+        assert found.endswith("takes float16 or bfloat16: choose precision=fp16 or bf16")
+
+    def test_inductor_needs_a_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.delenv("CXX", raising=False)
+        [found] = variant("compiler=inductor").conflicts(CPU)
+        assert "needs a C++ compiler" in found
+        assert variant("compiler=inductor").conflicts(cuda(9, 0)) == []
+
+
+class TestEveryOption:
+    """Applied to the packaged pipeline, on a CPU, in this process."""
+
+    @pytest.mark.parametrize(("axis", "option"), HERE)
+    def test_is_applied_and_proves_it(self, session: Load, axis: str, option: str) -> None:
+        loaded = session(f"{axis}={option}")
+        for item in loaded.prove():
+            assert item.engaged, item
+            assert item.summary
+        found = evidence(loaded, axis)
+        assert found.option == option
+
+    @pytest.mark.parametrize(("axis", "option"), OPTIONS)
+    def test_has_a_contract_that_its_default_alone_keeps_exactly(
+        self, variant: Compose, axis: str, option: str
+    ) -> None:
+        chosen = variant(f"{axis}={option}").optimizations[axis]
+        assert chosen.contract in Contract
+        assert chosen.claims <= {"latency", "memory"}
+        if chosen == variant().optimizations[axis]:
+            assert chosen.contract is Contract.EXACT
+            assert not chosen.claims
+
+    def test_every_axis_of_the_defaults_is_walked(self, composer: type[HydraComposer]) -> None:
+        assert set(composer([]).current.optimizations) == set(AXES)
+
+    def test_the_weakest_promise_is_the_variants(self, variant: Compose) -> None:
+        assert variant().contract is Contract.EXACT
+        assert variant("attention=math").contract is Contract.EQUIVALENT
+        assert variant("attention=math", "precision=bf16").contract is Contract.LOSSY
+
+
+def image(session: Session, folder: Path) -> np.ndarray:
+    [record] = session.generate(batch=0, folder=str(folder))
+    return np.asarray(Image.open(folder / record.path), dtype=float)
+
+
+class TestContracts:
+    """What an option promises about the images, on the packaged model."""
+
+    @pytest.fixture
+    def reference(self, session: Load, tmp_path: Path) -> np.ndarray:
+        return image(session(), tmp_path)
+
+    @pytest.mark.parametrize("override", ["grad_mode=inference_mode", "grad_mode=enabled"])
+    def test_exact_is_the_same_bits(
+        self, session: Load, reference: np.ndarray, tmp_path: Path, override: str
+    ) -> None:
+        loaded = session(override)
+        assert loaded._variant.contract is Contract.EXACT
+        assert np.array_equal(image(loaded, tmp_path), reference)
+
+    @pytest.mark.parametrize(
+        "override", ["attention=math", "attention=vanilla", "attention=sliced", "layout=channels_last"]
+    )
+    def test_equivalent_is_rounding(
+        self, session: Load, reference: np.ndarray, tmp_path: Path, override: str
+    ) -> None:
+        loaded = session(override)
+        assert loaded._variant.contract is Contract.EQUIVALENT
+        assert np.abs(image(loaded, tmp_path) - reference).max() <= 2
+
+    def test_lossy_is_something_else(self, session: Load, reference: np.ndarray, tmp_path: Path) -> None:
+        difference = np.abs(image(session("precision=bf16"), tmp_path) - reference)
+        assert 0 < difference.mean() < 32
+
+
+class TestUndone:
+    """The contrapositive: a change that is not in force is not proved."""
+
+    @pytest.mark.parametrize("option", ["vanilla", "sliced"])
+    def test_attention_processors_put_back(self, session: Load, option: str) -> None:
+        loaded = session(f"attention={option}")
+        pipeline(loaded).unet.set_attn_processor(AttnProcessor2_0())
+        assert not evidence(loaded, "attention").engaged
+
+    def test_one_attention_processor_put_back(self, session: Load) -> None:
+        loaded = session("attention=vanilla")
+        layer = next(m for m in pipeline(loaded).unet.modules() if hasattr(m, "set_processor"))
+        layer.set_processor(AttnProcessor2_0())
+        assert not evidence(loaded, "attention").engaged
+
+    @pytest.mark.parametrize("option", ["default", "math", "flash"])
+    def test_attention_processors_replaced(self, session: Load, option: str) -> None:
+        loaded = session(f"attention={option}")
+        pipeline(loaded).unet.set_attn_processor(AttnProcessor())
+        assert not evidence(loaded, "attention").engaged
+
+    def test_attention_back_end_taken_away(self, session: Load) -> None:
+        loaded = session("attention=math")
+        del pipeline(loaded).unet.forward
+        assert not evidence(loaded, "attention").engaged
+
+    def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:
+        """The model has four heads: without guidance, four rows at once are all there are."""
+        loaded = session("attention=sliced", "attention.slice_size=4", "workload.guidance_scale=1")
+        assert not evidence(loaded, "attention").engaged
+
+    def test_convolutions_moved_back(self, session: Load) -> None:
+        loaded = session("layout=channels_last")
+        pipeline(loaded).unet.to(memory_format=torch.contiguous_format)
+        assert not evidence(loaded, "layout").engaged
+
+    def test_convolutions_of_the_vae_alone_moved_back(self, session: Load) -> None:
+        loaded = session("layout=channels_last")
+        pipeline(loaded).vae.to(memory_format=torch.contiguous_format)
+        assert not evidence(loaded, "layout").engaged
+
+    def test_convolutions_moved_away(self, session: Load) -> None:
+        loaded = session("layout=contiguous")
+        pipeline(loaded).unet.to(memory_format=torch.channels_last)
+        assert not evidence(loaded, "layout").engaged
+
+    @pytest.mark.parametrize("option", ["autocast_fp16", "fp16_autocast"])
+    def test_autocast_taken_away(self, session: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded = session(f"precision={option}")
+        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda _self: nullcontext())
+        assert not evidence(loaded, "precision").engaged
+
+    def test_autocast_on_top(self, session: Load) -> None:
+        loaded = session("precision=fp32")
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert not evidence(loaded, "precision").engaged
+
+    @pytest.mark.parametrize("option", ["fp16", "bf16"])
+    def test_weights_cast_back(self, session: Load, option: str) -> None:
+        loaded = session(f"precision={option}")
+        pipeline(loaded).to(torch.float32)
+        loaded._inputs["latents"] = loaded._inputs["latents"].float()
+        assert not evidence(loaded, "precision").engaged
+
+    def test_some_weights_cast_back(self, session: Load) -> None:
+        loaded = session("precision=bf16")
+        layer = pipeline(loaded).unet.conv_out.float()
+        layer.register_forward_pre_hook(lambda _module, inputs: (inputs[0].float(),))
+        layer.register_forward_hook(lambda _module, _inputs, output: output.bfloat16())
+        assert not evidence(loaded, "precision").engaged
+
+    @pytest.mark.parametrize("option", ["enabled", "inference_mode"])
+    def test_gradients_switched_off_inside(self, session: Load, option: str) -> None:
+        loaded = session(f"grad_mode={option}")
+        pipe = pipeline(loaded)
+        call = type(pipe).__call__
+
+        class Quiet(type(pipe)):  # type: ignore[misc]
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                with torch.inference_mode(False), torch.no_grad():
+                    return call(self, *args, **kwargs)
+
+        pipe.__class__ = Quiet
+        assert not evidence(loaded, "grad_mode").engaged
+
+    def test_parameters_that_need_no_gradient(self, session: Load) -> None:
+        """Autograd is on, but nothing asks for it: there is no graph."""
+        loaded = session("grad_mode=enabled")
+        for module in (pipeline(loaded).unet, pipeline(loaded).text_encoder):
+            module.requires_grad_(False)
+        assert not evidence(loaded, "grad_mode").engaged
+
+
+class TestGradMode:
+    def test_enabled_really_records_a_graph(self, session: Load) -> None:
+        loaded, outputs = session("grad_mode=enabled"), []
+        with observed(pipeline(loaded), lambda stage: None, lambda stage, output: outputs.append((stage, output))):
+            images = loaded._call().images
+        predictions = [output[0] for stage, output in outputs if stage == "denoiser"]
+        assert all(prediction.grad_fn is not None for prediction in predictions)
+        predictions[-1].sum().backward()
+        assert pipeline(loaded).unet.conv_in.weight.grad.abs().sum() > 0
+        assert len(images) == 1
+
+    @pytest.mark.parametrize("option", ["no_grad", "inference_mode"])
+    def test_the_others_record_none(self, session: Load, option: str) -> None:
+        loaded, outputs = session(f"grad_mode={option}"), []
+        with observed(pipeline(loaded), lambda stage: None, lambda stage, output: outputs.append(output)):
+            loaded._call()
+        assert not any(output[0].requires_grad for output in outputs)
+
+    def test_leaves_the_process_as_it_was(self, session: Load) -> None:
+        for option in ("enabled", "no_grad", "inference_mode"):
+            session(f"grad_mode={option}")._call()
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+
+
+class TestContexts:
+    def test_autocast_is_that_of_the_device_of_the_run(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With hardware=cpu on a machine that has a GPU."""
+        loaded = session("precision=autocast_fp16")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert evidence(loaded, "precision").engaged
+
+    def test_tf32_settings_are_restored(self, variant: Compose) -> None:
+        backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+        before = [backend.fp32_precision for backend in backends]
+        for option, inside in (("tf32", "tf32"), ("fp32_ieee", "ieee")):
+            with variant(f"precision={option}").optimizations["precision"].context():
+                assert [backend.fp32_precision for backend in backends] == [inside, inside]
+            assert [backend.fp32_precision for backend in backends] == before
+        with variant("precision=fp32").optimizations["precision"].context():
+            assert [backend.fp32_precision for backend in backends] == before
+
+    def test_a_back_end_is_that_of_the_denoiser_alone(self, session: Load) -> None:
+        loaded, seen = session("attention=math"), {}
+
+        def enter(stage: str) -> None:
+            seen[stage] = torch.backends.cuda.flash_sdp_enabled()
+
+        pipeline(loaded).unet.conv_in.register_forward_pre_hook(lambda *_: enter("inside the denoiser"))
+        with observed(pipeline(loaded), enter, lambda stage, output: None):
+            loaded._call()
+        assert seen["inside the denoiser"] is False
+        assert seen["text_encoder"]
+        assert seen["vae_decoder"]
+        assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.slow
+class TestInductor:
+    """One compilation for all tests, about a minute on two cores."""
+
+    @pytest.fixture(scope="class")
+    def compiled(self, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = tmp_path_factory.mktemp("inductor")
+        before = set(parents())
+        finished = sdopt(folder, "run", *SMOKE, "compiler=inductor", "workload.prompt_count=2")
+        time.sleep(1)
+        ours = {pid for pid, parent in parents().items() if parent == os.getpid()}
+        left = [pid for pid in set(parents()) - before - ours if _command(pid) and "torch" in _command(pid)]
+        return finished, left
+
+    def test_is_compiled_and_proves_it(self, compiled: Any) -> None:
+        finished, _ = compiled
+        assert finished.code == 0, finished.shown
+        row = finished.result.variant("compiler=inductor")
+        [found] = [item for item in row.measurements[0].evidence if item.axis == "compiler"]
+        assert found.engaged
+        assert found.facts["graphs"] >= 1
+        assert found.facts["compiled_regions_run"] > 0
+
+    def test_compile_time_and_recompiles_are_figures_of_their_own(self, compiled: Any) -> None:
+        [measured] = compiled[0].result.variant("compiler=inductor").measurements
+        assert 0 < measured.compile_s < measured.cold_start_s
+        assert measured.recompiles == 0
+        [plain] = compiled[0].result.variant("baseline").measurements
+        assert plain.compile_s is None
+        assert plain.recompiles is None
+
+    def test_images_are_close_to_those_without(self, compiled: Any) -> None:
+        finished, _ = compiled
+        rows = [finished.result.variant(name) for name in ("baseline", "compiler=inductor")]
+        for plain, compiled_image in zip(*(row.images for row in rows), strict=True):
+            assert plain.seed == compiled_image.seed
+            pixels = [
+                np.asarray(Image.open(finished.folder / record.path), dtype=float)
+                for record in (plain, compiled_image)
+            ]
+            assert np.abs(pixels[0] - pixels[1]).mean() < 1
+            assert pixels[0].std() > 0
+
+    def test_the_compilers_processes_are_gone(self, compiled: Any) -> None:
+        assert compiled[1] == []
+
+
+def _command(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    loaded = session("compiler=inductor")
+    assert not evidence(loaded, "compiler").engaged
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    """Kernels seen on a GPU of compute capability 8.0 or more."""
+
+    @pytest.fixture
+    def on_cuda(self, session: Load) -> Load:
+        from sdopt.measure.device import probe_device
+
+        return lambda *overrides: session(*overrides, device=probe_device("cuda"))
+
+    @pytest.mark.parametrize("option", ["flash", "cudnn", "mem_efficient", "math", "default", "vanilla", "sliced"])
+    def test_attention(self, on_cuda: Load, option: str) -> None:
+        found = evidence(on_cuda("precision=fp16", f"attention={option}"), "attention")
+        assert found.engaged, found
+
+    def test_attention_kernels_differ(self, on_cuda: Load) -> None:
+        kernels = [
+            evidence(on_cuda("precision=fp16", f"attention={option}"), "attention").facts["kernels"]
+            for option in ("flash", "cudnn", "mem_efficient", "math")
+        ]
+        names = [frozenset(found) for found in kernels]
+        assert len(set(names)) == 4
+
+    @pytest.mark.parametrize(("axis", "option"), [o for o in OPTIONS if o[0] != "attention" and o not in COMPILED])
+    def test_everything_else(self, on_cuda: Load, axis: str, option: str) -> None:
+        found = evidence(on_cuda(f"{axis}={option}"), axis)
+        assert found.engaged, found
+
+    def test_tf32_that_was_taken_away(self, on_cuda: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded = on_cuda("precision=tf32")
+        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda _self: nullcontext())
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        try:
+            assert not evidence(loaded, "precision").engaged
+        finally:
+            torch.backends.cudnn.conv.fp32_precision = "tf32"
+
+    def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
+        memory = on_cuda("precision=fp16").measure_memory()
+        assert memory.headline[0] == "peak_allocated_gib"
+        assert 0 < memory.cuda_loaded_gib < memory.cuda_peak_allocated_gib <= memory.cuda_peak_reserved_gib

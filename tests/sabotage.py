@@ -1,0 +1,149 @@
+"""A user's own optimizations, each of which goes wrong in one way; `tests/conf/sabotage/` has their options."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from diffusers import DiffusionPipeline
+
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
+
+_calls = itertools.count(1)
+"""Calls of the pipeline in this worker."""
+
+
+@dataclass(frozen=True)
+class Harmless(Optimization):
+    """Changes nothing, and says that it took effect."""
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        return lambda trace: Finding(True, "harmless")
+
+
+@dataclass(frozen=True)
+class RaisesInApply(Harmless):
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        raise RuntimeError("a part\nis missing")
+
+
+@dataclass(frozen=True)
+class RaisesInCall(Harmless):
+    call: int = 1
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        if next(_calls) == self.call:
+            raise ValueError("this call is one too many")
+        yield
+
+
+@dataclass(frozen=True)
+class KillsItself(Harmless):
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class Exits(Harmless):
+    """Ends the process as a library does that gives up."""
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        print("no licence found", file=sys.stderr, flush=True)
+        os._exit(7)
+
+
+@dataclass(frozen=True)
+class WantsTooMuch(Harmless):
+    what: str = "tensor"
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        if self.what == "tensor":
+            torch.empty(2**58, dtype=torch.uint8)
+        bytearray(2**60)
+        raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class WantsTooMuchOnce(Harmless):
+    """Runs out of memory in the first process that applies it: as one that has too many others beside it."""
+
+    marker: str = "tried"
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        if not Path(self.marker).exists():
+            Path(self.marker).touch()
+            torch.empty(2**58, dtype=torch.uint8)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Sleeps(Harmless):
+    """Never answers, and has started a process that does not end by itself either."""
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        subprocess.Popen(["sleep", "600"])
+        time.sleep(600)
+        raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class HasNoEffect(Harmless):
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        return lambda trace: Finding(False, "nothing changed")
+
+
+@dataclass(frozen=True)
+class Talks(Harmless):
+    """Writes to the terminal in every way there is, and leaves a process running."""
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        print("said by print")
+        print("said to stderr", file=sys.stderr)
+        os.write(1, b"said by write\n")
+        subprocess.run(["sh", "-c", "echo said by a child; echo said by a child to stderr >&2"], check=True)
+        subprocess.Popen(["sleep", "600"])
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class FailsAfterTalking(Harmless):
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        print("the last words")
+        raise RuntimeError("and then it failed")
+
+
+@dataclass(frozen=True)
+class OddEvidence(Harmless):
+    """Its facts are no JSON, and with `pickles` off cannot even leave the worker."""
+
+    pickles: bool = True
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        fact = torch.float16 if self.pickles else (lambda: None)
+
+        def proof(trace: Trace) -> Finding:
+            return Finding(True, "odd", {"fact": fact})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class RaisesInProof(Harmless):
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def proof(trace: Trace) -> Finding:
+            raise KeyError("aten::nothing")
+
+        return proof
