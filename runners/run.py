@@ -2,6 +2,8 @@
 
 import math
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
     from sdopt.sweep import exit_code
 
     if RememberFolder.sweep is not None:
-        return code or _summarise(RememberFolder.sweep)
+        return max(code, _summarise(RememberFolder.sweep))
     return code or (exit_code(RememberFolder.run) if RememberFolder.run else 0)
 
 
@@ -58,6 +60,7 @@ def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
 
     try:
         reject_null_groups(argv)
+        _reject_other_configs(argv)
     except UsageError as error:
         print(f"sdopt: {error}", file=sys.stderr)
         return 2
@@ -78,11 +81,31 @@ def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     except SystemExit as error:
         if not error.code:
             return 0
-        # Hydra ends with 1 whatever went wrong: until a folder was made it was the command line.
-        return 3 if RememberFolder.run or RememberFolder.sweep else 2
+    except Exception:
+        # HYDRA_FULL_ERROR=1 asks for it.
+        traceback.print_exc()
+    else:
+        return 0
     finally:
         sys.argv = before
-    return 0
+    # Hydra ends with 1 whatever went wrong: until a job had a folder it was the command line.
+    folders = [RememberFolder.run] if RememberFolder.run else _jobs(RememberFolder.sweep)
+    return 3 if any(folder.is_dir() for folder in folders) else 2
+
+
+def _jobs(sweep: Path | None) -> list[Path]:
+    return [path for path in sweep.iterdir() if path.is_dir()] if sweep and sweep.is_dir() else []
+
+
+def _reject_other_configs(argv: list[str]) -> None:
+    from sdopt.errors import UsageError
+
+    for argument in argv:
+        name = argument.partition("=")[0]
+        if name in ("--config-name", "-cn", "--config-path", "-cp"):
+            raise UsageError(
+                f"{name}: sdopt composes its own; add groups with --config-dir, and presets as experiment=…"
+            )
 
 
 def _job(context: "StartContext") -> Any:
@@ -90,7 +113,8 @@ def _job(context: "StartContext") -> Any:
     from rich.console import Console
 
     from sdopt.config import HydraComposer, in_sweep, job_folder
-    from sdopt.errors import UsageError
+    from sdopt.errors import ConflictError, UsageError
+    from sdopt.results import Status
     from sdopt.sweep import JobError, write_error
 
     console = Console()
@@ -101,7 +125,19 @@ def _job(context: "StartContext") -> Any:
     except UsageError as error:
         for problem in error.problems:
             print(f"sdopt: {problem}", file=sys.stderr)
-        write_error(JobError(2, error.problems), folder)
+        skipped = in_sweep() and isinstance(error, ConflictError)
+        write_error(JobError(0 if skipped else 2, error.problems, Status.SKIPPED if skipped else Status.FAILED), folder)
+        return math.nan
+    except OSError as error:
+        problem = f"{error.filename or folder}: {error.strerror or error}"
+        print(f"sdopt: {problem}", file=sys.stderr)
+        with suppress(OSError):  # the disk that is full is full for this too
+            write_error(JobError(3, [problem]), folder)
+        return math.nan
+    except Exception as error:
+        # A mistake of ours: it must not take the jobs of a sweep along that are still to come.
+        traceback.print_exc()
+        write_error(JobError(3, [f"{type(error).__name__}: {error}"]), folder)
         return math.nan
     return _objective(composer.current, result) if result else math.nan
 
@@ -110,9 +146,7 @@ def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
 ) -> "StudyResult | None":
     from sdopt.errors import ConflictError
-    from sdopt.report.plots import study_plot
     from sdopt.report.progress import Progress
-    from sdopt.report.sheet import comparison_sheet
     from sdopt.report.table import show, terminal_table
     from sdopt.results import Status, write_result
     from sdopt.study import plan_result, run_study
@@ -152,11 +186,23 @@ def _study(
             run_study(plan, result, run.protocol, machine, context, folder, progress)
     finally:
         show(result, console, folder)
-        for name, path in (("plot", study_plot(result, folder)), ("images", comparison_sheet(result, folder))):
-            if path is not None:
-                console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
+        _draw(result, folder, console)
         _track(result, folder, run.tracking, console)
     return result
+
+
+def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
+    from sdopt.report.plots import study_plot
+    from sdopt.report.sheet import comparison_sheet
+
+    for name, draw in (("plot", study_plot), ("images", comparison_sheet)):
+        try:
+            path = draw(result, folder)
+        except Exception as error:  # a picture that cannot be drawn must not keep a result from being logged
+            print(f"sdopt: no {name}: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        if path is not None:
+            console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _track(result: "StudyResult", folder: Path, tracking: "Tracking", console: "Console") -> None:
@@ -198,11 +244,13 @@ def _show_plan(result: "StudyResult", console: "Console") -> None:
 
 def _objective(run: "RunConfig", result: "StudyResult") -> Any:
     from sdopt.measure.metrics import metrics_of
+    from sdopt.results import Status
 
     candidates = [row for row in result.variants if row.role != "control"]
-    metrics = metrics_of(result, candidates[-1])
+    # An option that failed, or that took no effect, has nothing that a sweeper should prefer.
+    metrics = metrics_of(result, candidates[-1]) if candidates[-1].status is Status.OK else {}
     missing = [name for name in run.objective if name not in metrics]
-    if missing and candidates[-1].status.measured:
+    if missing and metrics:
         print(f"sdopt: objective={','.join(missing)}: there are {', '.join(sorted(metrics))}", file=sys.stderr)
     values = tuple(metrics.get(name, math.nan) for name in run.objective)
     return values if len(values) > 1 else values[0]

@@ -8,33 +8,56 @@ from pathlib import Path
 def main(argv: list[str]) -> int:
     """Logs every result below the folders that is not logged yet; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="sdopt sync", description="Log results to MLflow that are not there yet; what is there is left alone."
+        prog="sdopt sync",
+        description="Log results to MLflow that are not there yet; what is there is left alone.",
+        epilog="example: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000",
     )
-    parser.add_argument("folders", nargs="*", type=Path, help="run or sweep folders, or ones above (default: outputs)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="tracking.uri=…")
-    arguments = parser.parse_args(argv)
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="FOLDER | tracking.KEY=VALUE",
+        help="folders of runs or sweeps, or above them (default: outputs), and overrides of the tracking group",
+    )
+    arguments = parser.parse_args(argv).arguments
 
     from sdopt.forkserver import prepare_environment
 
     prepare_environment()
     from sdopt.config import tracking_of
     from sdopt.errors import UsageError
+    from sdopt.report.table import sweep_markdown
     from sdopt.results import read_result
-    from sdopt.tracking import TrackingError, log_study
+    from sdopt.sweep import read_sweep
+    from sdopt.tracking import TrackingError, log_study, log_sweep
 
+    code = 0
     try:
-        tracking = tracking_of(arguments.overrides)
-        files = [path for folder in arguments.folders or [Path("outputs")] for path in _results(folder)]
-        for path in files:
-            run, new = log_study(read_result(path), path.parent, tracking)
+        tracking = tracking_of([argument for argument in arguments if "=" in argument])
+        if tracking.kind == "none":
+            raise UsageError("tracking=none: there is nowhere to log to; name a store with tracking.uri=…")
+        folders = [Path(argument) for argument in arguments if "=" not in argument] or [Path("outputs")]
+        sweeps = []
+        for path in [path for folder in folders for path in _results(folder)]:
+            try:
+                run, new = log_study(read_result(path), path.parent, tracking)
+            except UsageError as error:
+                print(f"sdopt: {error}", file=sys.stderr)
+                code = 2
+                continue
             print(f"{path.parent}: {'logged' if new else 'there already'} as {run}")
+            if (path.parent.parent / "multirun.yaml").is_file() and path.parent.parent not in sweeps:
+                sweeps.append(path.parent.parent)
+        for folder in sweeps:
+            sweep = read_sweep(folder)
+            run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
+            print(f"{folder}: {'logged' if new else 'there already'} as {run}")
     except UsageError as error:
         print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
         return 2
     except TrackingError as error:
         print(f"sdopt: {error}", file=sys.stderr)
         return 3
-    return 0
+    return code
 
 
 def _results(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """sdopt ui: the MLflow UI on localhost, on the store that runs are logged to."""
 
 import argparse
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -27,21 +28,26 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config import tracking_of
     from sdopt.errors import UsageError
+    from sdopt.tracking import TrackingError, ui_pages
 
     try:
         tracking = tracking_of(arguments.overrides)
         _require_store(tracking)
+        _require_port(arguments.port)
+        remote = tracking.uri.startswith(("http://", "https://"))
+        pages = {} if remote else ui_pages(tracking)
+    except TrackingError as error:
+        print(f"sdopt: {error}", file=sys.stderr)
+        return 3
     except UsageError as error:
         print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
         return 2
-    if tracking.uri.startswith(("http://", "https://")):
+    if remote:
         print(f"This tracking server has a UI of its own: {tracking.uri}")
         return 0
-    from sdopt.tracking import ui_pages
-
     site = f"http://127.0.0.1:{arguments.port}"
     print(f"MLflow on {tracking.uri}: {site}  (Ctrl-C ends it)")
-    for name, page in ui_pages(tracking).items():
+    for name, page in pages.items():
         print(f"  {name}: {site}/{page}")
     print(
         "Expand a study with the + before its name: its variants' charts and images come beside each other.", flush=True
@@ -62,6 +68,14 @@ def _require_store(tracking: "Tracking") -> None:
     database = tracking.uri.removeprefix("sqlite:///")
     if tracking.uri.startswith("sqlite:///") and not Path(database).is_file():
         raise UsageError(f"tracking.uri={tracking.uri}: nothing is logged there yet; run a study first")
+
+
+def _require_port(port: int) -> None:
+    from sdopt.errors import UsageError
+
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise UsageError(f"--port {port}: something listens there already; choose another")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Nothing below this receives a `DictConfig`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 import sdopt
-from sdopt.designs import Design, difference
+from sdopt.designs import Design, as_override, difference
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.loading import model_folder, require_options
@@ -95,28 +95,35 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
     if not isinstance(cfg.get("dry_run"), bool):
         problems.append("dry_run: true or false")
-    if not problems:
-        problems += _beyond_types(sections["model"], sections["scheduler"], sections["workload"])
+    problems += _beyond_types(sections.get("model"), sections.get("scheduler"), sections.get("workload"))
     if problems:
         raise UsageError(problems)
     recorded: Any = OmegaConf.to_container(cfg, resolve=True)
     return RunConfig(
         **sections,
         optimizations=optimizations,
-        choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations},
+        choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
+        | {"scheduler": str(choices.get("scheduler"))},
         dry_run=cfg.dry_run,
         objective=names,
         recorded=recorded,
     )
 
 
-def _beyond_types(model: Model, scheduler: Scheduler, workload: Workload) -> list[str]:
+def _beyond_types(model: Model | None, scheduler: Scheduler | None, workload: Workload | None) -> list[str]:
+    """Problems of the sections that are well typed."""
     problems = []
-    if workload.size is not None and workload.size % 8:
+    if workload and workload.size is not None and workload.size % 8:
         problems.append(f"workload.size={workload.size}: must be a multiple of 8, the factor of the autoencoder")
-    for check in (lambda: model_folder(model), lambda: require_options(scheduler), lambda: resolve_prompts(workload)):
+    checks: list[tuple[Any, Callable[[Any], Any]]] = [
+        (model, model_folder),
+        (scheduler, require_options),
+        (workload, resolve_prompts),
+    ]
+    for section, check in checks:
         try:
-            check()
+            if section is not None:
+                check(section)
         except UsageError as error:
             problems += error.problems
     return problems
@@ -212,6 +219,7 @@ class HydraComposer:
         return cls(list(overrides.task), list(overrides.hydra))
 
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
+        overrides = [as_override(override) for override in overrides]
         try:
             merged = _merge(self._without_optimizations() if plain else self._overrides, overrides)
             # A preset may have changed keys of an option, and would change them in the baseline's option too.
@@ -222,7 +230,7 @@ class HydraComposer:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
         self._require_shared(name or "candidate", run)
         choices = {
-            axis: option + _changed_fields(run.optimizations[axis], asis.optimizations.get(axis))
+            axis: option + _changed_fields(_chosen(run, axis), _chosen(asis, axis))
             for axis, option in run.choices.items()
         }
         chosen = difference(choices, self._default.choices)
@@ -246,7 +254,9 @@ class HydraComposer:
     def _without_optimizations(self) -> list[str]:
         kept = [override for override in self._overrides if _top(_key(override)) not in self._axes()]
         # Named once more, because a preset may have chosen otherwise.
-        return kept + [f"{axis}={option}" for axis, option in self._default.choices.items() if "." not in axis]
+        return kept + [
+            f"{axis}={self._default.choices[axis]}" for axis in self._default.optimizations if "." not in axis
+        ]
 
     def _asis(self, run: RunConfig) -> RunConfig:
         """The options of a configuration as their files have them, to see which of their keys were changed."""
@@ -283,7 +293,7 @@ class HydraComposer:
 
     def chosen(self) -> list[str]:
         changed = difference(self.current.choices, self._default.choices)
-        return [f"{axis}={option}" for axis, option in changed.items() if axis in self.current.choices]
+        return [f"{axis}={option}" for axis, option in changed.items() if axis in self.current.optimizations]
 
     def without(self, option: str) -> str:
         axis = _key(option)
@@ -367,7 +377,11 @@ def _top(key: str) -> str:
     return key.partition(".")[0].partition("/")[0]
 
 
-def _changed_fields(option: Optimization, asis: Optimization | None) -> str:
+def _chosen(run: RunConfig, axis: str) -> Any:
+    return run.scheduler if axis == "scheduler" else run.optimizations.get(axis)
+
+
+def _changed_fields(option: Any, asis: Any) -> str:
     if asis is None or type(option) is not type(asis):
         return ""
     names = [field.name for field in fields(option) if getattr(option, field.name) != getattr(asis, field.name)]

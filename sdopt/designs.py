@@ -184,7 +184,16 @@ class Explicit(Design):
     def plan(self, composer: Composer) -> Plan:
         if not self.variants:
             raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")
-        variants = {name: composer.variant(name, overrides) for name, overrides in self.variants.items()}
+        if CONTROL in self.variants:
+            raise UsageError(f"study.variants: '{CONTROL}' is the name of the second baseline; choose another")
+        variants, problems = {}, []
+        for name, overrides in self.variants.items():
+            try:
+                variants[name] = composer.variant(name, overrides)
+            except UsageError as error:
+                problems += error.problems
+        if problems:
+            raise UsageError(problems)
         first, *others = variants
         edges = self.edges or [ExplicitEdge(name, first) for name in others]
         unknown = [name for edge in edges for name in (edge.candidate, edge.reference) if name not in variants]
@@ -201,14 +210,19 @@ class Explicit(Design):
 
 
 def _listed(options: list[str], design: str) -> list[str]:
-    """The options as overrides. Hydra's grammar takes no bare `=` within a list: `precision:bf16` is written there."""
-    overrides = [option if "=" in option else option.replace(":", "=", 1) for option in options]
+    """The options as overrides."""
+    overrides = [as_override(option) for option in options]
     repeated = sorted({option for option in overrides if overrides.count(option) > 1})
     if not overrides:
         raise UsageError(f"study.options: {design} needs them, as in study.options=[precision:bf16,attention:math]")
     if repeated:
         raise UsageError([f"study.options: '{option}' is listed twice" for option in repeated])
     return overrides
+
+
+def as_override(option: str) -> str:
+    """`precision:bf16` as `precision=bf16`: Hydra's grammar takes no bare `=` within a list."""
+    return option if "=" in option else option.replace(":", "=", 1)
 
 
 def credit(candidate: Variant, reference: Variant) -> str:

@@ -221,7 +221,7 @@ class StudyResult:
     schedule: Schedule = field(default_factory=Schedule)
     effects: list[Effect] = field(default_factory=list)
     status: str = "running"
-    """`running`, `finished` or `interrupted`."""
+    """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
     def variant(self, name: str) -> VariantResult:
         """Raises KeyError where no variant is so called."""
@@ -241,8 +241,13 @@ _ADAPTER = TypeAdapter(StudyResult)
 def write_result(result: StudyResult, folder: Path) -> Path:
     """Writes `result.json` so that a reader sees the old or the new one, never half of one."""
     path = folder / "result.json"
-    write_atomically(path, _ADAPTER.dump_json(result, indent=1))
+    write_atomically(path, to_json(result))
     return path
+
+
+def to_json(result: StudyResult) -> bytes:
+    """The content of `result.json`; the same for a result that was read from it."""
+    return _ADAPTER.dump_json(result, indent=1)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -263,7 +268,13 @@ def read_result(path: Path) -> StudyResult:
     """Reads a `result.json`, or the one in a run's folder. Raises UsageError where there is none that can be read."""
     path = path / "result.json" if path.is_dir() else path
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
+        result = _ADAPTER.validate_json(path.read_bytes())
+        if result.schema_version > SCHEMA_VERSION:
+            version = result.schema_version
+            raise UsageError(
+                f"{path}: written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it"
+            )
+        return result
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}); name a run's folder or its result.json"

@@ -74,8 +74,8 @@ class Protocol:
     shuffle_seed: int = bounded(0, ge=0)
     stage_calls: int = bounded(3, ge=0)
     """Calls of the separate, instrumented pass that gives the time per stage."""
-    timeout_s: float = bounded(1800.0, gt=0)
-    """Limit for each phase of one worker (preparing it, or one call of it), in seconds."""
+    timeout_s: float = bounded(1800.0, gt=0, le=604800)
+    """Limit for preparing a worker, and for each call of it, in seconds; at most a week."""
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,25 @@ _ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def latency(variant: VariantResult, estimator: str, confidence: float) -> Interval | None:
-    """Latency of one call in seconds: the estimator over all rounds of all processes.
+    """Latency of one call in seconds; of several processes the mean of what the estimator says of each.
 
-    The interval is the distribution-free one of the median (scipy's `quantile_test`), and given for the median alone.
+    The interval of a median over one process is the distribution-free one (scipy's `quantile_test`); over several
+    processes it is a t interval of their estimates. A mean, minimum or last sample of one process has none.
     """
-    samples = [sample for measurement in variant.measurements for sample in measurement.latency_s]
-    if not samples:
+    processes = [measurement.latency_s for measurement in variant.measurements if measurement.latency_s]
+    if not processes:
         return None
-    interval = Interval(_ESTIMATORS[estimator](samples), n=len(samples))
-    if estimator == "median" and len(samples) >= MINIMUM_ROUNDS:
-        bounds = stats.quantile_test(samples, p=0.5).confidence_interval(confidence)
+    estimates = [_ESTIMATORS[estimator](samples) for samples in processes]
+    if len(processes) > 1:
+        mean, error = float(np.mean(estimates)), stats.sem(estimates)
+        interval = Interval(mean, n=len(processes), unit="process")
+        if error > 0:
+            low, high = stats.t.interval(confidence, len(processes) - 1, loc=mean, scale=error)
+            interval.low, interval.high, interval.confidence = float(low), float(high), confidence
+        return interval
+    interval = Interval(estimates[0], n=len(processes[0]))
+    if estimator == "median" and len(processes[0]) >= MINIMUM_ROUNDS:
+        bounds = stats.quantile_test(processes[0], p=0.5).confidence_interval(confidence)
         if math.isfinite(bounds.low) and math.isfinite(bounds.high):
             interval.low, interval.high, interval.confidence = float(bounds.low), float(bounds.high), confidence
     return interval
@@ -88,8 +97,10 @@ def floor(control: VariantResult, baseline: VariantResult) -> float | None:
 
 def compare(result: StudyResult) -> None:
     """Fills in every comparison of a study from its raw samples, and the A/A floor."""
-    controls = [variant for variant in result.variants if variant.role == "control"]
-    result.floor = floor(controls[0], result.variant(result.baseline)) if controls else None
+    control = next(variant for variant in result.variants if variant.role == "control")
+    baseline = result.variant(result.baseline)
+    # A control that failed says nothing of the floor.
+    result.floor = floor(control, baseline) if control.status.measured and baseline.status.measured else None
     for comparison in result.comparisons:
         _compare(comparison, result)
 
@@ -103,16 +114,22 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
     comparison.floor = result.floor
-    workloads = [variant.config["workload"] for variant in (candidate, reference)]
-    if workloads[0] != workloads[1]:
-        changed = sorted(key for key in workloads[0] if workloads[0][key] != workloads[1].get(key))
-        comparison.note = f"the workloads differ in {', '.join(changed)}"
+    differing = [
+        f"{section}.{key}"
+        for section in ("model", "scheduler", "workload", "hardware")
+        for key, value in candidate.config[section].items()
+        if value != reference.config[section].get(key)
+    ]
+    if differing:
+        comparison.note = f"not the same work: {', '.join(differing)}"
 
 
 def within_floor(comparison: Comparison) -> bool:
-    """Whether a speed-up is no larger than the difference between two identical workers."""
-    if comparison.speedup is None or comparison.floor is None:
+    """Whether a speed-up is no larger than the difference between two identical workers, or that is not known."""
+    if comparison.speedup is None:
         return False
+    if comparison.floor is None:
+        return True
     return abs(math.log(comparison.speedup.estimate)) <= math.log(comparison.floor)
 
 

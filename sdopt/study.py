@@ -16,13 +16,15 @@ from sdopt.effects import effects_of
 from sdopt.environment import describe_environment
 from sdopt.errors import ConflictError
 from sdopt.forkserver import StartContext
+from sdopt.optimizations.base import Contract
 from sdopt.report.progress import Progress
 from sdopt.results import Comparison, Measurement, Memory, Schedule, Status, StudyResult, VariantResult, write_result
-from sdopt.schema import Model, Protocol, Workload
+from sdopt.schema import Protocol
 from sdopt.statistics import compare
 from sdopt.variant import Variant
 from sdopt.worker import Machine, Worker, WorkerError
 
+_STARVED = (Status.OUT_OF_MEMORY, Status.KILLED)
 _CUDA_CONTEXT_GIB = 0.6  # what a process holds on the device before its first tensor, where NVML does not tell
 
 
@@ -38,6 +40,9 @@ def plan_result(
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)
         variants.append(_row(variant, variant.name, "variant", conflicts))
+        if variant.other_work(plan.baseline):
+            # Another scheduler or number of steps: no option promised that, and the images are others.
+            variants[-1].contract = str(Contract.LOSSY)
         if conflicts and variant is plan.baseline:
             raise ConflictError([f"the baseline '{variant.name}' cannot run: {reason}" for reason in conflicts])
     variants.append(_row(plan.baseline, CONTROL, "control", []))
@@ -104,6 +109,8 @@ def run_study(
     finally:
         for lane in run.lanes:
             lane.kill()
+        if result.status == "running":
+            result.status = "crashed"
         result.finished = _now()
         compare(result)
         result.effects = effects_of(result, plan.factors)
@@ -112,13 +119,16 @@ def run_study(
 
 
 def _engagement(row: VariantResult) -> tuple[Status, str]:
+    """Without evidence of every option in every process, a variant is not engaged."""
     idle = {
         f"{evidence.axis}={evidence.option}: {evidence.summary}"
         for measurement in row.measurements
         for evidence in measurement.evidence
         if not evidence.engaged
     }
-    return (Status.NOT_ENGAGED, "; ".join(sorted(idle))) if idle else (Status.OK, "")
+    silent = not all(measurement.evidence for measurement in row.measurements)
+    reasons = [*([row.reason] if row.reason else []), *sorted(idle)]
+    return (Status.NOT_ENGAGED if idle or silent else Status.OK), "; ".join(reasons)
 
 
 @dataclass
@@ -160,7 +170,7 @@ class _Run:
     folder: Path
     progress: Progress
     lanes: list[_Lane] = field(default_factory=list)
-    operations: dict[tuple[Model, Workload], float] = field(default_factory=dict)
+    operations: dict[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         variants = {variant.name: variant for variant in self.plan.variants} | {CONTROL: self.plan.baseline}
@@ -171,13 +181,18 @@ class _Run:
             for row in rows:
                 measurement = Measurement(replicate)
                 row.measurements.append(measurement)
-                self.lanes.append(_Lane(row, variants[row.name], measurement, f"{_slug(row.name)}-{replicate}"))
+                self.lanes.append(_Lane(row, variants[row.name], measurement, f"{self.slug(row)}-{replicate}"))
         for sub in ("logs", "images"):
             (self.folder / sub).mkdir(parents=True, exist_ok=True)
         per_lane = 4 + self.protocol.warmup + self.protocol.rounds + self.protocol.stage_calls
         drawn = sum(-(-len(v.prompts) // v.workload.batch_size) for v in variants.values())
         self.progress.start(len(self.lanes) * per_lane + drawn, self.protocol.rounds)
         self.keep()
+
+    def slug(self, row: VariantResult) -> str:
+        """A name for files; with the row's number, because two names may differ only in what a file's cannot hold."""
+        letters = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()[:60]
+        return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
 
     def keep(self) -> None:
         write_result(self.result, self.folder)
@@ -199,10 +214,15 @@ class _Run:
                 continue
             if self._alone(lane, self._warm_up):
                 continue
-            starved = lane.row.status in (Status.OUT_OF_MEMORY, Status.KILLED)
-            if starved and alive and self.protocol.schedule == "auto" and self.result.schedule.kind == "interleaved":
+            if (
+                lane.row.status in _STARVED
+                and alive
+                and self.protocol.schedule == "auto"
+                and self.result.schedule.kind == "interleaved"
+            ):
                 self._fall_back(f"'{lane.row.name}' ran out of memory beside {len(alive)} others")
                 lane.row.status, lane.row.reason = Status.PENDING, ""
+                lane.measurement.warmup_s.clear()
                 self._alone(lane, self._warm_up)
 
     def _fall_back(self, reason: str) -> None:
@@ -233,9 +253,9 @@ class _Run:
         self.progress.phase(lane.row.name, "loading")
         log = self.folder / "logs" / f"{lane.slug}.log"
         lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s)
-        loaded = lane.worker.ask("prepare")
+        load_s = lane.worker.ask("prepare")
         if lane.measurement.load_s is None:
-            lane.measurement.load_s = loaded.load_s
+            lane.measurement.load_s = load_s
         self.progress.advance()
         return lane.worker
 
@@ -277,6 +297,9 @@ class _Run:
             self._time(lane, number)
         except WorkerError as error:
             self._fail(lane, error)
+            if error.status in _STARVED:
+                others = sum(other.worker is not None for other in self.lanes)
+                lane.row.reason += f"; {others} other processes were in memory: try protocol.schedule=blocks"
 
     def _time(self, lane: _Lane, number: int) -> None:
         assert lane.worker is not None
@@ -302,12 +325,17 @@ class _Run:
             if not own:
                 continue
             after = self._sitting(baseline)
-            if before and after:
-                lane.measurement.latency_before_s, lane.measurement.latency_after_s = before, after
-                drift = math.exp(float(np.mean(np.log(after)) - np.mean(np.log(before))))
-                self.result.schedule.drift[lane.slug] = drift
+            if not after:
+                break
+            lane.measurement.latency_before_s, lane.measurement.latency_after_s = before, after
+            drift = math.exp(float(np.mean(np.log(after)) - np.mean(np.log(before))))
+            self.result.schedule.drift[lane.slug] = drift
             before = after
             self.keep()
+        if not baseline.active:
+            for lane in others:
+                if lane.active and not lane.measurement.latency_after_s:
+                    self._fail(lane, WorkerError(Status.FAILED, "the baseline failed, and there is nothing around it"))
 
     def _sitting(self, lane: _Lane) -> list[float]:
         """A fresh worker, warmed up and timed for all rounds; an empty list where it failed."""
@@ -341,26 +369,45 @@ class _Run:
         if lane.graphs:
             # A graph compiled after the first call was compiled in the warm-up or, worse, within a sample.
             measurement.recompiles = worker.ask("compile_report")[1] - lane.graphs
-        self.progress.phase(row.name, "stages")
-        measurement.stages_s = worker.ask("time_stages", calls=self.protocol.stage_calls)
-        self.progress.advance(self.protocol.stage_calls)
+        for _ in range(self.protocol.stage_calls):
+            self.progress.phase(row.name, "stages")
+            for stage, samples in self._afterwards(lane, "time_stages", {}).items():
+                measurement.stages_s.setdefault(stage, []).extend(samples)
+            self.progress.advance()
         self.progress.phase(row.name, "evidence")
-        measurement.evidence = worker.ask("prove")
+        measurement.evidence = self._afterwards(lane, "prove", [])
         self.progress.advance()
         if measurement.replicate == 0:
-            work = (lane.variant.model, lane.variant.workload)
+            work = repr((lane.variant.model, lane.variant.scheduler, lane.variant.workload))
             if work not in self.operations:
-                self.operations[work] = worker.ask("count_operations")
+                self.operations[work] = self._afterwards(lane, "count_operations", None)
             row.tflop_per_image = self.operations[work]
-            images = Path("images") / _slug(row.name)
+            images = Path("images") / self.slug(row)
             (self.folder / images).mkdir(exist_ok=True)
             for batch in range(worker.ask("call_count")):
                 self.progress.phase(row.name, "images")
-                for record in worker.ask("generate", batch=batch, folder=str(self.folder / images)):
+                for record in self._afterwards(lane, "generate", [], batch=batch, folder=str(self.folder / images)):
                     record.path = str(images / record.path)
                     row.images.append(record)
                 self.progress.advance()
         lane.finished = True
+
+    def _afterwards(self, lane: _Lane, request: str, nothing: Any, **arguments: Any) -> Any:
+        """Asks for what is not a timing; if the worker cannot, that is noted, and the timings stay.
+
+        Raises:
+            WorkerError: the worker is gone.
+        """
+        assert lane.worker is not None
+        try:
+            return lane.worker.ask(request, **arguments)
+        except WorkerError as error:
+            if error.status is not Status.FAILED:
+                raise
+            said = f"{request}: {error.reason}"
+            if said not in lane.row.reason:
+                lane.row.reason = "; ".join(filter(None, [lane.row.reason, said]))
+            return nothing
 
 
 def _footprint(memory: Memory) -> float:
@@ -368,10 +415,6 @@ def _footprint(memory: Memory) -> float:
     if memory.cuda_peak_reserved_gib is not None:
         return memory.nvml_process_gib or memory.cuda_peak_reserved_gib + _CUDA_CONTEXT_GIB
     return memory.process_peak_gib
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "variant"
 
 
 def _now() -> str:

@@ -14,6 +14,7 @@ class JobError:
 
     exit_code: int
     problems: list[str]
+    status: Status = Status.FAILED
 
 
 def write_error(error: JobError, folder: Path) -> None:
@@ -48,13 +49,13 @@ class Sweep:
 
     @property
     def rows(self) -> list[tuple[str, Row]]:
-        """The job's number and its candidate against its baseline; the baseline itself where there is no other."""
+        """The job's number and its candidates against their references; the baseline where there is no candidate."""
         found = []
         for job, study in self.studies.items():
             rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
-            found.append((job, rows[-1]))
+            found += [(job, row) for row in rows if row.reference or len(rows) == 1]
         for job, error in self.errors.items():
-            found.append((job, Row("", Status.FAILED, "", "", "", "", "; ".join(error.problems))))
+            found.append((job, Row("", Status(error.status), "", "", "", "", "; ".join(error.problems))))
         return sorted(found, key=lambda item: (len(item[0]), item[0]))
 
 

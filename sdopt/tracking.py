@@ -4,6 +4,7 @@ A study is a parent run whose note is the result table; each variant is a child 
 from the file; what is there already is not logged twice.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -17,10 +18,8 @@ from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.measure.metrics import metrics_of
-from sdopt.report.plots import study_plot
-from sdopt.report.sheet import comparison_sheet
 from sdopt.report.table import markdown_table
-from sdopt.results import StudyResult, VariantResult
+from sdopt.results import StudyResult, VariantResult, to_json
 from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _NOTE_LIMIT = 8000
 _PARAM_LIMIT = 6000
 _BATCH = 100
 _RUNS_VIEW = "workflowType=machine_learning&compareRunsMode=CHART"
-_STUDY, _COMPLETE, _SWEEP = "sdopt.study_id", "sdopt.complete", "sdopt.sweep"
+_STUDY, _DIGEST, _SWEEP = "sdopt.study_id", "sdopt.digest", "sdopt.sweep"
 
 
 class TrackingError(Exception):
@@ -57,44 +56,65 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[st
         found = _logged(client, experiment, result)
         if found is not None:
             return found, False
+        # What is there is half logged, or of a time when the study was not finished.
         _drop_partial(client, experiment, result)
         parent = _log_parent(client, experiment, result, folder, tracking.images)
         # The UI lists the latest run first: so the baseline comes last.
         for variant in reversed(result.variants):
             _log_variant(client, experiment, parent, result, variant, folder, tracking)
-        client.set_tag(parent, _COMPLETE, "true")
+        client.set_tag(parent, _DIGEST, _digest(result))
         client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
     except (MlflowException, OSError) as error:
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
     return parent, True
 
 
-def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> str:
-    """A run above the studies of a sweep, whose note is the table of them all. Raises TrackingError."""
+def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:
+    """A run above the studies of a sweep, once, whose note is the table of them all; its id, and whether it is new.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
     client = _client(tracking)
     from mlflow.exceptions import MlflowException
 
+    # Of the sweep's studies, and not of its folder, which may have been copied from another machine.
+    key = hashlib.sha256("".join(sorted(study.id for study in studies)).encode()).hexdigest()[:16]
     try:
         experiment = _experiment(client, studies[0].name, tracking)
-        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: str(folder)}
-        run = client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id
+        there = client.search_runs([experiment], f"tags.`{_SWEEP}` = '{key}'")
+        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: key}
+        if there:
+            run = there[0].info.run_id
+        else:
+            run = client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id
+            client.log_text(run, table, "sweep.md")
         for study in studies:
             found = _logged(client, experiment, study)
             if found is not None:
                 client.set_tag(found, "mlflow.parentRunId", run)
-        client.log_text(run, table, "sweep.md")
         client.set_terminated(run)
     except (MlflowException, OSError) as error:
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
-    return str(run)
+    return str(run), not there
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
-    """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site."""
+    """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site.
+
+    Raises:
+        TrackingError: the store cannot be opened.
+    """
+    from mlflow.exceptions import MlflowException
+
     client = _client(tracking)
+    try:
+        experiments = client.search_experiments()
+    except MlflowException as error:
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
     return {
         experiment.name: f"#/experiments/{experiment.experiment_id}/runs?{_RUNS_VIEW}"
-        for experiment in client.search_experiments()
+        for experiment in experiments
         if experiment.name != "Default"
     }
 
@@ -142,10 +162,14 @@ def _experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
 
 
 def _logged(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
-    """The parent run of a study that is there as a whole."""
-    query = f"tags.`{_STUDY}` = '{result.id}' and tags.`{_COMPLETE}` = 'true'"
+    """The parent run of this very result, logged as a whole."""
+    query = f"tags.`{_STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
     runs = client.search_runs([experiment], query)
     return str(runs[0].info.run_id) if runs else None
+
+
+def _digest(result: StudyResult) -> str:
+    return hashlib.sha256(to_json(result)).hexdigest()[:16]
 
 
 def _drop_partial(client: "MlflowClient", experiment: str, result: StudyResult) -> None:
@@ -172,11 +196,10 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
         client.log_metric(run, "floor/ratio", result.floor)
     client.log_text(run, table, "table.md")
     client.log_artifact(run, str(folder / "result.json"))
-    pictures = {"plot": study_plot(result, folder), "comparison": comparison_sheet(result, folder) if images else None}
-    for key, path in pictures.items():
-        if path is not None:
-            with Image.open(path) as image:
-                client.log_image(run, image.convert("RGB"), key=key)
+    for name in ("plot", "comparison"):
+        if images and (folder / f"{name}.png").is_file():
+            with Image.open(folder / f"{name}.png") as image:
+                client.log_image(run, image.convert("RGB"), key=name)
     return str(run)
 
 

@@ -39,6 +39,10 @@ class Variant:
         """The seed of one image's initial noise; the same in every variant."""
         return self.workload.seed + prompt_index * self.workload.images_per_prompt + image_index
 
+    def other_work(self, other: "Variant") -> bool:
+        """Whether it draws other images by its model, scheduler or workload, whatever its optimizations promise."""
+        return (self.model, self.scheduler, self.workload) != (other.model, other.scheduler, other.workload)
+
     @property
     def contract(self) -> Contract:
         """The weakest promise among its optimizations."""

@@ -5,6 +5,7 @@ the next, and a peak of memory must belong to one variant: so each has a process
 """
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sdopt.errors import UsageError
 from sdopt.forkserver import StartContext
-from sdopt.measure.device import Device, describe_cpu, energy_meter, probe_device
+from sdopt.measure.device import Device, describe_cpu, energy_j, probe_device
 from sdopt.measure.memory import PeakMemory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, denoiser_of, observed, plain
@@ -46,6 +48,9 @@ class WorkerError(Exception):
 # ----------------------------------------------------------------------------------------------------------- the parent
 
 
+_PROBE_LIMIT_S = 300
+
+
 @dataclass(frozen=True)
 class Machine:
     """What a first worker found: the device, the CPU, and how workers start here."""
@@ -63,10 +68,13 @@ def probe_machine(context: StartContext, wanted: str) -> Machine:
     process.start()
     theirs.close()
     try:
+        if not ours.poll(_PROBE_LIMIT_S):
+            process.kill()
+            raise UsageError(f"hardware.device={wanted}: no answer within {_PROBE_LIMIT_S} s; is the device in use?")
         answer = ours.recv()
     except EOFError:
         process.join()
-        raise WorkerError(Status.KILLED, f"the first worker ended with exit code {process.exitcode}") from None
+        raise UsageError(f"hardware.device={wanted}: asking for it ended with exit code {process.exitcode}") from None
     process.join()
     if isinstance(answer, Exception):
         raise answer
@@ -195,19 +203,22 @@ def _serve(connection: Connection, variant: Variant, device: Device, log: str, c
             return
 
 
+_STARVED = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
 def _classify(error: Exception) -> tuple[Status, str]:
+    """Tells running out of memory from other failures, also where a compiler has wrapped it."""
     text = " ".join(str(error).split())
-    reason = f"{type(error).__name__}: {text[:300]}"
-    starved = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text
-    return (Status.OUT_OF_MEMORY if starved else Status.FAILED), reason
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What preparing a worker took: seconds to load and apply, and memory that it holds, in GiB."""
-
-    load_s: float
-    resident_gib: float
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+    starved = any(
+        isinstance(link, torch.OutOfMemoryError | MemoryError) or any(word in str(link) for word in _STARVED)
+        for link in chain
+    )
+    return (Status.OUT_OF_MEMORY if starved else Status.FAILED), f"{type(error).__name__}: {text[:300]}"
 
 
 class Session:
@@ -221,8 +232,8 @@ class Session:
         self._proofs: dict[str, Proof] = {}
         self._inputs: dict[str, Any] = {}
 
-    def prepare(self) -> Loaded:
-        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise."""
+    def prepare(self) -> float:
+        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
         start = time.perf_counter()
         if self._variant.hardware.threads is not None:
             torch.set_num_threads(self._variant.hardware.threads)
@@ -236,23 +247,23 @@ class Session:
         self._synchronize()
         load_s = time.perf_counter() - start
         self._memory.loaded()
-        return Loaded(load_s, self._memory.read().process_loaded_gib)
+        return load_s
 
     def time_once(self) -> tuple[float, float | None]:
         """Seconds of one call from prompts to images, and joules of the device where NVML counts them."""
         gc.collect()
         gc.disable()
         try:
-            with energy_meter(self._device) as consumed:
-                self._synchronize()
-                start = time.perf_counter()
-                self._call()
-                self._synchronize()
-                seconds = time.perf_counter() - start
-                joules = consumed()
+            before = energy_j(self._device)
+            self._synchronize()
+            start = time.perf_counter()
+            self._call()
+            self._synchronize()
+            seconds = time.perf_counter() - start
+            after = energy_j(self._device)
         finally:
             gc.enable()
-        return seconds, joules
+        return seconds, None if before is None or after is None else after - before
 
     def measure_memory(self) -> Memory:
         """Peak memory of one call in steady state."""
@@ -274,29 +285,27 @@ class Session:
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
         findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
         return [
-            Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, finding.facts)
+            Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
             for axis, finding in findings.items()
         ]
 
-    def time_stages(self, calls: int) -> dict[str, list[float]]:
-        """Seconds of each stage over some instrumented calls: a sample per call, of the denoiser a sample per step.
+    def time_stages(self) -> dict[str, list[float]]:
+        """Seconds of each stage of one instrumented call; of the denoiser a sample per step.
 
         On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
         """
-        samples: dict[str, list[float]] = {}
-        for _ in range(calls):
-            clock = _EventClock() if self._device.is_cuda else _WallClock()
-            with observed(self._pipe, clock.enter, clock.leave):
-                self._call()
-            self._synchronize()
-            for stage, spans in clock.seconds().items():
-                # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
-                name, values = ("denoiser_step", spans) if stage == DENOISER else (stage, [sum(spans)])
-                samples.setdefault(name, []).extend(values)
-        return samples
+        clock = _EventClock() if self._device.is_cuda else _WallClock()
+        with observed(self._pipe, clock.enter, clock.leave):
+            self._call()
+        self._synchronize()
+        # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
+        return {
+            "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
+            for stage, spans in clock.seconds().items()
+        }
 
     def count_operations(self) -> float:
-        """TFLOP of one image."""
+        """TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
         workload = self._variant.workload
         return tflop_per_image(self._pipe, workload, self._variant.size)["total"]
 
@@ -353,12 +362,17 @@ class Session:
         with ExitStack() as stack:
             for _, option in self._variant.applied:
                 arguments |= option.call_kwargs()
-                stack.enter_context(option.context())
+                stack.enter_context(option.context(self._pipe))
             return self._pipe(**(arguments | changes))
 
     def _synchronize(self) -> None:
         if self._device.is_cuda:
             torch.cuda.synchronize()
+
+
+def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts as JSON keeps them: whatever a proof puts there must not keep a result from being written."""
+    return json.loads(json.dumps(facts, default=str))
 
 
 class _WallClock:

@@ -2,11 +2,10 @@
 
 import os
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -74,7 +73,7 @@ def probe_device(wanted: str) -> Device:
         capability=(properties.major, properties.minor),
         memory_total_gib=total / 2**30,
         memory_free_gib=free / 2**30,
-        driver=_nvidia_driver(),
+        driver=ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
         attributes={"multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda},
     )
 
@@ -98,26 +97,39 @@ def _cpu() -> Device:
     return Device(
         type="cpu",
         name=cpu["name"],
-        memory_total_gib=memory["MemTotal"] / 2**30,
-        memory_free_gib=memory["MemAvailable"] / 2**30,
+        memory_total_gib=min(memory["MemTotal"], _container_limit()) / 2**30,
+        memory_free_gib=min(memory["MemAvailable"], _container_limit()) / 2**30,
         attributes=cpu,
     )
 
 
-@contextmanager
-def nvml() -> Iterator[Any]:
-    """NVIDIA's management library for the length of a block; None where there is no driver."""
-    import pynvml
+def _container_limit() -> float:
+    """Bytes that a container may hold (cgroup v2), or no limit."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return float(text) if text.isdecimal() else float("inf")
 
+
+T = TypeVar("T")
+
+
+def ask_nvml(question: Callable[[Any], T]) -> T | None:
+    """What NVIDIA's management library answers; None where there is none, or it does not say.
+
+    Virtual GPUs, slices of a GPU and containers leave many questions unanswered, and none of them is worth a variant.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
     try:
         pynvml.nvmlInit()
+        try:
+            return question(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
+        return None
 
 
 def nvml_handle(library: Any, device: Device) -> Any:
@@ -125,25 +137,8 @@ def nvml_handle(library: Any, device: Device) -> Any:
     return library.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.index).uuid}")
 
 
-@contextmanager
-def energy_meter(device: Device) -> Iterator[Callable[[], float | None]]:
-    """Gives a function that says how many joules the device took since the block began, or None where none counts."""
+def energy_j(device: Device) -> float | None:
+    """What the whole device has taken since its driver was loaded, in joules; None where none counts it."""
     if not device.is_cuda:
-        yield lambda: None
-        return
-    with nvml() as library:
-        if library is None:
-            yield lambda: None
-            return
-        handle = nvml_handle(library, device)
-        try:
-            start = library.nvmlDeviceGetTotalEnergyConsumption(handle)
-        except library.NVMLError:  # before Volta there is no counter
-            yield lambda: None
-            return
-        yield lambda: (library.nvmlDeviceGetTotalEnergyConsumption(handle) - start) / 1000
-
-
-def _nvidia_driver() -> str | None:
-    with nvml() as library:
-        return str(library.nvmlSystemGetDriverVersion()) if library else None
+        return None
+    return ask_nvml(lambda nvml: nvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(nvml, device)) / 1000)

@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from sdopt.measure.device import Device, nvml, nvml_handle
+from sdopt.measure.device import Device, ask_nvml, nvml_handle
 from sdopt.results import Memory
 
 _STATUS = Path("/proc/self/status")
@@ -52,14 +53,14 @@ class PeakMemory:
 
 
 def _nvml_process_gib(device: Device) -> float | None:
-    with nvml() as library:
-        if library is None:
-            return None
-        for process in library.nvmlDeviceGetComputeRunningProcesses(nvml_handle(library, device)):
+    def held(nvml: Any) -> float | None:
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(nvml, device)):
             # In a container the driver may report another pid namespace, or no figure at all.
             if process.pid == os.getpid() and process.usedGpuMemory is not None:
                 return float(process.usedGpuMemory) / 2**30
-    return None
+        return None
+
+    return ask_nvml(held)
 
 
 def _status_field(name: str) -> float:

@@ -9,9 +9,12 @@ from sdopt.statistics import latency, within_floor
 def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """Every figure of one variant by name; seconds, GiB, joules and TFLOP/s as the name says.
 
+    A variant that failed has none: half a measurement would rank it beside those that were measured whole.
     Ratios are those of the first comparison in which the variant is the candidate.
     """
     found: dict[str, float] = {}
+    if not variant.status.measured:
+        return found
     samples = [sample for m in variant.measurements for sample in m.latency_s]
     if samples:
         estimate = latency(variant, result.config["protocol"]["estimator"], result.confidence)
@@ -44,7 +47,7 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
             found[name] = float(np.median(known))
     joules = [joule for m in variant.measurements for joule in m.energy_j]
     if joules:
-        found["energy/per_image_j"] = float(np.median(joules)) / variant.images_per_call
+        found["energy/per_image_j"] = float(np.mean(joules)) / variant.images_per_call
     for stage in {name for m in variant.measurements for name in m.stages_s}:
         times = [sample for m in variant.measurements for sample in m.stages_s.get(stage, [])]
         if times:

@@ -16,13 +16,16 @@ def tflop_per_image(pipe: "DiffusionPipeline", workload: Workload, size: int) ->
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
-    With guidance every step runs the denoiser on two samples, and the text encoder reads two prompts.
+    With guidance every step runs the denoiser on two samples, and the text encoder reads two prompts, once for all
+    images of a prompt. Some schedulers run the denoiser more often than there are steps.
     """
     samples = 2 if workload.guidance_scale > 1 else 1
     denoiser, vae = plain(denoiser_of(pipe)), pipe.vae
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
     encoders = text_encoders_of(pipe)
     length = pipe.tokenizer.model_max_length
+    pipe.scheduler.set_timesteps(workload.steps)
+    calls = len(pipe.scheduler.timesteps)
     with torch.device("meta"):
         fresh_denoiser = type(denoiser).from_config(denoiser.config)
         fresh_vae = type(vae).from_config(vae.config)
@@ -32,8 +35,9 @@ def tflop_per_image(pipe: "DiffusionPipeline", workload: Workload, size: int) ->
         counted = {
             "text_encoder": sum(
                 _tflop(encoder, torch.zeros(samples, length, dtype=torch.long)) for encoder in fresh_encoders
-            ),
-            "denoiser": workload.steps * _tflop(fresh_denoiser, sample, torch.tensor(1), states),
+            )
+            / workload.images_per_prompt,
+            "denoiser": calls * _tflop(fresh_denoiser, sample, torch.tensor(1), states),
             "vae_decoder": _tflop(fresh_vae.decode, torch.empty(1, vae.config.latent_channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}

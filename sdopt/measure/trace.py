@@ -3,14 +3,15 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sdopt.measure.stages import STAGES, observed
+from sdopt.measure.stages import DENOISER, STAGES, denoiser_of, observed
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -24,6 +25,8 @@ _DTYPES = {
     "signed char": "int8",
 }
 _PRODUCTS = ("mm", "conv", "linear", "matmul")
+_FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers::")
+_FUSED_KERNELS = ("flash_fwd", "fmha_cutlass", "sdpa")
 _LABEL = "sdopt/"
 
 
@@ -40,14 +43,9 @@ class StageTrace:
     output_requires_grad: bool | None = None
     autocast_dtype: str | None = None
 
-    @property
-    def attention(self) -> dict[str, int]:
-        """Scaled-dot-product kernels that were dispatched, by operator name."""
-        return {
-            name.removeprefix("aten::"): count
-            for name, count in sorted(self.operators.items())
-            if name.startswith("aten::_scaled_dot_product") or name.startswith("xformers::")
-        }
+    convolutions: int = 0
+    channels_last: int = 0
+    """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
 
 
 @dataclass
@@ -56,11 +54,23 @@ class Trace:
 
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
-    """Device kernels of the whole call, by name; empty on a CPU."""
+    """Device kernels that the denoiser launched, or that no operator launched (a replayed graph); empty on a CPU."""
 
     @property
     def denoiser(self) -> StageTrace:
-        return self.stages["denoiser"]
+        return self.stages[DENOISER]
+
+    @property
+    def fused_attention(self) -> dict[str, int]:
+        """The denoiser's scaled-dot-product operators, or where a graph hides those its fused kernels, with counts."""
+        operators = {
+            name.removeprefix("aten::"): count
+            for name, count in sorted(self.denoiser.operators.items())
+            if name.startswith(_FUSED_OPERATORS)
+        }
+        return operators or {
+            name: n for name, n in self.kernels.items() if any(word in name for word in _FUSED_KERNELS)
+        }
 
 
 def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
@@ -91,7 +101,11 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
             trace.stages[stage].output_requires_grad = first.requires_grad
 
     activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
-    with observed(pipe, enter, leave), torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+    with (
+        observed(pipe, enter, leave),
+        _observed_layouts(denoiser_of(pipe), trace.denoiser),
+        torch.profiler.profile(activities=activities, record_shapes=True) as profile,
+    ):
         call()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -100,25 +114,48 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     return trace
 
 
+@contextmanager
+def _observed_layouts(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
+    """Counts convolutions by the layout of their outputs; not within a compiled model, which hooks would recompile."""
+
+    def note(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        if output.shape[1] > 1 and output.shape[2] > 1:
+            seen.convolutions += 1
+            seen.channels_last += output.is_contiguous(memory_format=torch.channels_last)
+
+    compiled = hasattr(denoiser, "_orig_mod")
+    layers = [] if compiled else [m for m in denoiser.modules() if isinstance(m, torch.nn.Conv2d)]
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(_LABEL))
         for event in events
         if event.get("cat") == "user_annotation" and event["name"].startswith(_LABEL)
     )
+    launched: dict[int, str | None] = {}
     for event in events:
-        if event.get("cat") == "kernel":
-            trace.kernels[event["name"]] += 1
         if event.get("cat") != "cpu_op":
             continue
         stage = next((stage for start, end, stage in spans if start <= event["ts"] < end), None)
+        launched[event["args"].get("External id", -1)] = stage
         if stage is None:
             continue
         name = event["name"]
         trace.stages[stage].operators[name] += 1
-        types = [_DTYPES[kind] for kind in event.get("args", {}).get("Input type", []) if kind in _DTYPES]
+        types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
         if types and any(word in name for word in _PRODUCTS):
             trace.stages[stage].product_dtypes[types[0]] += 1
+    for event in events:
+        # Kernels run after they were launched: the operator that launched one tells its stage.
+        if event.get("cat") == "kernel" and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
+            trace.kernels[event["name"]] += 1
 
 
 def _name(dtype: torch.dtype) -> str:

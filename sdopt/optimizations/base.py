@@ -96,8 +96,8 @@ class Optimization:
         """What it adds to each call of the pipeline."""
         return {}
 
-    def context(self) -> AbstractContextManager[Any]:
-        """State of the process that lives for one call."""
+    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+        """State of the process that lives for one call of `pipe`."""
         return nullcontext()
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

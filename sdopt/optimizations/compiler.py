@@ -4,9 +4,10 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from sdopt.measure.stages import denoiser_name, denoiser_of
 from sdopt.measure.trace import Trace
@@ -72,6 +73,8 @@ class Inductor(Optimization):
 
         counters.clear()
         compiled = torch.compile(denoiser_of(pipe), mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        if self.mode in ("reduce-overhead", "max-autotune"):
+            _keep_outputs(compiled)
         setattr(pipe, denoiser_name(pipe), compiled)
 
         def proof(trace: Trace) -> Finding:
@@ -85,3 +88,16 @@ class Inductor(Optimization):
             return Finding(facts["graphs"] > 0 and regions > 0, f"{graphs}; {regions} compiled regions run", facts)
 
         return proof
+
+
+def _keep_outputs(compiled: Any) -> None:
+    """With CUDA graphs a replay overwrites the last output, which multistep schedulers still hold: hand out copies."""
+
+    def begin(*_: Any) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+
+    def copied(_module: Any, _inputs: Any, output: Any) -> Any:
+        return tree_map_only(torch.Tensor, torch.clone, output)
+
+    compiled.register_forward_pre_hook(begin)
+    compiled.register_forward_hook(copied)

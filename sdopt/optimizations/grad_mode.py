@@ -28,7 +28,7 @@ class GradMode(Optimization):
         return frozenset({"latency"}) if self.mode == "inference_mode" else frozenset()
 
     @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
         modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
         with modes[self.mode]():
             yield

@@ -46,7 +46,13 @@ class Layout(Optimization):
             ]
             last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
             wanted = len(weights) if self.memory_format == "channels_last" else 0
-            facts = {"convolutions": len(weights), "channels_last": last}
-            return Finding(last == wanted, f"{last} of {len(weights)} convolutions channels-last", facts)
+            ran, ran_last = trace.denoiser.convolutions, trace.denoiser.channels_last
+            facts = {"weights": len(weights), "weights_channels_last": last, "ran": ran, "ran_channels_last": ran_last}
+            summary = f"{last} of {len(weights)} kernels laid out channels-last"
+            if ran:
+                summary += f"; {ran_last} of {ran} convolutions gave channels-last"
+            # A kernel of 1×1 and a group of one channel are ambiguous, so most is what can be asked of the outputs.
+            as_wanted = not ran or (ran_last > ran / 2) == (self.memory_format == "channels_last")
+            return Finding(last == wanted and as_wanted, summary, facts)
 
         return proof

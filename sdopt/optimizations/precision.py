@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _FLOATS = ("float32", "float16", "bfloat16")
-# How NVIDIA's libraries name the kernels that round their inputs to TensorFloat-32.
-_TF32_KERNELS = ("tf32", "s1688", "tensorop_s")
 
 
 @dataclass(frozen=True)
@@ -57,13 +55,12 @@ class Precision(Optimization):
         return {"dtype": getattr(torch, self.weights)}
 
     @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
         with ExitStack() as stack:
             if self.tf32 != "default":
                 stack.enter_context(_tf32(self.tf32 == "on"))
             if self.autocast:
-                kind = "cuda" if torch.cuda.is_available() else "cpu"
-                stack.enter_context(torch.autocast(kind, dtype=getattr(torch, self.autocast)))
+                stack.enter_context(torch.autocast(pipe.device.type, dtype=getattr(torch, self.autocast)))
             yield
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -74,25 +71,37 @@ class Precision(Optimization):
             engaged = weights == [self.weights] and trace.denoiser.autocast_dtype == self.autocast
             # Compiled products may be kernels without an operator: then types of weights and autocast decide.
             engaged = engaged and (not products or max(products, key=lambda name: products[name]) == wanted)
-            rounded = sum(n for name, n in trace.kernels.items() if any(word in name.lower() for word in _TF32_KERNELS))
-            if self.tf32 == "on":
-                engaged = engaged and rounded > 0
-            if self.tf32 == "off":
-                engaged = engaged and rounded == 0
+            rounded = None
+            if self.tf32 != "default":
+                with self.context(pipe):
+                    rounded = _products_are_rounded(pipe.device)
+                engaged = engaged and rounded == (self.tf32 == "on")
             summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
-            return Finding(engaged, summary, {"weights": weights, "products": products, "tf32_kernels": rounded})
+            if rounded is not None:
+                summary += f"; float32 products {'rounded to TF32' if rounded else 'in full'}"
+            return Finding(engaged, summary, {"weights": weights, "products": products, "rounded_to_tf32": rounded})
 
         return proof
 
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
+    # The older switches: after the newer `fp32_precision` was set, Inductor's reading of these raises an error.
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
     try:
-        for backend in backends:
-            backend.fp32_precision = "tf32" if allowed else "ieee"
         yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def _products_are_rounded(device: torch.device) -> bool:
+    """Whether a float32 matrix product on this device, with the settings of now, rounds its inputs to TF32.
+
+    Names of kernels do not tell: libraries name them differently on each generation. A factor of 1 + 2⁻¹² does: it
+    needs 12 bits of mantissa, of which TF32 keeps 10, so that the product comes out as if it had been 1.
+    """
+    matrix = torch.full((256, 256), 1 + 2**-12, device=device)
+    return bool((matrix @ torch.ones_like(matrix))[0, 0].item() == 256.0)

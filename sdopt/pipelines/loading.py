@@ -1,6 +1,8 @@
 """From a `Model` to a pipeline on its device."""
 
 import inspect
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +30,22 @@ def model_folder(model: Model) -> Path:
         raise UsageError(
             f"model.path={folder}: there is no model_index.json; save a pipeline there with save_pretrained"
         )
-    if not list(folder.glob("unet/*.safetensors")):
+    kind = _pipeline_class(folder)
+    if kind != "StableDiffusionPipeline":
+        raise UsageError(f"model.path={folder}: a {kind}; this version runs StableDiffusionPipeline (SD 1.x and 2.x)")
+    weights = [path.name for path in folder.glob("unet/*.safetensors")]
+    if not weights:
         raise UsageError(f"model.path={folder}: unet/ holds no .safetensors file; sdopt loads no pickled weights")
+    if not any(re.fullmatch(r"diffusion_pytorch_model(-\d+-of-\d+)?\.safetensors", name) for name in weights):
+        raise UsageError(f"model.path={folder}: unet/ holds only a variant ({weights[0]}); save it without variant=")
     return folder
+
+
+def _pipeline_class(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "model_index.json").read_text())["_class_name"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"model.path={folder}: model_index.json names no pipeline ({error})") from error
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:
@@ -54,11 +69,20 @@ def require_options(scheduler: Scheduler) -> None:
 
 
 def load_pipeline(model: Model, scheduler: Scheduler, device: str, load_kwargs: dict[str, Any]) -> "DiffusionPipeline":
-    """Loads a pipeline without touching a hub, and moves it to `device`."""
+    """Loads a pipeline without touching a hub, and moves it to `device`.
+
+    The safety checker that Stable Diffusion 1.x comes with is left out: it is another model, and would be timed too.
+    """
     from diffusers import StableDiffusionPipeline
 
     pipe = StableDiffusionPipeline.from_pretrained(
-        model_folder(model), use_safetensors=True, local_files_only=True, **load_kwargs
+        model_folder(model),
+        use_safetensors=True,
+        local_files_only=True,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+        **load_kwargs,
     )
     pipe.scheduler = scheduler_class(scheduler).from_config(pipe.scheduler.config, **scheduler.options)
     pipe.set_progress_bar_config(disable=True)

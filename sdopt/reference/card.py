@@ -113,7 +113,8 @@ shared with other work; the budgets were wall time.
 averaged weights. PSNR of held-out pictures: **{autoencoder["held_out_psnr_db"]:.1f} dB**. Last training loss \
 {autoencoder["loss"]:.4f}. Scaling factor {autoencoder["scaling_factor"]:.4f}, measured.
 - **Denoiser and text encoder**: {denoiser["steps"]:,} steps of {denoiser["batch_size"]} latents in \
-{denoiser["seconds"] / 60:.0f} minutes; v-prediction with min-SNR weights (γ = 5, Hang et al. 2023), one timestep from each of as many equal intervals as the batch is large, \
+{denoiser["seconds"] / 60:.0f} minutes; v-prediction with \
+min-SNR weights (γ = 5, Hang et al. 2023), one timestep from each of as many equal intervals as the batch is large, \
 {denoiser["caption_dropout"]:.0%} empty captions for guidance; AdamW, cosine schedule, averaged weights. \
 Last training loss (weighted) {denoiser["loss"]:.4f}.
 

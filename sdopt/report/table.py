@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.results import Comparison, Effect, Interval, Measurement, Status, StudyResult, VariantResult
+from sdopt.designs import difference
+from sdopt.results import Comparison, Effect, Interval, Status, StudyResult, VariantResult
 from sdopt.statistics import latency, within_floor
 
 _STYLES = {
@@ -45,7 +46,8 @@ def rows_of(result: StudyResult) -> list[Row]:
 
 
 def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> Row:
-    time = latency(variant, result.config["protocol"]["estimator"], result.confidence)
+    measured = variant.status.measured
+    time = latency(variant, result.config["protocol"]["estimator"], result.confidence) if measured else None
     speed = edge.speedup if edge else None
     return Row(
         variant=variant.name,
@@ -54,7 +56,7 @@ def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -
         speedup=_ratio(speed, "≈" if edge and within_floor(edge) else "") if speed else "",
         reference=edge.reference if edge else "",
         memory=_memory(variant, edge),
-        evidence=_explanation(variant, edge),
+        evidence=_explanation(result, variant, edge),
     )
 
 
@@ -80,15 +82,13 @@ def _memory(variant: VariantResult, edge: Comparison | None) -> str:
     return f"{max(peaks):.2f} GiB{ratio}"
 
 
-def _explanation(variant: VariantResult, edge: Comparison | None) -> str:
-    """Why there is no figure; else what shows that the credited option took effect."""
-    if variant.reason:
-        return variant.reason
-    found: list[Measurement] = variant.measurements[:1]
-    evidence = [item for measurement in found for item in measurement.evidence]
-    axes = [part.partition("=")[0] for part in edge.credit.split(", ")] if edge else []
-    shown = [item.summary for item in evidence if item.axis in axes]
-    return "; ".join([*shown, *([edge.note] if edge and edge.note else [])])
+def _explanation(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> str:
+    """Why there is no figure; else what shows that the options took effect by which the two sides differ."""
+    shown = [variant.reason] if variant.reason else []
+    if edge is not None and variant.measurements and variant.status is Status.OK:
+        axes = difference(variant.choices, result.variant(edge.reference).choices)
+        shown += [item.summary for item in variant.measurements[0].evidence if item.axis in axes]
+    return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.measured else [])])
 
 
 def notes_of(result: StudyResult) -> list[str]:
@@ -100,6 +100,8 @@ def notes_of(result: StudyResult) -> list[str]:
             f"A/A floor: two identical baselines differed by {100 * (result.floor - 1):.1f} %; "
             "≈ marks a speed-up that is no larger than that."
         )
+    elif any(variant.status.measured for variant in result.variants):
+        notes.append("No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈).")
     samples = [len(m.latency_s) for v in result.variants for m in v.measurements if m.latency_s]
     protocol = result.config["protocol"]
     percent = f"{100 * result.confidence:g} %"
