@@ -1,5 +1,11 @@
-"""The tests, which mirror `sdopt/`. What libraries read from the environment when imported is set before they are."""
+"""The tests, which mirror `sdopt/`. What processes and libraries read from the environment is set before they start."""
+
+import os
+from pathlib import Path
 
 from sdopt.forkserver import prepare_environment
 
 prepare_environment()
+# Commands in processes of their own, and the fork server, import what this process imports, whatever is installed.
+_ROOT = str(Path(__file__).parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -98,7 +98,7 @@ def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: 
     popen = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment, "SDOPT_TEST_MARK": mark},
+        env={**os.environ, **environment, "SDOPT_TEST_MARK": mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -60,7 +60,7 @@ def session(variant: Compose) -> Load:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A study with enough rounds for intervals: the baseline, half precision, batches of four, and one that cannot run."""
+    """A study with enough rounds for intervals: the baseline, bfloat16, batches of four, and one that cannot run."""
     variants = """{
         baseline: [],
         bfloat16: ["precision=bf16"],
@@ -82,7 +82,7 @@ def result(finished: Finished) -> StudyResult:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A sweep of three jobs: the baseline itself, one more, and one that cannot run here; logged where MLflow is installed."""
+    """A sweep of three jobs: the baseline itself, one more, one that cannot run; logged where MLflow is installed."""
     tracking = ["tracking=mlflow"] if find_spec("mlflow") else []
     return sdopt(tmp_path_factory.mktemp("sweep"), "run", "-m", *SMOKE, *tracking, "attention=default,math,cudnn")
 

@@ -43,7 +43,7 @@ class RaisesInCall(Harmless):
     call: int = 1
 
     @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
         if next(_calls) == self.call:
             raise ValueError("this call is one too many")
         yield
@@ -127,7 +127,7 @@ class FailsAfterTalking(Harmless):
 
 @dataclass(frozen=True)
 class OddEvidence(Harmless):
-    """Its facts are no JSON, and with `pickles` off cannot even leave the worker."""
+    """Its facts are no JSON, and with `pickles` off could not even leave the worker."""
 
     pickles: bool = True
 

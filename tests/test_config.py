@@ -42,8 +42,7 @@ class TestEveryFile:
 
     def test_are_all_looked_at(self) -> None:
         """A group within a group would need a walk that goes deeper."""
-        deeper = [path for path in CONF.glob("*/*/**/*.yaml")]
-        assert not deeper
+        assert not list(CONF.glob("*/*/**/*.yaml"))
         assert len(OPTIONS) > 30
 
     @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -119,7 +118,9 @@ class TestMistakes:
         [found] = problems(composer, override)
         assert found.startswith(problem)
 
-    @pytest.mark.parametrize("override", ["+extra=???", "+extra.deep=???", "objective=${nope}", "workload.seed=${nope}"])
+    @pytest.mark.parametrize(
+        "override", ["+extra=???", "+extra.deep=???", "objective=${nope}", "workload.seed=${nope}"]
+    )
     def test_a_value_that_is_not_there_names_its_key(self, composer: Composers, override: str) -> None:
         [found] = problems(composer, override)
         assert override.lstrip("+").split("=")[0] in found
@@ -231,9 +232,7 @@ class TestNames:
             (["attention=sliced", "attention.slice_size=null"], "attention=sliced"),
         ],
     )
-    def test_say_what_is_chosen_beyond_the_defaults(
-        self, composer: Composers, overrides: list[str], name: str
-    ) -> None:
+    def test_say_what_is_chosen_beyond_the_defaults(self, composer: Composers, overrides: list[str], name: str) -> None:
         assert composer(overrides).variant(None).name == name
 
     def test_two_values_of_a_key_have_two_names(self, composer: Composers) -> None:

@@ -125,3 +125,118 @@ def test_a_choice_that_only_the_reference_has_is_none() -> None:
 def test_a_design_without_a_plan_says_so(composer: Composers) -> None:
     with pytest.raises(NotImplementedError):
         Design().plan(composer([]))
+
+
+class TestOneAtATime:
+    def test_each_option_alone_on_the_baseline(self, composer: Composers) -> None:
+        found = plan(
+            composer,
+            "study=one_at_a_time",
+            "study.options=[precision:bf16,attention:math]",
+            "layout=channels_last",
+            "workload.steps=3",
+        )
+        assert [variant.name for variant in found.variants] == [BASELINE, "precision=bf16", "attention=math"]
+        assert [(edge.candidate, edge.reference, edge.credit) for edge in found.edges] == [
+            ("precision=bf16", BASELINE, "precision=bf16"),
+            ("attention=math", BASELINE, "attention=math"),
+        ]
+        plain = composer([]).variant("plain").choices
+        assert found.variants[1].choices == plain | {"precision": "bf16"}
+        assert found.variants[2].choices == plain | {"attention": "math"}
+        assert all(variant.workload.steps == 3 for variant in found.variants)
+
+    def test_an_option_of_the_same_axis_may_come_twice(self, composer: Composers) -> None:
+        found = plan(composer, "study=one_at_a_time", "study.options=[precision:bf16,precision:fp16]")
+        assert [variant.choices["precision"] for variant in found.variants] == ["fp32", "bf16", "fp16"]
+
+
+class TestCumulative:
+    def test_each_step_is_compared_with_the_one_before(self, composer: Composers) -> None:
+        found = plan(composer, "study=cumulative", "study.options=[precision:bf16,layout:channels_last,attention:math]")
+        names = [variant.name for variant in found.variants]
+        assert names == [BASELINE, "+ precision=bf16", "+ layout=channels_last", "+ attention=math"]
+        assert [(edge.candidate, edge.reference) for edge in found.edges] == list(
+            zip(names[1:], names[:-1], strict=True)
+        )
+        assert [edge.credit for edge in found.edges] == ["precision=bf16", "layout=channels_last", "attention=math"]
+        last = found.variants[-1].choices
+        assert (last["precision"], last["layout"], last["attention"]) == ("bf16", "channels_last", "math")
+        assert found.variants[1].choices["layout"] == "contiguous"
+
+    def test_a_later_option_replaces_one_of_its_axis(self, composer: Composers) -> None:
+        found = plan(composer, "study=cumulative", "study.options=[precision:fp16,precision:bf16]")
+        assert [variant.choices["precision"] for variant in found.variants] == ["fp32", "fp16", "bf16"]
+        assert found.edges[1].reference == "+ precision=fp16"
+
+
+class TestLeaveOneOut:
+    def test_the_whole_and_it_again_without_each_option(self, composer: Composers) -> None:
+        found = plan(composer, "study=leave_one_out", "precision=bf16", "attention=math", "layout=channels_last")
+        baseline, full, *left = found.variants
+        assert baseline.name == BASELINE
+        assert {variant.name for variant in left} == {
+            "without precision=bf16",
+            "without attention=math",
+            "without layout=channels_last",
+        }
+        for variant in left:
+            axis = variant.name.removeprefix("without ").partition("=")[0]
+            assert variant.choices == full.choices | {axis: baseline.choices[axis]}
+        assert (found.edges[0].candidate, found.edges[0].reference) == ("full", BASELINE)
+        assert all(edge.reference == "full" for edge in found.edges[1:])
+        assert {edge.credit for edge in found.edges[1:]} == {"precision=bf16", "attention=math", "layout=channels_last"}
+
+    def test_an_option_with_a_changed_key_goes_whole(self, composer: Composers) -> None:
+        found = plan(
+            composer, "study=leave_one_out", "precision=bf16", "compiler=inductor", "compiler.mode=max-autotune"
+        )
+        [without] = [variant for variant in found.variants if variant.name.startswith("without compiler")]
+        assert without.choices["compiler"] == "eager"
+        assert without.choices["precision"] == "bf16"
+
+    @pytest.mark.parametrize("overrides", [[], ["precision=bf16"], ["workload.steps=3"]])
+    def test_needs_two_options(self, composer: Composers, overrides: list[str]) -> None:
+        with pytest.raises(UsageError, match="study=leave_one_out: choose at least two"):
+            plan(composer, "study=leave_one_out", *overrides)
+
+
+class TestFactorial:
+    def test_every_combination(self, composer: Composers) -> None:
+        found = plan(composer, "study=factorial", "study.options=[precision:bf16,attention:math,layout:channels_last]")
+        assert len(found.variants) == 8
+        assert found.baseline.name == BASELINE
+        assert len({tuple(sorted(variant.choices.items())) for variant in found.variants}) == 8
+        assert found.factors == ("precision=bf16", "attention=math", "layout=channels_last")
+        assert len(found.edges) == 7
+        assert all(edge.reference == BASELINE for edge in found.edges)
+
+    def test_options_of_one_axis_exclude_each_other(self, composer: Composers) -> None:
+        found = plan(composer, "study=factorial", "study.options=[precision:bf16,precision:fp16,attention:math]")
+        assert len(found.variants) == 3 * 2
+        assert {variant.choices["precision"] for variant in found.variants} == {"fp32", "bf16", "fp16"}
+
+    def test_a_key_is_no_option_whose_effect_could_be_told(self, composer: Composers) -> None:
+        """Effects are found by the option chosen on each axis."""
+        with pytest.raises(UsageError, match=r"workload\.steps"):
+            plan(composer, "study=factorial", "study.options=['workload.steps:3','attention:math']")
+
+
+@pytest.mark.parametrize("design", ["one_at_a_time", "cumulative", "factorial"])
+class TestOptions:
+    def test_are_needed(self, composer: Composers, design: str) -> None:
+        with pytest.raises(UsageError, match=rf"study\.options: {design} needs them"):
+            plan(composer, f"study={design}")
+
+    def test_may_not_come_twice(self, composer: Composers, design: str) -> None:
+        with pytest.raises(UsageError, match="'precision=bf16' is listed twice"):
+            plan(composer, f"study={design}", "study.options=[precision:bf16,precision:bf16]")
+
+    def test_that_do_not_exist_name_the_choices(self, composer: Composers, design: str) -> None:
+        with pytest.raises(UsageError, match=r"attention/nope.*vanilla"):
+            plan(composer, f"study={design}", "study.options=[attention:nope]")
+
+    @pytest.mark.parametrize("option", ["bf16", "precision", "precision:"])
+    def test_that_are_none_are_refused_by_name(self, composer: Composers, design: str, option: str) -> None:
+        with pytest.raises(UsageError, match=option.partition(":")[0]):
+            plan(composer, f"study={design}", f"study.options=['{option}']")

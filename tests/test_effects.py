@@ -98,3 +98,21 @@ def test_two_options_of_one_axis_have_no_interaction() -> None:
     options = ("attention=math", "attention=vanilla", "precision=bf16")
     names = {effect.options for effect in effects_of(study(), options)}
     assert ("attention=math", "attention=vanilla") not in names
+
+
+def test_an_option_that_never_ran_has_no_effect() -> None:
+    cut = study()
+    for variant in cut.variants:
+        if "attention=math" in variant.name:
+            variant.status = Status.SKIPPED
+    found = {effect.options: effect for effect in effects_of(cut, OPTIONS)}
+    assert found[("attention=math",)].speedup is None
+    assert "the mean" in found[("attention=math",)].aliased_with
+    assert found[("precision=bf16",)].speedup.estimate == pytest.approx(2.0 * JOINT**0.5)
+
+
+def test_without_cells_or_options_there_are_none() -> None:
+    result = study()
+    assert effects_of(result, []) == []
+    result.variants = result.variants[:1]
+    assert effects_of(result, OPTIONS) == []

@@ -45,7 +45,7 @@ class TestInformation:
         finished = sdopt(tmp_path, "run", "--help")
         assert finished.code == 0
         for group in ("model", "precision", "attention", "compiler", "layout", "grad_mode", "study", "protocol"):
-            [line] = [line for line in finished.out.splitlines() if line.startswith(f"{group}:")]
+            line = next(line for line in finished.out.splitlines() if line.startswith(f"{group}:"))
             for option in (CONF / group).glob("*.yaml"):
                 assert option.stem in line
 
@@ -95,8 +95,8 @@ class TestMistakes:
         finished = sdopt(tmp_path, "run", *SMOKE, *MISTAKES[kind])
         assert finished.code == 2, finished.shown
         assert "Traceback" not in finished.err
-        key = MISTAKES[kind][0].lstrip("+~-").partition("=")[0].partition(".")[0]
-        assert key in finished.err or MISTAKES[kind][-1] in finished.err
+        key, _, value = MISTAKES[kind][-1].lstrip("+~-").partition("=")
+        assert key.partition(".")[0] in finished.err or (value and value in finished.err)
         assert not list(tmp_path.rglob("result.json"))
 
     @pytest.mark.parametrize("module", ["sdopt.cli", "runners.run"])
@@ -126,11 +126,8 @@ class TestDryRun:
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=cudnn']}",
         )
         assert finished.code == 0
-        assert "half" in finished.out
-        assert "lossy" in finished.out
-        assert "baseline (A/A control)" in finished.shown.replace("│", " ").replace("  ", " ") or "A/A" in finished.out
-        assert "no: attention=cudnn" in finished.shown.replace("│", " ").replace("  ", " ") or "cudnn" in finished.out
-        assert "what would be compared" in finished.out
+        for shown in ("half", "lossy", "A/A control", "no: attention", "needs a CUDA", "what would be compared"):
+            assert shown in finished.out
 
     def test_measures_nothing(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")

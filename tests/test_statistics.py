@@ -17,7 +17,12 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
         Measurement(number, latency_s=[float(s) for s in samples], **measured)
         for number, samples in enumerate(processes)
     ]
-    config = {"workload": {"batch_size": 1, "images_per_prompt": 1, "steps": 25}}
+    config = {
+        "model": {"name": "emoji"},
+        "scheduler": {"class_name": "DDIMScheduler"},
+        "workload": {"batch_size": 1, "images_per_prompt": 1, "steps": 25},
+        "hardware": {"threads": None},
+    }
     return VariantResult(name, role, {}, [], config, status=Status.OK, measurements=measurements)
 
 
@@ -32,9 +37,7 @@ def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) 
 
 
 class TestLatency:
-    @pytest.mark.parametrize(
-        ("estimator", "expected"), [("median", 3.0), ("mean", 4.0), ("last", 10.0), ("min", 1.0)]
-    )
+    @pytest.mark.parametrize(("estimator", "expected"), [("median", 3.0), ("mean", 4.0), ("last", 10.0), ("min", 1.0)])
     def test_estimators(self, estimator: str, expected: float) -> None:
         found = latency(variant([1, 2, 3, 4, 10]), estimator, 0.95)
         assert found is not None
@@ -45,10 +48,13 @@ class TestLatency:
         assert latency(variant([]), "median", 0.95) is None
         assert latency(variant(), "median", 0.95) is None
 
-    def test_pools_the_processes(self) -> None:
-        found = latency(variant([1, 1, 1], [3, 3, 3, 3]), "median", 0.95)
-        assert found is not None
-        assert (found.estimate, found.n) == (3.0, 7)
+    def test_of_several_processes_is_the_mean_of_each_with_a_t_interval(self) -> None:
+        found = latency(variant([1, 1, 9], [3, 3, 3, 3], [2, 2]), "median", 0.9)
+        low, high = stats.t.interval(0.9, 2, loc=2.0, scale=stats.sem([1, 3, 2]))
+        assert found == Interval(2.0, pytest.approx(low), pytest.approx(high), 0.9, 3, "process")
+
+    def test_of_identical_processes_has_no_interval(self) -> None:
+        assert latency(variant([1, 2], [1, 2]), "mean", 0.95) == Interval(1.5, n=2, unit="process")
 
     def test_interval_of_the_median_is_that_of_order_statistics(self) -> None:
         """With n samples, (x_1, x_n) misses the median with probability 2 · 2⁻ⁿ: 3.1 % at n = 6."""
@@ -260,13 +266,15 @@ class TestFloor:
     def test_is_nothing_without_samples(self) -> None:
         assert floor(variant([]), variant([1.0])) is None
 
-    @pytest.mark.parametrize(("estimate", "inside"), [(1.0, True), (1.1, True), (1 / 1.1, True), (1.2, False), (0.8, False)])
+    @pytest.mark.parametrize(
+        ("estimate", "inside"), [(1.0, True), (1.1, True), (1 / 1.1, True), (1.2, False), (0.8, False)]
+    )
     def test_a_speedup_must_exceed_it_in_either_direction(self, estimate: float, inside: bool) -> None:
         edge = Comparison("c", "r", "", speedup=Interval(estimate), floor=1.1 + 1e-9)
         assert within_floor(edge) is inside
 
-    def test_nothing_is_within_an_unknown_floor(self) -> None:
-        assert not within_floor(Comparison("c", "r", "", speedup=Interval(1.0)))
+    def test_no_claim_exceeds_a_floor_that_is_not_known(self) -> None:
+        assert within_floor(Comparison("c", "r", "", speedup=Interval(9.0)))
         assert not within_floor(Comparison("c", "r", "", floor=1.1))
 
 
@@ -274,24 +282,45 @@ class TestCompare:
     def test_fills_in_every_edge_and_the_floor(self) -> None:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1] * 6, name="control", role="control")
         fast, faster = variant([1.0] * 6, name="fast"), variant([0.5] * 6, name="faster")
-        edges = [Comparison("fast", "baseline", ""), Comparison("faster", "fast", ""), Comparison("control", "baseline", "")]
+        edges = [
+            Comparison("fast", "baseline", ""),
+            Comparison("faster", "fast", ""),
+            Comparison("control", "baseline", ""),
+        ]
         result = study(baseline, fast, faster, control, comparisons=edges)
         compare(result)
         assert [edge.speedup and round(edge.speedup.estimate, 6) for edge in edges] == [2, 2, round(2.0 / 2.1, 6)]
         assert result.floor == pytest.approx(1.05)
         assert {edge.floor for edge in edges} == {result.floor}
 
+    @staticmethod
+    def compared(candidate: VariantResult) -> Comparison:
+        baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1] * 6, name="control", role="control")
+        edge = Comparison(candidate.name, "baseline", "")
+        compare(study(baseline, candidate, control, comparisons=[edge]))
+        return edge
+
     def test_what_was_not_measured_is_not_compared(self) -> None:
         broken = variant([1.0] * 6, name="broken")
         broken.status = Status.KILLED
-        edges = [Comparison("broken", "baseline", "")]
-        compare(study(variant([2.0] * 6, name="baseline"), broken, comparisons=edges))
-        assert edges[0].speedup is None
-        assert edges[0].note == "broken: killed"
+        edge = self.compared(broken)
+        assert edge.speedup is None
+        assert edge.note == "broken: killed"
 
-    def test_says_that_the_workloads_differ(self) -> None:
-        short = variant([1.0] * 6, name="short")
-        short.config["workload"]["steps"] = 10
-        edges = [Comparison("short", "baseline", "")]
-        compare(study(variant([2.0] * 6, name="baseline"), short, comparisons=edges))
-        assert edges[0].note == "the workloads differ in steps"
+    @pytest.mark.parametrize(
+        ("section", "key", "value"),
+        [("workload", "steps", 10), ("scheduler", "class_name", "EulerDiscreteScheduler"), ("hardware", "threads", 1)],
+    )
+    def test_says_that_the_work_differs(self, section: str, key: str, value: object) -> None:
+        other = variant([1.0] * 6, name="other")
+        other.config[section] |= {key: value}
+        edge = self.compared(other)
+        assert edge.speedup is not None
+        assert edge.note == f"not the same work: {section}.{key}"
+
+    def test_a_control_that_failed_says_nothing_of_the_floor(self) -> None:
+        baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1], name="control", role="control")
+        control.status = Status.FAILED
+        result = study(baseline, control, comparisons=[])
+        compare(result)
+        assert result.floor is None

@@ -1,12 +1,8 @@
 """Every option conflicts with a reason or is applied and proves it; and where its change is undone, the proof fails."""
 
-import gc
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +16,8 @@ from PIL import Image
 from sdopt.config import CONF, HydraComposer
 from sdopt.measure.device import Device
 from sdopt.measure.stages import observed
-from sdopt.optimizations.base import Contract, Optimization
-from sdopt.optimizations.compiler import Inductor
+from sdopt.optimizations.base import Contract
 from sdopt.results import Evidence
-from sdopt.variant import Variant
 from sdopt.worker import Session
 from tests.command import SMOKE, parents, sdopt
 from tests.conftest import CPU, Compose, Load
@@ -151,9 +145,7 @@ class TestContracts:
         return image(session(), tmp_path)
 
     @pytest.mark.parametrize("override", ["grad_mode=inference_mode", "grad_mode=enabled"])
-    def test_exact_is_the_same_bits(
-        self, session: Load, reference: np.ndarray, tmp_path: Path, override: str
-    ) -> None:
+    def test_exact_is_the_same_bits(self, session: Load, reference: np.ndarray, tmp_path: Path, override: str) -> None:
         loaded = session(override)
         assert loaded._variant.contract is Contract.EXACT
         assert np.array_equal(image(loaded, tmp_path), reference)
@@ -161,9 +153,7 @@ class TestContracts:
     @pytest.mark.parametrize(
         "override", ["attention=math", "attention=vanilla", "attention=sliced", "layout=channels_last"]
     )
-    def test_equivalent_is_rounding(
-        self, session: Load, reference: np.ndarray, tmp_path: Path, override: str
-    ) -> None:
+    def test_equivalent_is_rounding(self, session: Load, reference: np.ndarray, tmp_path: Path, override: str) -> None:
         loaded = session(override)
         assert loaded._variant.contract is Contract.EQUIVALENT
         assert np.abs(image(loaded, tmp_path) - reference).max() <= 2
@@ -222,7 +212,7 @@ class TestUndone:
     @pytest.mark.parametrize("option", ["autocast_fp16", "fp16_autocast"])
     def test_autocast_taken_away(self, session: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded = session(f"precision={option}")
-        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda _self: nullcontext())
+        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
         assert not evidence(loaded, "precision").engaged
 
     def test_autocast_on_top(self, session: Load) -> None:
@@ -292,23 +282,24 @@ class TestGradMode:
 
 
 class TestContexts:
-    def test_autocast_is_that_of_the_device_of_the_run(
-        self, session: Load, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_autocast_is_that_of_the_device_of_the_run(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
         """With hardware=cpu on a machine that has a GPU."""
         loaded = session("precision=autocast_fp16")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         assert evidence(loaded, "precision").engaged
 
-    def test_tf32_settings_are_restored(self, variant: Compose) -> None:
-        backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-        before = [backend.fp32_precision for backend in backends]
-        for option, inside in (("tf32", "tf32"), ("fp32_ieee", "ieee")):
-            with variant(f"precision={option}").optimizations["precision"].context():
-                assert [backend.fp32_precision for backend in backends] == [inside, inside]
-            assert [backend.fp32_precision for backend in backends] == before
-        with variant("precision=fp32").optimizations["precision"].context():
-            assert [backend.fp32_precision for backend in backends] == before
+    def test_tf32_settings_are_restored(self, session: Load, variant: Compose) -> None:
+        def settings() -> tuple[bool, bool, str]:
+            backends = torch.backends
+            return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+
+        before, pipe = settings(), pipeline(session())
+        for option, inside in (("tf32", True), ("fp32_ieee", False)):
+            with variant(f"precision={option}").optimizations["precision"].context(pipe):
+                assert settings()[:2] == (inside, inside)
+            assert settings() == before
+        with variant("precision=fp32").optimizations["precision"].context(pipe):
+            assert settings() == before
 
     def test_a_back_end_is_that_of_the_denoiser_alone(self, session: Load) -> None:
         loaded, seen = session("attention=math"), {}
@@ -362,8 +353,7 @@ class TestInductor:
         for plain, compiled_image in zip(*(row.images for row in rows), strict=True):
             assert plain.seed == compiled_image.seed
             pixels = [
-                np.asarray(Image.open(finished.folder / record.path), dtype=float)
-                for record in (plain, compiled_image)
+                np.asarray(Image.open(finished.folder / record.path), dtype=float) for record in (plain, compiled_image)
             ]
             assert np.abs(pixels[0] - pixels[1]).mean() < 1
             assert pixels[0].std() > 0
@@ -413,14 +403,12 @@ class TestOnCuda:
         found = evidence(on_cuda(f"{axis}={option}"), axis)
         assert found.engaged, found
 
-    def test_tf32_that_was_taken_away(self, on_cuda: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-        loaded = on_cuda("precision=tf32")
-        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda _self: nullcontext())
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-        try:
-            assert not evidence(loaded, "precision").engaged
-        finally:
-            torch.backends.cudnn.conv.fp32_precision = "tf32"
+    @pytest.mark.parametrize("option", ["tf32", "fp32_ieee"])
+    def test_tf32_that_was_set_otherwise(self, on_cuda: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded = on_cuda(f"precision={option}")
+        monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", option == "fp32_ieee")
+        assert not evidence(loaded, "precision").engaged
 
     def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
         memory = on_cuda("precision=fp16").measure_memory()

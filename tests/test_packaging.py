@@ -1,0 +1,87 @@
+"""The wheel: what it carries, and that it runs where there is no checkout."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sdopt.results import read_result
+from tests.command import ROOT, SMOKE
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel in it, and nothing else."""
+    target = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(target), str(wheel)]
+    subprocess.run(command, check=True)
+    return target
+
+
+def run(installed: Path, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_carries_the_package_with_its_configurations_runners_and_model(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        assert f"sdopt/conf/{path.relative_to(ROOT / 'conf')}" in names
+    for path in (ROOT / "runners").glob("*.py"):
+        assert f"sdopt/runners/{path.name}" in names
+    assert "sdopt/reference/emoji/unet/diffusion_pytorch_model.safetensors" in names
+    assert "sdopt/reference/emoji/model_index.json" in names
+    assert "sdopt/reference/prompts.json" in names
+    assert any(name.endswith("NOTICE") for name in names)
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"sdopt"}
+    assert not [name for name in names if "tests" in name or "__pycache__" in name or "outputs" in name]
+
+
+def test_is_small(wheel: Path) -> None:
+    """The packaged model is 24 MB at the most."""
+    assert wheel.stat().st_size < 30e6
+
+
+def test_is_what_runs(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "-c", "import sdopt, sdopt.config; print(sdopt.__file__, sdopt.config.CONF)")
+    assert done.stdout.split() == [f"{installed}/sdopt/__init__.py", f"{installed}/sdopt/conf"]
+
+
+def test_shows_its_help(installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(installed / "bin" / "sdopt"), "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: sdopt" in done.stdout
+
+
+def test_measures_a_study_outside_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    done = run(installed, tmp_path, "-m", "sdopt.cli", "run", *SMOKE, "precision=bf16")
+    assert done.returncode == 0, done.stderr
+    [path] = tmp_path.rglob("result.json")
+    result = read_result(path)
+    assert [str(row.status) for row in result.variants] == ["ok", "ok", "ok"]
+    assert result.environment.start_method == "forkserver"
+    assert result.environment.sdopt_commit is None
