@@ -8,6 +8,7 @@ from typing import Any
 
 from sdopt.reference.architecture import parameters
 from sdopt.reference.data import DRAWINGS, EMOJIBASE, Dataset
+from sdopt.reference.evaluation import Recognition
 from sdopt.reference.sheet import GUIDANCE, STEPS
 from sdopt.reference.tokenizer import LENGTH, VOCABULARY
 
@@ -40,19 +41,23 @@ LIMITS = """\
 """
 
 
-def write_card(file: Path, dataset: Dataset, figures: dict[str, dict[str, Any]]) -> None:
+def write_card(
+    file: Path, dataset: Dataset, figures: dict[str, dict[str, Any]], recognition: dict[str, Recognition]
+) -> None:
     """Write the card of the pipeline in `file`'s folder.
 
     Args:
         file: the Markdown file to write; the weights must be beside it already.
         dataset: what was trained on.
         figures: by stage, what `read_figures` gives.
+        recognition: of `training` and of `held_out` captions.
     """
     counts = Counter(record.style for record in dataset.records)
     concepts = {record.concept: record.held_out for record in dataset.records}
     sizes = parameters(file.parent)
     bytes_on_disk = sum(weights.stat().st_size for weights in file.parent.glob("*/*.safetensors"))
     autoencoder, denoiser = figures["autoencoder"], figures["denoiser"]
+    seen, unseen = recognition["training"], recognition["held_out"]
     rows = "\n".join(
         f"| `{d.style}` | `{d.package.name}` {d.package.version} | {d.package.holder} | {d.package.licence} "
         f"| {counts[d.style]:,} |"
@@ -114,13 +119,24 @@ averaged weights. PSNR of held-out pictures: **{autoencoder["held_out_psnr_db"]:
 {autoencoder["loss"]:.4f}. Scaling factor {autoencoder["scaling_factor"]:.4f}, measured.
 - **Denoiser and text encoder**: {denoiser["steps"]:,} steps of {denoiser["batch_size"]} latents in \
 {denoiser["seconds"] / 60:.0f} minutes; v-prediction with \
-min-SNR weights (γ = 5, Hang et al. 2023), one timestep from each of as many equal intervals as the batch is large, \
+weights (min(SNR, 5) + 1) / (SNR + 1), one timestep from each of as many equal intervals as the batch is large, \
 {denoiser["caption_dropout"]:.0%} empty captions for guidance; AdamW, cosine schedule, averaged weights. \
 Last training loss (weighted) {denoiser["loss"]:.4f}.
 
 A plain caption was paired with the flat style only, and the other styles always named: spread over four vendors' \
 drawings, plain captions would have come out as a blend. Flat pictures were drawn {denoiser["flat_weight"]:g} times as \
 often as the others, so the other styles are weaker.
+
+## Does it draw what the caption says?
+
+Each generated picture was compared with all {seen.candidates:,} flat drawings (Euclidean distance between latents of \
+its own autoencoder; {STEPS} DDIM steps, guidance {GUIDANCE:g}, first seed):
+
+| captions | tried | own drawing is the nearest | … is among the five nearest |
+|---|---:|---:|---:|
+| seen in training | {seen.captions} | {seen.top1:.0%} | {seen.top5:.0%} |
+| held out | {unseen.captions} | {unseen.top1:.0%} | {unseen.top5:.0%} |
+| chance | | {1 / seen.candidates:.2%} | {5 / seen.candidates:.2%} |
 
 ## Prompts
 

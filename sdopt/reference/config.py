@@ -83,7 +83,7 @@ class DenoiserConfig:
         batch_size: latents a step.
         learning_rate: the peak of the schedule.
         warmup_steps: of linear growth up to the peak.
-        snr_gamma: where min-SNR weighting cuts (Hang et al. 2023).
+        snr_gamma: signal-to-noise ratio at which the loss's weight is cut.
         caption_dropout: share of captions replaced by the empty one, for guidance.
         flat_weight: how much oftener pictures in the style of plain captions are drawn than the others.
         ema: decay of the average whose weights are exported.

@@ -12,13 +12,17 @@ from sdopt.reference.card import write_card
 from sdopt.reference.config import TrainReferenceConfig
 from sdopt.reference.data import Dataset
 from sdopt.reference.denoiser import load_networks
+from sdopt.reference.evaluation import recognise
 from sdopt.reference.prompts import choose_prompts, write_prompts
-from sdopt.reference.sheet import draw_sheet, generate
+from sdopt.reference.sheet import GUIDANCE, draw_sheet, generate
 from sdopt.reference.tokenizer import load_tokenizer
 from sdopt.reference.training import read_figures
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+
+RECOGNITION_CAPTIONS = 100
+"""How many captions of each kind the card's recognition figures rest on."""
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
@@ -61,8 +65,15 @@ def export(config: TrainReferenceConfig) -> None:
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     pipeline.save_pretrained(fresh)
+    pipeline.to(dtype=torch.float32)
     figures = {stage: read_figures(folder / stage) for stage in ("autoencoder", "denoiser")}
-    write_card(fresh / "README.md", dataset, figures)
+    recognition = {
+        purpose: recognise(
+            pipeline, dataset, prompts[purpose][:RECOGNITION_CAPTIONS], seed=config.seed, guidance=GUIDANCE
+        )
+        for purpose in ("training", "held_out")
+    }
+    write_card(fresh / "README.md", dataset, figures, recognition)
     for file in sorted(fresh.rglob("*")):
         if file.is_file():
             place = target / file.relative_to(fresh)
@@ -72,6 +83,5 @@ def export(config: TrainReferenceConfig) -> None:
             file.replace(place)
     shutil.rmtree(fresh)
     write_prompts(prompts, target.with_name("prompts.json"))
-    pipeline.to(dtype=torch.float32)
     captions = prompts["contact_sheet"]
     draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))

@@ -26,7 +26,7 @@ from sdopt.reference.autoencoder import (
 )
 from sdopt.reference.config import Device, Precision
 from sdopt.reference.data import Dataset
-from sdopt.reference.denoiser import min_snr_weights, spread_timesteps
+from sdopt.reference.denoiser import loss_weights, spread_timesteps
 from sdopt.reference.export import assemble
 from sdopt.reference.sheet import draw_sheet, generate
 from sdopt.reference.stages import run
@@ -112,10 +112,9 @@ def test_random_streams_depend_on_their_whole_path() -> None:
     assert torch.rand((), generator=generator(0, 1, 1)) == torch.rand((), generator=generator(0, 1, 1))
 
 
-def test_min_snr_weights_match_the_paper() -> None:
-    alphas = torch.tensor([0.99, 0.5, 0.01])
-    snr = alphas / (1 - alphas)
-    assert torch.allclose(min_snr_weights(alphas, 5.0), torch.minimum(snr, torch.tensor(5.0)) / (snr + 1))
+def test_loss_weights_cut_the_snr_and_keep_heavy_noise() -> None:
+    weights = loss_weights(torch.tensor([0.99, 0.5, 0.001]), 5.0)
+    assert torch.allclose(weights, torch.tensor([6 / 100, 1.0, 1.0]))
 
 
 def test_timesteps_are_spread_evenly() -> None:
@@ -197,6 +196,7 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     card = (work_folder / "emoji/README.md").read_text()
     assert "45 steps of 8 latents" in card
     assert "PSNR" in card
+    assert "| held out | 4 |" in card
 
 
 @pytest.mark.slow
