@@ -1,6 +1,7 @@
 """sdopt run: measure a study, or with -m a sweep of them."""
 
 import math
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -44,6 +45,9 @@ def main(argv: list[str]) -> int:
         print("sdopt: interrupted; what was measured is kept", file=sys.stderr)
         code = 130
 
+    if code == 130 and "sdopt.sweep" not in sys.modules:
+        return code  # nothing had begun, and half-imported libraries cannot be imported again
+
     from sdopt.config import RememberFolder
     from sdopt.sweep import exit_code
 
@@ -74,21 +78,24 @@ def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
         assert context is not None
         return _job(context)
 
-    before = sys.argv
+    before, wants_trace = sys.argv, os.environ.get("HYDRA_FULL_ERROR") == "1"
     sys.argv = ["sdopt run", *argv]
+    # Hydra then raises what it would otherwise print, some of it as a traceback, before ending with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         job()
-    except SystemExit as error:
-        if not error.code:
-            return 0
-    except Exception:
-        # HYDRA_FULL_ERROR=1 asks for it.
-        traceback.print_exc()
-    else:
         return 0
+    except SystemExit as error:
+        return 2 if error.code else 0
+    except Exception as error:
+        if wants_trace:
+            traceback.print_exc()
+        said = str(error).partition("Config search path")[0].strip()
+        print(f"sdopt: {said or type(error).__name__}", file=sys.stderr)
     finally:
         sys.argv = before
-    # Hydra ends with 1 whatever went wrong: until a job had a folder it was the command line.
+        os.environ["HYDRA_FULL_ERROR"] = "1" if wants_trace else "0"
+    # Until a job had a folder it was the command line.
     folders = [RememberFolder.run] if RememberFolder.run else _jobs(RememberFolder.sweep)
     return 3 if any(folder.is_dir() for folder in folders) else 2
 
@@ -224,16 +231,18 @@ def _show_plan(result: "StudyResult", console: "Console") -> None:
     from rich.table import Table
 
     table = Table(title=f"{escape(result.name)}: what would be measured", title_justify="left")
-    for heading in ("variant", "choices beyond the defaults", "contract", "would run"):
+    for heading in ("variant", "choices beyond the defaults", "contract", "would run?"):
         table.add_column(heading)
     baseline = result.variant(result.baseline).choices
     from sdopt.designs import difference
 
     for row in result.variants:
         chosen = ", ".join(f"{axis}={option}" for axis, option in difference(row.choices, baseline).items())
-        runs = f"no: {row.reason}" if row.reason else "yes"
-        table.add_row(escape(row.name), escape(chosen), row.contract, escape(runs))
+        table.add_row(escape(row.name), escape(chosen), row.contract, "no" if row.reason else "yes")
     console.print(table)
+    for row in result.variants:
+        if row.reason:
+            console.print(f"  {row.name}: no: {row.reason}", markup=False, highlight=False, soft_wrap=True)
     edges = Table(title="what would be compared", title_justify="left")
     for heading in ("candidate", "against", "credits"):
         edges.add_column(heading)

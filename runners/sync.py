@@ -63,7 +63,9 @@ def main(argv: list[str]) -> int:
 def _results(folder: Path) -> list[Path]:
     from sdopt.errors import UsageError
 
-    found = [folder] if folder.name == "result.json" else sorted(folder.rglob("result.json"))
+    # Among a run's artifacts MLflow keeps a copy, without the images beside it.
+    below = [path for path in sorted(folder.rglob("result.json")) if path.parent.name != "artifacts"]
+    found = [folder] if folder.name == "result.json" else below
     if not found:
         raise UsageError(f"{folder}: there is no result.json in or below it")
     return found

@@ -215,8 +215,9 @@ class HydraComposer:
 
     @classmethod
     def of_this_job(cls) -> "HydraComposer":
-        overrides = HydraConfig.get().overrides
-        return cls(list(overrides.task), list(overrides.hydra))
+        # Unresolved, because an override may hold an interpolation of its own.
+        overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides, resolve=False)
+        return cls(overrides["task"], overrides["hydra"])
 
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
         overrides = [as_override(override) for override in overrides]

@@ -132,7 +132,11 @@ class Factorial(Design):
     @property
     def factors(self) -> list[str]:
         """The options as overrides, in the order given."""
-        return _listed(self.options, "factorial")
+        options = _listed(self.options, "factorial")
+        keys = [option for option in options if "." in option.partition("=")[0]]
+        if keys:
+            raise UsageError([f"study.options: '{key}' sets a key; factorial takes options of a group" for key in keys])
+        return options
 
     def plan(self, composer: Composer) -> Plan:
         axes: dict[str, list[str]] = {}

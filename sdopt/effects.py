@@ -29,24 +29,32 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     terms += [
         pair for pair in combinations(range(len(options)), 2) if _axis(options[pair[0]]) != _axis(options[pair[1]])
     ]
+    # An option that no cell has, or that all have, varies nothing: without its terms the others can be estimated.
+    fixed = {n for n in range(len(options)) if np.ptp(present[:, n]) == 0}
+    fitted = [term for term in terms if not fixed & set(term)]
     # Centred on the full product, so that an average over the other options is an average over all their levels.
     levels = [1 + sum(_axis(other) == _axis(option) for other in options) for option in options]
     centred = present - 1 / np.array(levels)
-    design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in terms)])
+    design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in fitted)])
     aliases = _aliases(design)
     inverse = np.linalg.pinv(design)
     times, unit = _log_times(cells)
     memory = [[np.log(m.memory.headline[1]) for m in cell.measurements if m.memory] for cell in cells]
     found = []
-    for row, term in enumerate(terms, 1):
-        names = tuple(options[n] for n in term)
-        mixed = [" × ".join(options[n] for n in terms[other - 1]) if other else "the mean" for other in aliases[row]]
-        effect = Effect(names, aliased_with=mixed)
-        if not mixed:
+    for term in terms:
+        effect = Effect(tuple(options[n] for n in term))
+        found.append(effect)
+        if term not in fitted:
+            effect.aliased_with = [options[n] for n in term if n not in fixed] or ["the mean"]
+            continue
+        row = 1 + fitted.index(term)
+        effect.aliased_with = [
+            " × ".join(options[n] for n in fitted[other - 1]) if other else "the mean" for other in aliases[row]
+        ]
+        if not effect.aliased_with:
             effect.speedup = ratio(-(inverse[row] @ times), result.confidence, unit)
             if all(len(values) == len(memory[0]) and values for values in memory):
                 effect.memory_ratio = ratio(inverse[row] @ np.array(memory), result.confidence, "process")
-        found.append(effect)
     return found
 
 

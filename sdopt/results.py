@@ -255,6 +255,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as stream:
+            # A temporary file is its owner's alone; what it replaces is for whoever shares the folder.
+            mask = os.umask(0)
+            os.umask(mask)
+            os.fchmod(handle, 0o666 & ~mask)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -61,16 +61,7 @@ def speedup(candidate: VariantResult, reference: VariantResult, confidence: floa
     in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in pairs)
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in pairs])
     other = np.array([log_times(r, in_blocks).mean() for _, r in pairs])
-    test = stats.ttest_ind(other, mine, equal_var=True)
-    bounds = test.confidence_interval(confidence)
-    return Interval(
-        float(np.exp(other.mean() - mine.mean())),
-        float(np.exp(bounds.low)),
-        float(np.exp(bounds.high)),
-        confidence,
-        len(mine),
-        "process",
-    )
+    return _two_samples(other, mine, confidence)
 
 
 def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
@@ -78,14 +69,9 @@ def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence:
     mine, other = _peaks(candidate), _peaks(reference)
     if not mine or not other or min(mine + other) <= 0:
         return None
-    estimate = float(np.exp(np.mean(np.log(mine)) - np.mean(np.log(other))))
-    n = min(len(mine), len(other))
-    if n < 2:
-        return Interval(estimate, n=n, unit="process")
-    bounds = stats.ttest_ind(np.log(mine), np.log(other), equal_var=True).confidence_interval(confidence)
-    if not math.isfinite(bounds.low):
-        return Interval(estimate, estimate, estimate, confidence, n, "process")
-    return Interval(estimate, float(np.exp(bounds.low)), float(np.exp(bounds.high)), confidence, n, "process")
+    if min(len(mine), len(other)) < 2:
+        return Interval(float(np.exp(np.mean(np.log(mine)) - np.mean(np.log(other)))), n=1, unit="process")
+    return _two_samples(np.log(mine), np.log(other), confidence)
 
 
 def floor(control: VariantResult, baseline: VariantResult) -> float | None:
@@ -153,6 +139,16 @@ def ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
             low, high = stats.t.interval(confidence, logs.size - 1, loc=logs.mean(), scale=stats.sem(logs))
         interval.low, interval.high, interval.confidence = float(np.exp(low)), float(np.exp(high)), confidence
     return interval
+
+
+def _two_samples(logs: np.ndarray, reference: np.ndarray, confidence: float) -> Interval:
+    """The ratio of two geometric means, a process each sample, with Student's interval for equal variances."""
+    n, m = logs.size, reference.size
+    difference = float(logs.mean() - reference.mean())
+    pooled = ((n - 1) * logs.var(ddof=1) + (m - 1) * reference.var(ddof=1)) / (n + m - 2)
+    width = float(stats.t.ppf((1 + confidence) / 2, n + m - 2) * math.sqrt(pooled * (1 / n + 1 / m)))
+    bounds = math.exp(difference - width), math.exp(difference + width)
+    return Interval(math.exp(difference), *bounds, confidence, min(n, m), "process")
 
 
 def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:

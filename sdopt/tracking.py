@@ -137,7 +137,7 @@ def _client(tracking: Tracking) -> "MlflowClient":
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return MlflowClient(tracking_uri=tracking.uri)
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:  # a database needs its driver
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tqdm import tqdm
 
 from sdopt.errors import UsageError
 from sdopt.forkserver import StartContext
@@ -186,6 +188,8 @@ def _serve(connection: Connection, variant: Variant, device: Device, log: str, c
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
+    tqdm.set_lock(threading.RLock())
     session = Session(variant, device)
     while True:
         try:

@@ -137,7 +137,7 @@ class TestMistakes:
     def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
         assert found.startswith(f"model.path={tmp_path}: there is no model_index.json")
-        (tmp_path / "model_index.json").write_text("{}")
+        (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
         assert "no .safetensors file" in found
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sdopt.measure.stages import denoiser_of
+from sdopt.measure.stages import denoiser_of, plain
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.schema import bounded
@@ -21,8 +21,12 @@ class Default(Optimization):
     stage: ClassVar[Stage] = Stage.ATTENTION
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        chosen = _processors(denoiser_of(pipe))
+
         def proof(trace: Trace) -> Finding:
-            return Finding(True, _kernels(trace) or "no scaled-dot-product kernel", {"kernels": trace.fused_attention})
+            kinds = _processors(plain(denoiser_of(pipe)))
+            shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
+            return Finding(kinds == chosen, shown, {"processors": kinds, "kernels": trace.fused_attention})
 
         return proof
 
@@ -44,7 +48,7 @@ class Vanilla(Optimization):
         denoiser.set_attn_processor(AttnProcessor())
 
         def proof(trace: Trace) -> Finding:
-            kinds = sorted({type(processor).__name__ for processor in denoiser.attn_processors.values()})
+            kinds = _processors(denoiser)
             engaged = kinds == ["AttnProcessor"] and not trace.fused_attention
             return Finding(
                 engaged, f"{', '.join(kinds)}; {_kernels(trace) or 'no fused kernel'}", {"processors": kinds}
@@ -114,7 +118,8 @@ class Sdpa(Optimization):
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler takes this back end apart into its products: then no fused kernel is what shows it.
-                engaged = all("_math" in name for name in seen) and trace.denoiser.calls > 0
+                compiled = plain(denoiser_of(pipe)) is not denoiser_of(pipe)
+                engaged = all("_math" in name for name in seen) and (bool(seen) or compiled)
             else:
                 engaged = bool(seen) and all(any(word in name for word in words) for name in seen)
             return Finding(engaged, _kernels(trace) or "products and softmax, nothing fused", {"kernels": seen})
@@ -146,17 +151,20 @@ class Sliced(Optimization):
         denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
 
         def proof(trace: Trace) -> Finding:
-            processors = list(denoiser.attn_processors.values())
-            kinds = sorted({type(processor).__name__ for processor in processors})
+            kinds = _processors(denoiser)
             sliced = [kind for kind in kinds if "Sliced" in kind]
             products = trace.denoiser.operators["aten::baddbmm"]
             # One product per slice: with no more products than attention layers, nothing was sliced.
-            layers = len(processors) * max(trace.denoiser.calls, 1)
+            layers = len(denoiser.attn_processors) * max(trace.denoiser.calls, 1)
             engaged = kinds == sliced and bool(kinds) and products > layers
             facts = {"processors": kinds, "score_products": products, "attention_calls": layers}
             return Finding(engaged, f"{', '.join(kinds)}; {products} score products in {layers} calls", facts)
 
         return proof
+
+
+def _processors(denoiser: Any) -> list[str]:
+    return sorted({type(processor).__name__ for processor in denoiser.attn_processors.values()})
 
 
 def _kernels(trace: Trace) -> str:

@@ -31,7 +31,7 @@ def model_folder(model: Model) -> Path:
             f"model.path={folder}: there is no model_index.json; save a pipeline there with save_pretrained"
         )
     kind = _pipeline_class(folder)
-    if kind != "StableDiffusionPipeline":
+    if kind not in ("StableDiffusionPipeline", None):
         raise UsageError(f"model.path={folder}: a {kind}; this version runs StableDiffusionPipeline (SD 1.x and 2.x)")
     weights = [path.name for path in folder.glob("unet/*.safetensors")]
     if not weights:
@@ -41,11 +41,12 @@ def model_folder(model: Model) -> Path:
     return folder
 
 
-def _pipeline_class(folder: Path) -> str:
+def _pipeline_class(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / "model_index.json").read_text())["_class_name"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"model.path={folder}: model_index.json names no pipeline ({error})") from error
+        index = json.loads((folder / "model_index.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model.path={folder}: model_index.json cannot be read ({error})") from error
+    return index.get("_class_name") if isinstance(index, dict) else None
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:
