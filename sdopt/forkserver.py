@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 StartContext = ForkServerContext | SpawnContext
@@ -37,5 +38,10 @@ def start_fork_server() -> StartContext:
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sdopt.preload"])
-    forkserver.ensure_running()
+    # A Ctrl-C reaches the whole foreground group: the server must not die of it in the middle of an import.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     return context
