@@ -302,7 +302,7 @@ def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         tmp_path_factory.mktemp("sabotaged"),
         *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
         *("protocol.rounds=3", "protocol.warmup=0", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
-        "protocol.timeout_s=15",
+        "protocol.timeout_s=12",
     )
 
 
@@ -321,7 +321,7 @@ class TestFailures:
             ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
             ("wants a tensor", "out_of_memory", "RuntimeError: "),
             ("wants bytes", "out_of_memory", "MemoryError: "),
-            ("sleeps", "timeout", "no answer to 'prepare' within 15 s (protocol.timeout_s)"),
+            ("sleeps", "timeout", "no answer to 'prepare' within 12 s (protocol.timeout_s)"),
             ("no effect", "not_engaged", "sabotage=no_effect: nothing changed"),
             ("talks", "ok", ""),
             ("fails after talking", "failed", "RuntimeError: and then it failed"),
@@ -448,8 +448,7 @@ class TestProcess:
         finished, left = interrupted
         assert finished.code == 130
         assert left == []
-        assert "Traceback" not in finished.err + finished.out
-        assert "interrupted; what was measured is kept" in finished.err
+        assert finished.err == "sdopt: interrupted; what was measured is kept\n"
         result = finished.result
         assert result.status == "interrupted"
         for row in result.variants:
@@ -467,8 +466,9 @@ class TestProcess:
         process.interrupt()
         finished = process.finish(60)
         assert finished.code == 130
-        assert "Traceback" not in finished.err + finished.out
-        assert process.left_behind() == []
+        assert finished.err == "sdopt: interrupted; what was measured is kept\n"
+        # The server ends once it has imported what it was told to.
+        assert process.left_behind(patience_s=60) == []
 
     def test_a_parent_that_is_killed_takes_its_workers_along(self, tmp_path: Path) -> None:
         process = start(tmp_path, "run", *SMALL, "protocol.rounds=100000", "protocol.warmup=0")
