@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
 STEPS = 25
-GUIDANCE = 6.0
+GUIDANCE = 4.5
 ENLARGEMENT = 3
 COLUMNS = 6
 TITLE_HEIGHT = 40
