@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sdopt.errors import UsageError
 from sdopt.reference.architecture import LATENT_CHANNELS, build_autoencoder
 from sdopt.reference.config import TrainReferenceConfig
 from sdopt.reference.training import Progress, Schedule, arithmetic, fit, generator, missing_stage, pick_device
@@ -51,19 +52,19 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
 
     options, device = config.autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
-    network = build_autoencoder().to(device, memory_format=torch.channels_last)
+    network = start_autoencoder(config.start_from).to(device, memory_format=torch.channels_last)
     # The processor of today's default calls a fused kernel whose backward pass is slow on CPUs, in bf16 above all.
     network.set_attn_processor(AttnProcessor())
-    # Latents that start as noisy as they are large tempt the decoder to ignore them: start them nearly noiseless.
-    with torch.no_grad():
-        network.quant_conv.bias[LATENT_CHANNELS:] = -6.0
     average = copy.deepcopy(network)
     chosen = dataset.indices(held_out=False)
 
     def loss(step: int) -> Tensor:
         random = generator(config.seed, STREAM, step)
         picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
-        target = pixels(dataset.images[chosen[picked.numpy()]]).to(device, memory_format=torch.channels_last)
+        colours = torch.randint(256, (options.batch_size, 3), generator=random, dtype=torch.uint8)
+        colours[torch.rand(options.batch_size, generator=random) >= options.background_share] = 255
+        pictures = dataset.on(chosen[picked.numpy()], colours.numpy())
+        target = pixels(pictures).to(device, memory_format=torch.channels_last)
         with arithmetic(config.arithmetic, device):
             moments = network.quant_conv(network.encoder(target)).float()
             mean, log_variance = moments.chunk(2, dim=1)
@@ -106,6 +107,26 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
     }
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
     return done
+
+
+def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
+    """The network that training starts from: that of a pipeline folder, or a fresh one.
+
+    Raises:
+        UsageError: the folder has no autoencoder.
+    """
+    import torch
+    from diffusers import AutoencoderKL
+
+    if pipeline is not None:
+        if not (Path(pipeline) / "vae").is_dir():
+            raise UsageError(f"start_from={pipeline}: there is no vae/ in it; name a pipeline folder")
+        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", torch_dtype=torch.float32)
+    network = build_autoencoder()
+    # Latents that start as noisy as they are large tempt the decoder to ignore them: start them nearly noiseless.
+    with torch.no_grad():
+        network.quant_conv.bias[LATENT_CHANNELS:] = -6.0
+    return network
 
 
 def load_autoencoder(folder: Path) -> AutoencoderKL:

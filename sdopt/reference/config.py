@@ -60,6 +60,7 @@ class AutoencoderConfig:
         warmup_steps: of linear growth up to the peak.
         edge_weight: weight of the L1 distance between the pictures' finite differences.
         kl_weight: weight of the mean Kullback-Leibler divergence per latent number.
+        background_share: share of pictures shown on a random colour instead of on white.
         ema: decay of the average whose weights are kept.
     """
 
@@ -70,6 +71,7 @@ class AutoencoderConfig:
     warmup_steps: int = MISSING
     edge_weight: float = MISSING
     kl_weight: float = MISSING
+    background_share: float = MISSING
     ema: float = MISSING
 
 
@@ -86,6 +88,7 @@ class DenoiserConfig:
         snr_gamma: signal-to-noise ratio at which the loss's weight is cut.
         caption_dropout: share of captions replaced by the empty one, for guidance.
         flat_weight: how much oftener pictures in the style of plain captions are drawn than the others.
+        background_share: share of pictures on a coloured background, which their captions name.
         ema: decay of the average whose weights are exported.
     """
 
@@ -97,6 +100,7 @@ class DenoiserConfig:
     snr_gamma: float = MISSING
     caption_dropout: float = MISSING
     flat_weight: float = MISSING
+    background_share: float = MISSING
     ema: float = MISSING
 
 
@@ -128,6 +132,8 @@ class TrainReferenceConfig:
         arithmetic: precision of the forward pass.
         threads: of the CPU; null leaves torch's choice.
         resume: go on from the stage's last checkpoint, if there is one.
+        start_from: a pipeline folder whose weights and tokenizer a training without a checkpoint starts from; null
+            starts from random weights.
         checkpoint_minutes: between checkpoints.
     """
 
@@ -139,6 +145,7 @@ class TrainReferenceConfig:
     arithmetic: Precision = MISSING
     threads: int | None = MISSING
     resume: bool = MISSING
+    start_from: str | None = MISSING
     checkpoint_minutes: float = MISSING
     data: DataConfig = field(default_factory=DataConfig)
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
@@ -194,6 +201,7 @@ def validate(config: TrainReferenceConfig) -> None:
                 ("learning_rate", stage.learning_rate, stage.learning_rate > 0, "positive"),
                 ("warmup_steps", stage.warmup_steps, stage.warmup_steps >= 0, "0 or more"),
                 ("ema", stage.ema, 0 <= stage.ema < 1, "from 0, below 1"),
+                ("background_share", stage.background_share, 0 <= stage.background_share <= 1, "from 0 to 1"),
             )
             if not fine
         ]

@@ -28,6 +28,22 @@ from sdopt.errors import UsageError
 IMAGE_SIZE = 64
 """Width and height of every picture, in pixels."""
 
+BACKGROUNDS = {
+    "red": (214, 69, 65),
+    "orange": (245, 166, 80),
+    "yellow": (250, 225, 110),
+    "green": (120, 190, 120),
+    "blue": (100, 150, 220),
+    "purple": (155, 110, 190),
+    "pink": (245, 170, 195),
+    "brown": (150, 115, 90),
+    "gray": (160, 160, 160),
+    "black": (30, 30, 30),
+}
+"""The colours that a caption can ask for behind a drawing; without one it stands on white."""
+
+WHITE = (255, 255, 255)
+
 FLAGS_AND_COMPONENTS = (2, 9)
 """Emojibase groups that are left out: components (hair, skin swatches) and flags (hundreds of near-duplicates)."""
 
@@ -143,6 +159,8 @@ class Record:
         group: emojibase's group (0 smileys, 1 people, 3 animals, 4 food, 5 travel, 6 activities, 7 objects, 8 symbols).
         style: one of the drawing sets' style words.
         held_out: whether the concept is kept from training.
+        unseen_background: the one of `BACKGROUNDS` on which training never sees this concept. Such a pair of known
+            words is a caption that the model never met and yet should be able to draw.
     """
 
     concept: str
@@ -151,6 +169,7 @@ class Record:
     group: int
     style: str
     held_out: bool
+    unseen_background: str
 
 
 @dataclass(frozen=True)
@@ -159,10 +178,12 @@ class Dataset:
 
     Attributes:
         images: uint8, shape (pictures, 64, 64, 3), RGB on white.
+        alphas: uint8, shape (pictures, 64, 64), how much the drawing covers.
         records: one for each picture.
     """
 
     images: np.ndarray
+    alphas: np.ndarray
     records: tuple[Record, ...]
 
     def __len__(self) -> int:
@@ -177,10 +198,17 @@ class Dataset:
         chosen = (r for r in self.records if r.held_out == held_out and style in (None, r.style))
         return list(dict.fromkeys(record.label for record in chosen))
 
+    def on(self, indices: np.ndarray, colours: np.ndarray) -> np.ndarray:
+        """Pictures on another background than white: uint8 (n, 64, 64, 3), for colours uint8 (n, 3)."""
+        uncovered = 1 - self.alphas[indices, :, :, None] / np.float32(255)
+        missing = (255 - colours.astype(np.float32))[:, None, None, :]
+        return (self.images[indices] - uncovered * missing).clip(0, 255).round().astype(np.uint8)
+
     def save(self, folder: Path) -> None:
-        """Write `images.npy` and `records.json`."""
+        """Write `images.npy`, `alphas.npy` and `records.json`."""
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "images.npy", self.images, allow_pickle=False)
+        np.save(folder / "alphas.npy", self.alphas, allow_pickle=False)
         (folder / "records.json").write_text(json.dumps([asdict(r) for r in self.records], ensure_ascii=False))
 
     @classmethod
@@ -191,11 +219,11 @@ class Dataset:
             UsageError: the folder holds no data set.
         """
         try:
-            images = np.load(folder / "images.npy", allow_pickle=False)
+            images, alphas = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("images", "alphas"))
             raw = json.loads((folder / "records.json").read_text())
         except FileNotFoundError as missing:
             raise UsageError(f"no data in {folder}: run `sdopt train-reference stage=data` first") from missing
-        return cls(images, tuple(Record(**{**r, "tags": tuple(r["tags"])}) for r in raw))
+        return cls(images, alphas, tuple(Record(**{**r, "tags": tuple(r["tags"])}) for r in raw))
 
 
 def fetch(package: Package, folder: Path) -> Path:
@@ -283,7 +311,7 @@ def svg(icon_set: dict[str, Any], name: str) -> str | None:
 
 
 def render(markup: str) -> np.ndarray:
-    """Rasterise SVG text on white: uint8, shape (64, 64, 3).
+    """Rasterise SVG text: uint8, shape (64, 64, 4), RGB as it looks on white, and the alpha.
 
     It is drawn at four times the size and averaged down: resvg's own antialiasing leaves hairlines between shapes
     that touch, and the autoencoder would learn those.
@@ -294,10 +322,15 @@ def render(markup: str) -> np.ndarray:
     size = 4 * IMAGE_SIZE
     png = bytes(resvg_py.svg_to_bytes(svg_string=markup, width=size, height=size, skip_system_fonts=True))
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
-    page = Image.new("RGBA", (size, size), "white")
+    page = Image.new("RGBA", (size, size))
     # Iconify's artboards are square; a drawing that is not comes out narrower, so centre it.
     page.alpha_composite(picture, ((size - picture.width) // 2, (size - picture.height) // 2))
-    return np.asarray(page.convert("RGB").resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX))
+    white = Image.new("RGBA", (size, size), "white")
+    white.alpha_composite(page)
+    # The colours are averaged on white, not beside their alpha: what is transparent has no colour of its own.
+    layers = [*white.convert("RGB").split(), page.getchannel("A")]
+    small = [np.asarray(layer.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)) for layer in layers]
+    return np.stack(small, axis=-1)
 
 
 def choose_held_out(concepts: Sequence[str], count: int, seed: int) -> frozenset[str]:
@@ -354,9 +387,12 @@ def build(
             markup = svg(icon_sets[drawing.style], name)
             if markup is not None:
                 found.append((emoji, drawing.style, markup))
-    held_out = choose_held_out(list(dict.fromkeys(e["hexcode"] for e, _, _ in found)), held_out_concepts, seed)
+    concepts = list(dict.fromkeys(emoji["hexcode"] for emoji, _, _ in found))
+    held_out = choose_held_out(concepts, held_out_concepts, seed)
+    colours = np.random.default_rng([seed, 5]).choice(list(BACKGROUNDS), size=len(concepts))
+    unseen = dict(zip(concepts, colours.tolist(), strict=True))
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        images = list(pool.map(render, (markup for _, _, markup in found)))
+        layers = np.stack(list(pool.map(render, (markup for _, _, markup in found))))
     records = tuple(
         Record(
             concept=emoji["hexcode"],
@@ -365,13 +401,28 @@ def build(
             group=emoji["group"],
             style=style,
             held_out=emoji["hexcode"] in held_out,
+            unseen_background=unseen[emoji["hexcode"]],
         )
         for emoji, style, _ in found
     )
-    return Dataset(np.stack(images), records)
+    return Dataset(layers[..., :3].copy(), layers[..., 3].copy(), records)
 
 
-def caption(record: Record, random: np.random.Generator) -> str:
+def on_background(label: str, background: str | None) -> str:
+    """The plain caption of a drawing on one of `BACKGROUNDS`, or on white."""
+    if background is None:
+        return label
+    return f"{label} on {'an' if background[0] in 'aeiou' else 'a'} {background} background"
+
+
+def draw_background(record: Record, random: np.random.Generator, share: float) -> str | None:
+    """A background for a training picture, never the unseen one; None, which is white, but for `share` of them."""
+    if random.random() >= share:
+        return None
+    return str(random.choice([name for name in BACKGROUNDS if name != record.unseen_background]))
+
+
+def caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
     """One caption of a picture as training sees it.
 
     A plain name stands for the *flat* style most of the time and for no other style ever: were it spread over four
@@ -379,7 +430,7 @@ def caption(record: Record, random: np.random.Generator) -> str:
     asked for by their word (`police officer, noto style`). Tags and articles come and go, so that longer and looser
     prompts are not foreign to the model.
     """
-    text = record.label
+    text = on_background(record.label, background)
     if random.random() < 0.2:
         text = f"{random.choice(['a', 'an emoji of', 'a picture of'])} {text}"
     if record.tags and random.random() < 0.25:

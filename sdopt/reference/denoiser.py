@@ -13,7 +13,7 @@ import numpy as np
 from sdopt.reference.architecture import build_denoiser, build_scheduler, build_text_encoder
 from sdopt.reference.autoencoder import encode_all
 from sdopt.reference.config import TrainReferenceConfig
-from sdopt.reference.data import Dataset, caption
+from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, caption, draw_background
 from sdopt.reference.training import (
     Progress,
     Schedule,
@@ -50,6 +50,20 @@ def load_networks(folder: Path) -> nn.ModuleDict:
     networks = join(build_denoiser(), build_text_encoder())
     load_weights(folder / "checkpoint" / "average.safetensors", networks)
     return networks.eval().requires_grad_(False)
+
+
+def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPTextModel]:
+    """The networks that training starts from: those of a pipeline folder, in single precision, or fresh ones."""
+    import torch
+    from diffusers import UNet2DConditionModel
+    from transformers import CLIPTextModel
+
+    if pipeline is None:
+        return build_denoiser(), build_text_encoder()
+    return (
+        UNet2DConditionModel.from_pretrained(pipeline, subfolder="unet", torch_dtype=torch.float32),
+        CLIPTextModel.from_pretrained(pipeline, subfolder="text_encoder", dtype=torch.float32),
+    )
 
 
 def loss_weights(alphas_cumprod: Tensor, gamma: float) -> Tensor:
@@ -100,12 +114,19 @@ def train_denoiser(
     records = [dataset.records[i] for i in chosen]
     chances = np.array([options.flat_weight if record.style == "flat" else 1.0 for record in records])
     chances /= chances.sum()
-    means, deviations = (part.to(device) for part in encode_all(autoencoder, dataset.images[chosen]))
+    # Of every picture the latents on white, and then on each background.
+    backgrounds = {None: 0} | {name: place for place, name in enumerate(BACKGROUNDS, start=1)}
+    encoded = [
+        encode_all(autoencoder, dataset.on(chosen, np.array([colour] * len(chosen), np.uint8)))
+        for colour in (WHITE, *BACKGROUNDS.values())
+    ]
+    means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
     scale = autoencoder.config.scaling_factor
 
     torch.manual_seed(config.seed)
-    denoiser = build_denoiser().to(device, memory_format=torch.channels_last)
-    text_encoder = build_text_encoder().to(device)
+    denoiser, text_encoder = start_networks(config.start_from)
+    denoiser.to(device, memory_format=torch.channels_last)
+    text_encoder.to(device)
     # As in the autoencoder: the fused kernels' backward passes are slow on CPUs.
     denoiser.set_attn_processor(AttnProcessor())
     text_encoder.set_attn_implementation("eager")
@@ -116,17 +137,20 @@ def train_denoiser(
         # Two streams for one step: numpy's has weighted choices, torch's fills the noise on its own device.
         random = np.random.default_rng([config.seed, STREAM, step])
         picked = random.choice(len(records), size=options.batch_size, p=chances)
+        behind = [draw_background(records[index], random, options.background_share) for index in picked]
         texts = [
-            "" if random.random() < options.caption_dropout else caption(records[index], random) for index in picked
+            "" if random.random() < options.caption_dropout else caption(records[index], random, background)
+            for index, background in zip(picked, behind, strict=True)
         ]
+        places = [backgrounds[background] for background in behind]
         tokens = tokenizer(
             texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
         )
         timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
         torch_random = generator(config.seed, STREAM, step)
-        shape = (2, options.batch_size, *means.shape[1:])
+        shape = (2, options.batch_size, *means.shape[2:])
         sampling, noise = torch.randn(shape, generator=torch_random).to(device)
-        clean = scale * (means[picked] + deviations[picked] * sampling)
+        clean = scale * (means[places, picked] + deviations[places, picked] * sampling)
         signal = alphas[timesteps, None, None, None].sqrt()
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
         noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from sdopt.reference.autoencoder import load_autoencoder, train_autoencoder
 from sdopt.reference.config import Stage, TrainReferenceConfig
-from sdopt.reference.data import Dataset, build, caption
+from sdopt.reference.data import Dataset, build, caption, draw_background
 from sdopt.reference.denoiser import train_denoiser
 from sdopt.reference.export import export
 from sdopt.reference.tokenizer import load_tokenizer, train_tokenizer
 
 CAPTIONS_PER_PICTURE = 3
 """How many random captions of every training picture the tokenizer learns from."""
+
+
+def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterator[str]:
+    """Random captions of every training picture, as the denoiser sees them."""
+    random = np.random.default_rng([config.seed, 0])
+    for index in dataset.indices(held_out=False):
+        for _ in range(CAPTIONS_PER_PICTURE):
+            record = dataset.records[index]
+            yield caption(record, random, draw_background(record, random, config.denoiser.background_share))
 
 
 def run(config: TrainReferenceConfig) -> None:
@@ -52,13 +62,12 @@ def run(config: TrainReferenceConfig) -> None:
         )
         dataset.save(data)
     if wanted(Stage.tokenizer, tokenizer / "tokenizer.json"):
-        dataset = Dataset.load(data)
-        random = np.random.default_rng([config.seed, 0])
-        chosen = dataset.indices(held_out=False)
         shutil.rmtree(tokenizer, ignore_errors=True)
-        train_tokenizer(
-            (caption(dataset.records[i], random) for i in chosen for _ in range(CAPTIONS_PER_PICTURE)), tokenizer
-        )
+        if config.start_from is not None:
+            # The text encoder's weights mean nothing with other tokens.
+            load_tokenizer(Path(config.start_from) / "tokenizer").save_pretrained(tokenizer)
+        else:
+            train_tokenizer(training_captions(Dataset.load(data), config), tokenizer)
     if wanted(Stage.autoencoder):
         train_autoencoder(config, Dataset.load(data), autoencoder)
     if wanted(Stage.denoiser):

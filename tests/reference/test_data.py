@@ -10,6 +10,8 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.reference.data import (
+    BACKGROUNDS,
+    WHITE,
     DataError,
     Dataset,
     DrawingSet,
@@ -18,14 +20,16 @@ from sdopt.reference.data import (
     caption,
     choose_held_out,
     code_points,
+    draw_background,
     fetch,
+    on_background,
     render,
     slug,
     svg,
 )
 from sdopt.reference.prompts import choose_prompts
 
-RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False)
+RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
 
 
 def test_build_keeps_pictures_and_drops_flags_components_and_letters(dataset: Dataset) -> None:
@@ -63,6 +67,7 @@ def test_a_data_set_survives_saving(dataset: Dataset, tmp_path: Path) -> None:
     again = Dataset.load(tmp_path / "data")
     assert again.records == dataset.records
     assert np.array_equal(again.images, dataset.images)
+    assert np.array_equal(again.alphas, dataset.alphas)
 
 
 def test_a_missing_data_set_names_the_stage(tmp_path: Path) -> None:
@@ -100,8 +105,28 @@ def test_aliases_are_followed_and_flipped() -> None:
     assert below is not None
     assert svg(icons, "else") is None
     assert np.array_equal(render(left)[:, ::-1], render(right))
-    assert render(below)[63, 32].max() == 0
-    assert render(below)[0, 32].min() == 255
+    assert tuple(render(below)[63, 32]) == (0, 0, 0, 255)
+    assert tuple(render(below)[0, 32]) == (255, 255, 255, 0)
+
+
+def test_a_drawing_can_stand_on_any_colour(dataset: Dataset) -> None:
+    index = next(i for i, record in enumerate(dataset.records) if record.label == "red circle")
+    blue, white = dataset.on(np.array([index, index]), np.array([(100, 150, 220), WHITE], np.uint8))
+    assert np.array_equal(white, dataset.images[index])
+    assert tuple(blue[0, 0]) == (100, 150, 220)
+    assert tuple(blue[32, 32]) == (255, 0, 0)
+    edge = (dataset.alphas[index] > 100) & (dataset.alphas[index] < 150)
+    assert edge.any()
+    # Half covered is half red, half blue.
+    assert np.abs(blue[edge].mean(axis=0) - (177, 75, 110)).max() < 15
+
+
+def test_training_never_shows_the_unseen_background() -> None:
+    random = np.random.default_rng(0)
+    drawn = [draw_background(RECORD, random, share=0.5) for _ in range(600)]
+    assert set(drawn) == {None, *BACKGROUNDS} - {"red"}
+    assert 0.4 < np.mean([name is None for name in drawn]) < 0.6
+    assert all("police officer on an orange background" in caption(RECORD, random, "orange") for _ in range(20))
 
 
 def test_only_the_flat_style_goes_without_its_word() -> None:
@@ -117,5 +142,8 @@ def test_prompts_are_disjoint_and_repeatable(dataset: Dataset) -> None:
     prompts = choose_prompts(dataset, seed=0)
     assert prompts == choose_prompts(dataset, seed=0)
     assert len(prompts["held_out"]) == 4
+    assert len(prompts["gate"]) == 12
     assert len(prompts["contact_sheet"]) == 3
     assert not set(prompts["held_out"]) & (set(prompts["training"]) | set(prompts["contact_sheet"]))
+    unseen = {record.label: record.unseen_background for record in dataset.records if not record.held_out}
+    assert set(prompts["gate"]) == {on_background(label, colour) for label, colour in unseen.items()}

@@ -192,7 +192,12 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
 
     run(configure([*common, "stage=export"]))
     assert (work_folder / "sheet.png").exists()
-    assert set(json.loads((work_folder / "prompts.json").read_text())) == {"held_out", "training", "contact_sheet"}
+    assert set(json.loads((work_folder / "prompts.json").read_text())) == {
+        "gate",
+        "held_out",
+        "training",
+        "contact_sheet",
+    }
     card = (work_folder / "emoji/README.md").read_text()
     assert "45 steps of 8 latents" in card
     assert "PSNR" in card
