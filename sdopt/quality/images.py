@@ -1,0 +1,59 @@
+"""Images as arrays: uint8, (n, height, width, 3), as they were written."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sdopt.errors import UsageError
+
+SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".bmp")
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images of a folder, in the order of their names. Raises UsageError where there are none."""
+    files = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
+        what = "holds no image" if folder.is_dir() else "there is no such folder"
+        raise UsageError(f"{folder}: {what} ({', '.join(SUFFIXES)})")
+    return files
+
+
+def read_image(file: Path) -> np.ndarray:
+    """One image, uint8 (height, width, 3). Raises UsageError where it cannot be read."""
+    try:
+        with Image.open(file) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: cannot be read as an image ({error})") from error
+
+
+def read_images(files: Sequence[Path]) -> np.ndarray:
+    """Images of one size, uint8 (n, height, width, 3). Raises UsageError where sizes differ."""
+    images = [read_image(file) for file in files]
+    for file, image in zip(files, images, strict=True):
+        if image.shape != images[0].shape:
+            sizes = [f"{shape[1]}×{shape[0]}" for shape in (image.shape, images[0].shape)]
+            raise UsageError(f"{file}: is {sizes[0]}, but {files[0].name} is {sizes[1]}")
+    return np.stack(images)
+
+
+def batches(files: Sequence[Path], size: int) -> Iterator[np.ndarray]:
+    """Reads files of any sizes, in order, in batches of equal images of at most `size`."""
+    batch: list[np.ndarray] = []
+    for file in files:
+        image = read_image(file)
+        if batch and (len(batch) == size or image.shape != batch[0].shape):
+            yield np.stack(batch)
+            batch = []
+        batch.append(image)
+    if batch:
+        yield np.stack(batch)
+
+
+def channels_first(images: np.ndarray) -> Tensor:
+    """(n, height, width, 3) to (n, 3, height, width), uint8."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

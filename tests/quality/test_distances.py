@@ -1,0 +1,252 @@
+"""FID, KID and CMMD against torchmetrics, scipy and arithmetic; what a leave-one-out gives; what is refused."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from scipy import linalg
+from torch import Tensor
+from torchmetrics.image.fid import FrechetInceptionDistance
+from torchmetrics.image.kid import KernelInceptionDistance
+
+from sdopt.errors import UsageError
+from sdopt.quality.distances import LeaveOneOut, ReferenceSet, cmmd, digest_of, fid, kid, reference_set
+from sdopt.quality.features import ClipFeatures
+from sdopt.quality.images import channels_first
+from tests.quality.conftest import blurred, noisy
+
+
+def sample(n: int, d: int, seed: int, shift: float = 0.0) -> Tensor:
+    """Features with unequal variances, as networks have them."""
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)) * torch.logspace(0, -1, d) + shift
+
+
+def gathered(values: Tensor, clip: ClipFeatures) -> ReferenceSet:
+    return ReferenceSet.of_features("reference", values, clip)
+
+
+def by_definition(x: np.ndarray, y: np.ndarray) -> float:
+    """FID with scipy's matrix square root, in the words of the paper."""
+    product = np.cov(x.T) @ np.cov(y.T)
+    overlap = np.trace(linalg.sqrtm(product)).real
+    return float(((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(np.cov(x.T)) + np.trace(np.cov(y.T)) - 2 * overlap)
+
+
+@pytest.mark.parametrize(("n", "m"), [(100, 80), (40, 100), (100, 10)])
+def test_fid_is_what_scipy_makes_of_the_definition(clip: ClipFeatures, n: int, m: int) -> None:
+    x, y = sample(n, 24, 1, shift=0.3), sample(m, 24, 2)
+    expected = by_definition(x.double().numpy(), y.double().numpy())
+    assert fid(x, gathered(y, clip)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n", "m"), [(12, 80), (80, 12), (12, 12), (2, 2), (24, 24), (25, 30)])
+def test_fid_is_that_of_torchmetrics_at_full_rank_and_below(clip: ClipFeatures, n: int, m: int) -> None:
+    x, y = sample(n, 24, 3, shift=0.1).double(), sample(m, 24, 4).double()
+    module = torch.nn.Identity()
+    module.num_features = 24  # type: ignore[assignment]
+    metric = FrechetInceptionDistance(feature=module)
+    metric.update(x, real=False)
+    metric.update(y, real=True)
+    found = fid(x, gathered(y, clip))
+    assert math.isfinite(found)
+    assert found == pytest.approx(float(metric.compute()), rel=1e-5)
+
+
+def test_an_extractor_is_a_feature_module_of_torchmetrics(clip: ClipFeatures, drawings: np.ndarray) -> None:
+    real, fake = channels_first(drawings), channels_first(noisy(drawings, 0.1))
+    metric = FrechetInceptionDistance(feature=clip)
+    metric.update(real, real=True)
+    metric.update(fake, real=False)
+    assert fid(clip(fake), ReferenceSet.of_images("drawings", drawings, clip)) == pytest.approx(
+        float(metric.compute()), rel=1e-3, abs=1e-6
+    )
+
+
+def test_fid_of_the_same_images_is_nothing(clip: ClipFeatures) -> None:
+    for n in (10, 100):
+        x = sample(n, 24, 5)
+        assert fid(x, gathered(x, clip)) == pytest.approx(0, abs=1e-5)
+
+
+def test_fid_at_few_images_is_mostly_bias(clip: ClipFeatures) -> None:
+    """Two samples from one Gaussian: why the FID alone decides nothing below thousands of images."""
+    values = [
+        fid(torch.randn(n, 256, generator=torch.Generator().manual_seed(n)), gathered(torch.randn(n, 256), clip))
+        for n in (32, 256, 2048)
+    ]
+    assert values[0] == pytest.approx(388, rel=0.1)
+    assert values[1] == pytest.approx(131, rel=0.1)
+    assert values[2] < 20
+
+
+@pytest.mark.parametrize("n", [4, 30])
+def test_kid_is_that_of_torchmetrics_with_all_images_in_one_subset(clip: ClipFeatures, n: int) -> None:
+    x, y = sample(n, 24, 6, shift=0.2).double(), sample(n, 24, 7).double()
+    metric = KernelInceptionDistance(feature=torch.nn.Identity(), subsets=1, subset_size=n)
+    metric.update(x, real=False)
+    metric.update(y, real=True)
+    assert kid(gathered(y, clip))(x) == pytest.approx(float(metric.compute()[0]), rel=1e-9)
+
+
+def test_kid_by_hand(clip: ClipFeatures) -> None:
+    """In one dimension k(x, y) = (xy + 1)³: within {0, 1} it is 1, within {0, 2} 1, across (1 + 1 + 1 + 27) / 4."""
+    x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])
+    assert kid(gathered(y, clip))(x) == pytest.approx(1 + 1 - 2 * 30 / 4)
+
+
+def test_cmmd_by_hand(clip: ClipFeatures) -> None:
+    """Directions along four axes: any two are √2 apart, and what length they have does not matter."""
+    x, y = 5 * torch.eye(4)[:2], torch.tensor([[0, 0, 2.0, 0], [3.0, 0, 0, 0]])
+    apart = math.exp(-2 / 200)
+    assert cmmd(gathered(y, clip))(x) == pytest.approx(1000 * (2 * apart - 2 * (1 + 3 * apart) / 4))
+
+
+def test_cmmd_is_the_authors_but_for_the_likeness_of_each_image_to_itself(clip: ClipFeatures) -> None:
+    x, y = (torch.nn.functional.normalize(sample(n, 24, n, shift=0.1).double()) for n in (50, 70))
+    kernels = [(-torch.cdist(a, b).square() / 200).exp() for a, b in ((x, x), (y, y), (x, y))]
+    biased = 1000 * float(kernels[0].mean() + kernels[1].mean() - 2 * kernels[2].mean())
+    extra = [(k.diagonal().mean() - (k.sum() - k.diagonal().sum()) / (n * (n - 1))) / n for k, n in
+             ((kernels[0], 50), (kernels[1], 70))]  # fmt: skip
+    assert cmmd(gathered(y, clip))(x) == pytest.approx(biased - 1000 * float(sum(extra)), rel=1e-6)
+
+
+@pytest.mark.parametrize("distance", [kid, cmmd])
+def test_kernel_distances_are_unbiased(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+    """Over many pairs of small samples from one population the mean is nothing; some are below it."""
+    values = [distance(gathered(sample(8, 24, 2 * i), clip))(sample(8, 24, 2 * i + 1)) for i in range(400)]
+    assert abs(np.mean(values)) < 3 * np.std(values) / math.sqrt(len(values))
+    assert min(values) < 0
+
+
+@pytest.mark.parametrize("distance", [kid, cmmd])
+def test_leaving_out_a_prompt_is_doing_without_its_images(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+    x, reference = sample(20, 24, 8, shift=0.2), gathered(sample(33, 24, 9), clip)
+    groups = np.array([i % 7 for i in range(20)])
+    found = distance(reference).leave_one_out(x, groups)
+    assert found.value == pytest.approx(distance(reference)(x), rel=1e-9)
+    np.testing.assert_array_equal(found.groups, np.arange(7))
+    expected = [distance(reference)(x[groups != group]) for group in range(7)]
+    np.testing.assert_allclose(found.without, expected, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("distance", [kid, cmmd])
+def test_a_prompt_leaves_a_paired_reference_too(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+    x, y = sample(20, 24, 10, shift=0.2), sample(15, 24, 11)
+    groups, others = np.array([f"prompt {i % 5}" for i in range(20)]), np.array([f"prompt {i % 5}" for i in range(15)])
+    found = distance(gathered(y, clip), others).leave_one_out(x, groups)
+    expected = [
+        distance(gathered(y[others != label], clip))(x[groups != label]) for label in sorted(set(groups.tolist()))
+    ]
+    np.testing.assert_allclose(found.without, expected, rtol=1e-7, atol=1e-10)
+
+
+def test_differences_of_the_same_prompts() -> None:
+    one = LeaveOneOut(3.0, np.array([0, 1]), np.array([2.0, 4.0]))
+    other = LeaveOneOut(1.0, np.array([0, 1]), np.array([1.0, 1.0]))
+    assert (one - other).value == 2.0
+    np.testing.assert_array_equal((one - other).without, [1.0, 3.0])
+    with pytest.raises(ValueError, match="not of the same prompts"):
+        one - LeaveOneOut(1.0, np.array([0, 2]), np.array([1.0, 1.0]))
+
+
+def test_a_kernel_matrix_in_pieces(clip: ClipFeatures, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, reference, groups = sample(20, 24, 12), gathered(sample(30, 24, 13), clip), [i // 4 for i in range(20)]
+    whole = kid(reference).leave_one_out(x, groups)
+    monkeypatch.setattr("sdopt.quality.distances._ROWS", 7)
+    pieces = kid(reference).leave_one_out(x, groups)
+    assert pieces.value == pytest.approx(whole.value, rel=1e-9)
+    np.testing.assert_allclose(pieces.without, whole.without, rtol=1e-9)
+
+
+@pytest.mark.parametrize("change", [noisy, blurred])
+def test_the_worse_the_images_the_larger_the_distance(clip: ClipFeatures, drawings: np.ndarray, change) -> None:  # type: ignore[no-untyped-def]
+    reference = ReferenceSet.of_images("drawings", drawings, clip)
+    strengths = (0.02, 0.1, 0.4) if change is noisy else (1.0, 2.0, 6.0)
+    worse = [clip(channels_first(change(drawings, strength))) for strength in strengths]
+    for distance in (kid(reference), cmmd(reference), lambda x: fid(x, reference)):
+        values = [distance(features) for features in worse]
+        assert values == sorted(values), values
+
+
+def test_features_that_are_not_finite_give_no_figure(clip: ClipFeatures) -> None:
+    x, reference = sample(10, 24, 14), gathered(sample(10, 24, 15), clip)
+    x[3, 5] = math.nan
+    assert math.isnan(fid(x, reference))
+    assert math.isnan(kid(reference)(x))
+    assert math.isnan(cmmd(reference)(x))
+    assert math.isnan(fid(sample(10, 24, 14), gathered(x, clip)))
+
+
+def test_too_few_images_and_other_dimensions(clip: ClipFeatures) -> None:
+    few, reference = sample(1, 24, 16), gathered(sample(10, 24, 17), clip)
+    for attempt in (
+        lambda: fid(few, reference),
+        lambda: kid(reference)(few),
+        lambda: kid(gathered(few, clip)),
+        lambda: fid(sample(10, 23, 18), reference),
+        lambda: cmmd(reference)(sample(10, 23, 18)),
+        lambda: kid(reference).leave_one_out(sample(4, 24, 19), [0, 0, 0, 1]),
+        lambda: kid(reference).leave_one_out(sample(4, 24, 19), [0, 1]),
+        lambda: kid(reference, range(10)).leave_one_out(sample(4, 24, 19), range(4)),
+    ):
+        with pytest.raises(ValueError, match=r"needed|features|fewer than two|groups"):
+            attempt()
+
+
+def test_a_folder_is_a_reference_set(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
+    folder = tmp_path / "drawings"
+    folder.mkdir()
+    for number, image in enumerate(drawings):
+        Image.fromarray(image).save(folder / f"{number:02d}.png")
+    found = reference_set(str(folder), clip)
+    assert (found.name, found.n, found.features, found.weights) == ("drawings", 16, clip.name, clip.digest)
+    assert found.digest == digest_of(drawings)
+    assert found.values is not None
+    torch.testing.assert_close(found.values, clip(channels_first(drawings)), rtol=1e-5, atol=1e-5)
+    changed = drawings.copy()
+    changed[5, 0, 0] = 0
+    assert digest_of(changed) != found.digest
+
+
+def test_a_saved_set_is_the_same_set(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
+    made = ReferenceSet.of_images("drawings", drawings, clip)
+    x = clip(channels_first(noisy(drawings, 0.1)))
+    made.save(tmp_path / "features.safetensors")
+    made.save(tmp_path / "statistics.safetensors", statistics_only=True)
+    full, short = (reference_set(str(tmp_path / f"{name}.safetensors"), clip) for name in ("features", "statistics"))
+    assert full.digest == short.digest == made.digest
+    assert full.n == short.n == 16
+    assert full.name == "drawings"
+    assert kid(full)(x) == kid(made)(x)
+    assert fid(x, full) == fid(x, made) == pytest.approx(fid(x, short))
+    with pytest.raises(UsageError, match="'drawings' holds a mean and a covariance only"):
+        kid(short)
+    short.save(tmp_path / "again.safetensors")
+    assert fid(x, ReferenceSet.load(tmp_path / "again.safetensors", clip)) == fid(x, short)
+
+
+def test_saved_sets_that_do_not_fit(clip: ClipFeatures, drawings: np.ndarray, tmp_path: Path) -> None:
+    made = ReferenceSet.of_images("drawings", drawings, clip)
+    made.save(tmp_path / "a.safetensors")
+    tensors = load_file(tmp_path / "a.safetensors")
+    facts = {"name": "a", "features": clip.name, "weights": clip.digest, "digest": "0", "n": "16"}
+    cases = {
+        "holds features effnet; .* is what is asked for": facts | {"features": "effnet"},
+        "is of the same name but other weights": facts | {"weights": "0"},
+        "is no reference set": {"name": "a"},
+    }
+    for said, metadata in cases.items():
+        save_file(tensors, tmp_path / "b.safetensors", metadata)
+        with pytest.raises(UsageError, match=said):
+            ReferenceSet.load(tmp_path / "b.safetensors", clip)
+    save_file({"mean": made.mean}, tmp_path / "b.safetensors", facts)
+    with pytest.raises(UsageError, match="is no reference set"):
+        ReferenceSet.load(tmp_path / "b.safetensors", clip)
+    (tmp_path / "b.safetensors").write_bytes(b"nothing")
+    for file in ("b.safetensors", "absent.safetensors"):
+        with pytest.raises(UsageError, match=r"cannot be read as a safetensors file"):
+            reference_set(str(tmp_path / file), clip)

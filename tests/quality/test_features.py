@@ -1,0 +1,193 @@
+"""Features by name: what they are, that they repeat, and what is said where they cannot be had."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sdopt.errors import UsageError
+from sdopt.quality import features
+from sdopt.quality.features import ClipFeatures, feature_extractor, require_features, slug
+from sdopt.quality.images import batches, channels_first, image_files, read_images
+from sdopt.reference import MODEL
+
+effnet_installed = importlib.util.find_spec("efficientnet_lite_pytorch") is not None
+
+
+def test_clip_features_are_the_projected_embeddings_of_the_model(clip: ClipFeatures, drawings: np.ndarray) -> None:
+    images = channels_first(drawings)
+    found = clip(images)
+    assert found.shape == (16, clip.dimension)
+    assert found.dtype == torch.float32
+    assert clip.dimension == clip.num_features == 16
+    with torch.no_grad():
+        pooled = clip.model.vision_model(pixel_values=images / 127.5 - 1).pooler_output
+        expected = clip.model.visual_projection(pooled)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_do_not_depend_on_the_batch(clip: ClipFeatures, drawings: np.ndarray) -> None:
+    images = channels_first(drawings)
+    together = clip(images)
+    alone = torch.cat([clip(image[None]) for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    assert clip(images[:0]).shape == (0, 16)
+
+
+def test_texts_that_are_too_long_keep_their_end(clip: ClipFeatures) -> None:
+    tokens = clip.tokenize(["red apple", "red " * 100])
+    assert tokens["input_ids"].shape[1] == 24
+    assert tokens["input_ids"][1, -1] == clip.model.config.text_config.eos_token_id
+    assert clip.embed_texts(["red apple", "red " * 100]).shape == (2, 16)
+
+
+def test_the_layers_of_a_clip_are_the_patches_after_each_layer(clip: ClipFeatures, drawings: np.ndarray) -> None:
+    maps = clip.maps(channels_first(drawings[:3]))
+    assert [tuple(layer.shape) for layer in maps] == [(3, 64, 32)] * 2
+
+
+def test_the_digest_is_that_of_the_weights(clip: ClipFeatures, clip_folder: Path) -> None:
+    again = feature_extractor(f"clip:{clip_folder}")
+    assert again.digest == clip.digest
+    del again.digest
+    next(again.parameters()).data.view(-1)[0] += 1
+    assert again.digest != clip.digest
+
+
+def test_an_extractor_is_never_in_training_mode(clip: ClipFeatures) -> None:
+    assert not clip.train().training
+    assert not any(parameter.requires_grad for parameter in clip.parameters())
+
+
+@pytest.mark.skipif(not effnet_installed, reason="the extra effnet is not installed")
+def test_effnet_tells_what_is_in_a_photograph(drawings: np.ndarray) -> None:
+    """That resizing, scaling and weights fit together shows in the classes: ImageNet's 652 is a military uniform."""
+    from matplotlib.cbook import get_sample_data
+
+    photograph = np.asarray(Image.open(get_sample_data("grace_hopper.jpg", asfileobj=False)).convert("RGB"))
+    effnet = feature_extractor("effnet")
+    found = effnet(channels_first(photograph[None]))
+    assert found.shape == (1, 1280)
+    assert effnet.dimension == 1280
+    assert effnet.model._fc(found).argmax() == 652  # type: ignore[union-attr, operator]
+    assert [tuple(layer.shape[1:]) for layer in effnet.maps(channels_first(drawings[:1]))] == [
+        (112 * 112, 16),
+        (56 * 56, 24),
+        (28 * 28, 40),
+        (14 * 14, 112),
+        (7 * 7, 320),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("images", "shape"), [(torch.zeros(1, 3, 8, 8), "float32"), (torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "8, 8, 3")]
+)
+def test_images_of_another_form_are_refused(clip: ClipFeatures, images: torch.Tensor, shape: str) -> None:
+    with pytest.raises(ValueError, match=shape):
+        clip(images)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vgg", "features vgg: there are emojiclip, effnet, inception, clip:<folder or hub id>"),
+        ("clip:", "features clip:: there are"),
+        ("clip:/no/such/folder", "there is no folder /no/such/folder, and it is no hub id"),
+    ],
+)
+def test_features_that_do_not_exist(name: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_features(name)
+    assert said in str(caught.value)
+
+
+def test_a_hub_id_that_is_not_in_the_cache_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    require_features("clip:nobody/never-made-this")
+    with pytest.raises(UsageError, match=r"features clip:nobody/never-made-this: nobody/never-made-this cannot be"):
+        feature_extractor("clip:nobody/never-made-this")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json"])
+def test_a_folder_that_is_not_whole(clip_folder: Path, tmp_path: Path, file: str) -> None:
+    folder = tmp_path / "clip"
+    shutil.copytree(clip_folder, folder)
+    (folder / file).unlink()
+    with pytest.raises(UsageError, match=f"lacks {file}"):
+        require_features(f"clip:{folder}")
+
+
+def test_a_folder_of_another_model(clip_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "clip"
+    shutil.copytree(clip_folder, folder)
+    (folder / "model.safetensors").write_bytes(b"no safetensors")
+    with pytest.raises(UsageError, match="cannot be loaded as a CLIPModel"):
+        feature_extractor(f"clip:{folder}")
+    shutil.copy(MODEL / "text_encoder" / "model.safetensors", folder)
+    with pytest.raises(UsageError, match=r"cannot be loaded as a CLIPModel|is no whole CLIPModel"):
+        feature_extractor(f"clip:{folder}")
+
+
+def test_weights_that_are_missing_are_not_made_up(clip_folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "clip"
+    shutil.copytree(clip_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"is no whole CLIPModel; it lacks visual_projection\.weight"):
+        feature_extractor(f"clip:{folder}")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"efficientnet_lite_pytorch, .* not installed; pip install 'sdopt\[effnet\]'"):
+        require_features("effnet")
+    with pytest.raises(UsageError, match=r"torch_fidelity, torchvision is not installed; pip install 'sdopt\[fid\]'"):
+        require_features("inception")
+
+
+def test_missing_weights_of_inception_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UsageError, match=rf"{tmp_path}/checkpoints/weights-inception.*missing; download it from https"):
+        require_features("inception")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("emojiclip", "emojiclip"),
+        ("clip:openai/clip-vit-large-patch14", "clip_vit_large_patch14"),
+        ("clip:/home/me/My CLIP/", "my_clip"),
+    ],
+)
+def test_names_in_metrics(name: str, expected: str) -> None:
+    assert slug(name) == expected
+
+
+def test_images_come_back_from_files_as_they_were(drawings: np.ndarray, tmp_path: Path) -> None:
+    for number, image in enumerate(drawings[:5]):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    files = image_files(tmp_path)
+    np.testing.assert_array_equal(read_images(files), drawings[:5])
+    assert [len(batch) for batch in batches(files, 2)] == [2, 2, 1]
+    Image.new("RGB", (32, 64)).save(tmp_path / "2.png")
+    assert [batch.shape[:3] for batch in batches(files, 8)] == [(2, 64, 64), (1, 64, 32), (2, 64, 64)]
+    with pytest.raises(UsageError, match=r"2\.png: is 32×64, but 0\.png is 64×64"):
+        read_images(files)
+    (tmp_path / "0.png").write_bytes(b"not an image")
+    with pytest.raises(UsageError, match=r"0\.png: cannot be read as an image"):
+        read_images(files)
+
+
+@pytest.mark.parametrize(("folder", "said"), [("empty", "holds no image"), ("absent", "there is no such folder")])
+def test_a_folder_without_images(tmp_path: Path, folder: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=said):
+        image_files(tmp_path / folder)
