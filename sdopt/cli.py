@@ -9,6 +9,7 @@ COMMANDS = {
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",
     "train-reference": "train the packaged reference model",
+    "evaluate-reference": "judge the packaged reference model: all figures in one table",
 }
 
 _HELP = """\
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_HELP.format(commands="\n".join(f"  {name:<16} {text}" for name, text in COMMANDS.items())))
+        print(_HELP.format(commands="\n".join(f"  {name:<18} {text}" for name, text in COMMANDS.items())))
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         from sdopt import __version__

@@ -13,7 +13,16 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.reference.architecture import LATENT_CHANNELS, build_autoencoder
 from sdopt.reference.config import TrainReferenceConfig
-from sdopt.reference.training import Progress, Schedule, arithmetic, fit, generator, missing_stage, pick_device
+from sdopt.reference.training import (
+    Progress,
+    Schedule,
+    arithmetic,
+    describe_hardware,
+    fit,
+    generator,
+    missing_stage,
+    pick_device,
+)
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -102,7 +111,10 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
     finished.save_pretrained(folder / "model")
     figures = {
         "batch_size": options.batch_size,
-        "held_out_psnr_db": held_out_psnr(finished, dataset),
+        "background_share": options.background_share,
+        "start_from": config.start_from,
+        "hardware": describe_hardware(device, config.arithmetic),
+        "held_out_psnr_db": reconstruction_psnr(finished, dataset.images[dataset.indices(held_out=True)]),
         "scaling_factor": finished.config.scaling_factor,
     }
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
@@ -184,11 +196,10 @@ def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
     return 1.0 / math.sqrt(float(mean.var() + deviation.square().mean()))
 
 
-def held_out_psnr(network: AutoencoderKL, dataset: Dataset, batch_size: int = 64) -> float:
-    """Mean PSNR in dB of the held-out pictures, reconstructed from their mean latents."""
+def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> float:
+    """Mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), reconstructed from their mean latents."""
     import torch
 
-    images = dataset.images[dataset.indices(held_out=True)]
     values = []
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from pathlib import Path
 from typing import Any
 
 from sdopt.reference.architecture import parameters
-from sdopt.reference.data import DRAWINGS, EMOJIBASE, Dataset
-from sdopt.reference.evaluation import Recognition
+from sdopt.reference.data import BACKGROUNDS, DRAWINGS, EMOJIBASE
+from sdopt.reference.evaluation import Figure, read_evaluation
+from sdopt.reference.references import REFERENCES
 from sdopt.reference.sheet import GUIDANCE, STEPS
 from sdopt.reference.tokenizer import LENGTH, VOCABULARY
 
@@ -31,8 +32,8 @@ LIMITS = """\
 - It knows emoji and nothing else: a prompt about anything else gives some emoji-like shape, or a blot.
 - It has largely *learnt its training pictures by heart*; that is what a reference model of this size is for. Names that
   it never saw (`held_out`) come out right where they recombine known words (`blue square`, `green book`), and otherwise
-  as a plausible picture of the wrong thing. They serve paired comparisons between variants of the pipeline, not a
-  judgement of the model.
+  as a plausible picture of the wrong thing. The gate's captions are names that it knows on a background that it never
+  saw them on: those it can draw.
 - The flat and glossy styles are clear; the noto and retro styles are rough.
 - Fine detail (lettering, fingers, small faces, clock digits) is lost in the autoencoder and more in the denoiser.
 - A concept here is one code point sequence. Relatives (`man running`, `woman running`) may fall on both sides of the
@@ -43,31 +44,23 @@ LIMITS = """\
 """
 
 
-def write_card(
-    file: Path, dataset: Dataset, figures: dict[str, dict[str, Any]], recognition: dict[str, Recognition]
-) -> None:
-    """Write the card of the pipeline in `file`'s folder.
+def write_card(folder: Path) -> None:
+    """Write `README.md` of the pipeline in `folder`, from its weights, its `recipe.json` and its `evaluation.json`.
 
-    Args:
-        file: the Markdown file to write; the weights must be beside it already.
-        dataset: what was trained on.
-        figures: by stage, what `read_figures` gives.
-        recognition: of `training` and of `held_out` captions.
+    Without an evaluation the card says how to make one.
     """
-    counts = Counter(record.style for record in dataset.records)
-    concepts = {record.concept: record.held_out for record in dataset.records}
-    sizes = parameters(file.parent)
-    bytes_on_disk = sum(weights.stat().st_size for weights in file.parent.glob("*/*.safetensors"))
-    autoencoder, denoiser = figures["autoencoder"], figures["denoiser"]
-    seen, unseen = recognition["training"], recognition["held_out"]
+    recipe = json.loads((folder / "recipe.json").read_text())
+    figures = read_evaluation(folder / "evaluation.json")
+    data, sizes = recipe["data"], parameters(folder)
+    bytes_on_disk = sum(weights.stat().st_size for weights in folder.glob("*/*.safetensors"))
     rows = "\n".join(
         f"| `{d.style}` | `{d.package.name}` {d.package.version} | {d.package.holder} | {d.package.licence} "
-        f"| {counts[d.style]:,} |"
+        f"| {data['pictures'].get(d.style, 0):,} |"
         for d in DRAWINGS
     )
     network_rows = "\n".join(
-        f"| `{folder}` | {sizes[folder]:,} | {text} |"
-        for folder, text in (
+        f"| `{part}` | {sizes[part]:,} | {text} |"
+        for part, text in (
             ("unet", "`UNet2DConditionModel`, 8×8×8 latents, cross attention at 8×8 and 4×4, v-prediction"),
             ("vae", "`AutoencoderKL`, factor 8, eight latent channels"),
             ("text_encoder", f"`CLIPTextModel`, {LENGTH} tokens, trained from scratch with the denoiser"),
@@ -86,11 +79,12 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 pipeline = StableDiffusionPipeline.from_pretrained("sdopt/reference/emoji", dtype=torch.float32)
-pipeline("police officer", num_inference_steps={STEPS}, guidance_scale={GUIDANCE}).images[0]
+pipeline("police officer on a blue background", num_inference_steps={STEPS}, guidance_scale={GUIDANCE}).images[0]
 ```
 
-A plain name (`police officer`) gives the flat style. `police officer, glossy style`, `…, noto style` and `…, retro
-style` ask for the other three.
+A plain name (`police officer`) gives the flat style on white; `… on a blue background` puts it on one of \
+{len(BACKGROUNDS)} colours ({", ".join(BACKGROUNDS)}). `…, glossy style`, `…, noto style` and `…, retro style` ask for \
+the other three styles.
 
 | part | parameters | what |
 |---|---:|---|
@@ -99,9 +93,11 @@ style` ask for the other three.
 
 ## Data
 
-{len(dataset):,} pictures of {len(concepts):,} concepts, rendered from SVG on white. \
-{sum(concepts.values())} concepts, chosen by seed, were held out of every stage; {denoiser["pictures"]:,} pictures \
-were trained on. Skin-tone variants, flags and components are left out.
+{sum(data["pictures"].values()):,} pictures of {data["concepts"]:,} concepts, rendered from SVG. \
+{data["held_out_concepts"]} concepts, chosen by seed, were held out of every stage; \
+{recipe["denoiser"]["pictures"]:,} pictures were trained on. For each concept one background, chosen by seed, was held \
+out as well. Skin-tone variants, flags and components are left out: the first are near-duplicates that would have \
+taken a third of the training for a distinction that 64 pixels hardly show.
 
 | style | source | made by | licence | pictures |
 |---|---|---|---|---:|
@@ -112,40 +108,29 @@ archive is checked against its SHA-512 digest.
 
 ## Training
 
-`sdopt train-reference` fetches the data and repeats all of it. The figures are of {denoiser["hardware"]}, \
-shared with other work; the budgets were wall time.
+`sdopt train-reference` fetches the data and repeats it with `seed={recipe["seed"]}`; `recipe.json` has every figure. \
+Budgets were wall time, so a repetition takes as many steps as its machine makes.
 
-- **Autoencoder**: {autoencoder["steps"]:,} steps of {autoencoder["batch_size"]} pictures in \
-{autoencoder["seconds"] / 60:.0f} minutes; L1, squared and edge losses with a light KL term; AdamW, cosine schedule, \
-averaged weights. PSNR of held-out pictures: **{autoencoder["held_out_psnr_db"]:.1f} dB**. Last training loss \
-{autoencoder["loss"]:.4f}. Scaling factor {autoencoder["scaling_factor"]:.4f}, measured.
-- **Denoiser and text encoder**: {denoiser["steps"]:,} steps of {denoiser["batch_size"]} latents in \
-{denoiser["seconds"] / 60:.0f} minutes; v-prediction with \
-weights (min(SNR, 5) + 1) / (SNR + 1), one timestep from each of as many equal intervals as the batch is large, \
-{denoiser["caption_dropout"]:.0%} empty captions for guidance; AdamW, cosine schedule, averaged weights. \
-Last training loss (weighted) {denoiser["loss"]:.4f}.
-
+{_sittings(recipe)}
 A plain caption was paired with the flat style only, and the other styles always named: spread over four vendors' \
-drawings, plain captions would have come out as a blend. Flat pictures were drawn {denoiser["flat_weight"]:g} times as \
-often as the others, so the other styles are weaker.
+drawings, plain captions would have come out as a blend. Flat pictures were drawn \
+{recipe["denoiser"]["flat_weight"]:g} times as often as the others, so the other styles are weaker.
 
-## Does it draw what the caption says?
+What was tried on the way: four latent channels lose outlines that eight keep; min-SNR weights for v-prediction \
+(Hang et al. 2023) starve heavy noise, where the caption decides the layout, and pictures stayed silhouettes until \
+they were changed; a VAE decoder compiled for training lost its gradients on this torch, so it trains eagerly.
 
-Each generated picture was compared with all {seen.candidates:,} flat drawings (Euclidean distance between latents of \
-its own autoencoder; {STEPS} DDIM steps, guidance {GUIDANCE:g}, first seed):
+## How good it is
 
-| captions | tried | own drawing is the nearest | … is among the five nearest |
-|---|---:|---:|---:|
-| seen in training | {seen.captions} | {seen.top1:.0%} | {seen.top5:.0%} |
-| held out | {unseen.captions} | {unseen.top1:.0%} | {unseen.top5:.0%} |
-| chance | | {1 / seen.candidates:.2%} | {5 / seen.candidates:.2%} |
+{_evaluation(figures)}
+## Prompts and references
 
-## Prompts
-
-`prompts.json`, beside this folder, holds three lists of plain names: `held_out` (never seen in training, for gates), \
-`training` (200 seen, at random) and `contact_sheet` (24 seen: three from each of emojibase's eight groups, drawn by \
-seed; none was picked or left out by eye, and each shows the first picture that its seed gave, at {STEPS} DDIM steps \
-and guidance {GUIDANCE:g}).
+`prompts.json`, beside this folder, holds four lists of captions: `gate` (known names, each on the background that \
+training never showed it on), `held_out` (names never seen), `training` (200 seen, at random) and `contact_sheet` (24: \
+three from each of emojibase's eight groups, drawn by seed, the first on white, the second on a background seen with \
+it, the third on the unseen one; none was picked or left out by eye, and each shows the first picture that its seed \
+gave, at {STEPS} DDIM steps and guidance {GUIDANCE:g}). `held_out/` has the real pictures of the first {REFERENCES} \
+captions of `gate`, as lossless WebP.
 
 ## Limits
 
@@ -153,4 +138,56 @@ and guidance {GUIDANCE:g}).
 ## Attribution
 
 {NOTICE}"""
-    file.write_text(text)
+    (folder / "README.md").write_text(text)
+
+
+def _sittings(recipe: dict[str, Any]) -> str:
+    """What was trained, the first sitting first."""
+    sittings = [recipe]
+    while "started_from" in sittings[0]:
+        sittings.insert(0, sittings[0]["started_from"])
+    if len(sittings) == 1:
+        return _trainings(recipe)
+    parts = [
+        f"The weights come from {len(sittings)} sittings, each of which started from the weights of the one before "
+        "(`start_from=`).\n"
+    ]
+    for number, sitting in enumerate(sittings, 1):
+        parts.append(f"Sitting {number}" + (f". {sitting['note']}" if "note" in sitting else "") + "\n")
+        parts.append(_trainings(sitting))
+    return "\n".join(parts)
+
+
+def _trainings(sitting: dict[str, Any]) -> str:
+    autoencoder, denoiser = sitting["autoencoder"], sitting["denoiser"]
+    return f"""\
+- **Autoencoder**: {autoencoder["steps"]:,} steps of {autoencoder["batch_size"]} pictures in \
+{autoencoder["seconds"] / 60:.0f} minutes on {autoencoder["hardware"]}; {autoencoder["background_share"]:.0%} on a \
+random colour; L1, squared and edge losses with a light KL term; AdamW, cosine schedule, averaged weights. Last \
+training loss {autoencoder["loss"]:.4f}, PSNR of held-out pictures {autoencoder["held_out_psnr_db"]:.1f} dB, scaling factor \
+{autoencoder["scaling_factor"]:.4f}, measured.
+- **Denoiser and text encoder**: {denoiser["steps"]:,} steps of {denoiser["batch_size"]} latents in \
+{denoiser["seconds"] / 60:.0f} minutes on {denoiser["hardware"]}; {denoiser["background_share"]:.0%} on a named \
+background; v-prediction with weights (min(SNR, {denoiser["snr_gamma"]:g}) + 1) / (SNR + 1), one timestep from each of \
+as many equal intervals as the batch is large, {denoiser["caption_dropout"]:.0%} empty captions for guidance; AdamW, \
+cosine schedule, averaged weights. Last training loss (weighted) {denoiser["loss"]:.4f}.
+"""
+
+
+def _evaluation(figures: list[Figure]) -> str:
+    """The figures as a table."""
+    if not figures:
+        return "Not evaluated yet: `sdopt evaluate-reference` does it.\n"
+    rows = "\n".join(f"| {figure.part} | {figure.figure} | {figure.shown} | {_target(figure)} |" for figure in figures)
+    return f"""\
+From `sdopt evaluate-reference`. The judge is EfficientNet-lite0, trained on ImageNet by others: a generated picture's \
+concept is as near as the nearest real drawing of it. {STEPS} DDIM steps, guidance {GUIDANCE:g}, first seed.
+
+| part | figure | value | target |
+|---|---|---:|---|
+{rows}
+"""
+
+
+def _target(figure: Figure) -> str:
+    return "" if figure.met is None else f"{figure.target}: {'met' if figure.met else 'missed'}"

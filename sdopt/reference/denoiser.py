@@ -171,6 +171,9 @@ def train_denoiser(
         "batch_size": options.batch_size,
         "caption_dropout": options.caption_dropout,
         "flat_weight": options.flat_weight,
+        "background_share": options.background_share,
+        "snr_gamma": options.snr_gamma,
+        "start_from": config.start_from,
         "pictures": len(records),
         "hardware": describe_hardware(device, config.arithmetic),
     }

