@@ -40,7 +40,7 @@ CLIP_SHARE = 0.5
 """Share of an image's values, among those free in the reference, that may be newly clipped."""
 
 CLIP_MEAN_SHARE = 0.1
-"""The same as a mean over a variant's images. A contrast raised by half gives 0.2; other seeds or steps at most 0.02."""
+"""The same as a mean over a variant's images. Half as much contrast again gives 0.2; other seeds or steps at most 0.02."""
 
 ALIKE_DEVIATION = 4.0
 """Root mean square deviation, in levels of 255, of images from their mean image, below which all are alike.
@@ -135,14 +135,18 @@ def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.n
         earlier = first.setdefault(image.tobytes(), index)
         if draws[earlier] != draws[index]:
             # As from an output buffer that was overwritten before it was read.
-            trips.append(Trip("alike", index, f"the same to the last bit as image {earlier}, from another prompt or seed"))
+            trips.append(
+                Trip("alike", index, f"the same to the last bit as image {earlier}, from another prompt or seed")
+            )
     if len(set(draws)) < 2:
         return trips
     spread = _spread(images)
     if spread < ALIKE_DEVIATION:
         trips.append(Trip("alike", None, f"all images differ by {spread:.1f} of 255 levels (root mean square)"))
     elif reference is not None and spread < ALIKE_SHARE * (before := _spread(reference)):
-        trips.append(Trip("alike", None, f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}"))
+        trips.append(
+            Trip("alike", None, f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}")
+        )
     return trips
 
 
@@ -181,7 +185,7 @@ def _blocks(image: np.ndarray) -> np.ndarray:
 
 
 def _correlation(values: np.ndarray) -> float:
-    """Of neighbours, by their squared differences (von Neumann's ratio): 1 − E[(xᵢ − xⱼ)²] / 2 Var[x]; 1 if constant."""
+    """Of neighbours, from their differences (von Neumann's ratio): 1 − E[(xᵢ − xⱼ)²] / 2 Var[x]; 1 if constant."""
     variance = float(values.var(axis=(0, 1)).mean())
     if variance == 0 or min(values.shape[:2]) < 2:
         return 1.0
