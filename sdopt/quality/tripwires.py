@@ -40,7 +40,7 @@ CLIP_SHARE = 0.5
 """Share of an image's values, among those free in the reference, that may be newly clipped."""
 
 CLIP_MEAN_SHARE = 0.1
-"""The same as a mean over a variant's images. Half as much contrast again gives 0.2; other seeds or steps at most 0.02."""
+"""The same as a mean over a variant's images. Half as much contrast again gives 0.2, other seeds at most 0.02."""
 
 ALIKE_DEVIATION = 4.0
 """Root mean square deviation, in levels of 255, of images from their mean image, below which all are alike.
