@@ -6,13 +6,14 @@ metric over it, and a digest of its weights, so that two figures are only compar
 
 import hashlib
 import importlib.util
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
@@ -138,16 +139,24 @@ class ClipFeatures(FeatureExtractor):
         """Projected embeddings of texts: float32 (n, d), on the CPU. What is too long for the model is cut off."""
         parts = []
         for start in range(0, len(texts), self.batch_size):
-            tokens = self.tokenize(texts[start : start + self.batch_size]).to(self.device)
-            parts.append(_tensor(self.model.get_text_features(**tokens)).float().cpu())
+            tokens = self.tokenize(texts[start : start + self.batch_size])
+            inputs = {name: tensor.to(self.device) for name, tensor in tokens.items()}
+            parts.append(self.embed_tokens(**inputs).float().cpu())
         return torch.cat(parts) if parts else torch.empty(0, self.dimension)
 
-    def tokenize(self, texts: Sequence[str]) -> Any:
+    def embed_tokens(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(n, tokens) to (n, d), on the model's device."""
+        return _tensor(self.model.get_text_features(input_ids=input_ids, attention_mask=attention_mask))
+
+    def embed_pixels(self, pixel_values: Tensor) -> Tensor:
+        """(n, 3, side, side) to (n, d), on the model's device."""
+        return _tensor(self.model.get_image_features(pixel_values=pixel_values))
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask`, cut to the model's length with the end token kept."""
         limit = self.model.config.text_config.max_position_embeddings
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
-        tokens.pop("token_type_ids", None)
-        return tokens
+        return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
     def pixels(self, images: Sequence[Tensor]) -> Tensor:
         """`pixel_values` of uint8 images (3, height, width), as the model's own processor makes them."""
@@ -157,7 +166,7 @@ class ClipFeatures(FeatureExtractor):
         return self.pixels(list(images.cpu())).to(self.device)
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return _tensor(self.model.get_image_features(pixel_values=inputs))
+        return self.embed_pixels(inputs)
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
         # The first is the embedding of patches, before any layer; the class token is no position of the image.
@@ -220,10 +229,8 @@ class InceptionFeatures(FeatureExtractor):
         if not file.is_file() and not local_files_only:
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(_INCEPTION_URL, str(file), hash_prefix="6726825d", progress=False)
-        weights = torch.load(file, weights_only=True)
-        # torch-fidelity would download the file, or unpickle it.
-        with patch("torch_fidelity.feature_extractor_inceptionv3.load_state_dict_from_url", lambda *_, **__: weights):
-            self.model = NoTrainInceptionV3("inception-v3-compat", [str(self.dimension)])
+        with without_pickles():
+            self.model = NoTrainInceptionV3("inception-v3-compat", [str(self.dimension)], str(file))
         self.model.requires_grad_(False)
         self.eval()
 
@@ -232,6 +239,21 @@ class InceptionFeatures(FeatureExtractor):
 
     def _features(self, inputs: Tensor) -> Tensor:
         return self.model(inputs)
+
+
+@contextmanager
+def without_pickles() -> Iterator[None]:
+    """While it lasts `torch.load` reads tensors only, also where a library asks it to unpickle."""
+    variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 def inception_weights() -> Path:
@@ -281,11 +303,6 @@ def require_features(name: str, local_files_only: bool = True) -> None:
             )
     elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
         raise UsageError(f"features {name}: there is no folder {source}, and it is no hub id")
-
-
-def slug(name: str) -> str:
-    """The name as part of a metric's name: `clip:openai/clip-vit-large-patch14` is `clip_vit_large_patch14`."""
-    return re.sub(r"[^a-z0-9]+", "_", name.removeprefix("clip:").rstrip("/").rpartition("/")[2].lower()).strip("_")
 
 
 def _clip_source(name: str) -> str:

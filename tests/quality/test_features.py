@@ -1,6 +1,7 @@
 """Features by name: what they are, that they repeat, and what is said where they cannot be had."""
 
 import importlib.util
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.quality import features
-from sdopt.quality.features import ClipFeatures, feature_extractor, require_features, slug
+from sdopt.quality.features import ClipFeatures, feature_extractor, require_features, without_pickles
 from sdopt.quality.images import batches, channels_first, image_files, read_images
 from sdopt.reference import MODEL
 
@@ -159,18 +160,6 @@ def test_missing_weights_of_inception_are_named(tmp_path: Path, monkeypatch: pyt
         require_features("inception")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("emojiclip", "emojiclip"),
-        ("clip:openai/clip-vit-large-patch14", "clip_vit_large_patch14"),
-        ("clip:/home/me/My CLIP/", "my_clip"),
-    ],
-)
-def test_names_in_metrics(name: str, expected: str) -> None:
-    assert slug(name) == expected
-
-
 def test_images_come_back_from_files_as_they_were(drawings: np.ndarray, tmp_path: Path) -> None:
     for number, image in enumerate(drawings[:5]):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
@@ -191,3 +180,13 @@ def test_a_folder_without_images(tmp_path: Path, folder: str, said: str) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=said):
         image_files(tmp_path / folder)
+
+
+def test_libraries_that_would_unpickle_read_tensors_only(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "tensors.pt")
+    torch.save(Path("anything but a tensor"), tmp_path / "object.pt")
+    with without_pickles():
+        assert torch.load(tmp_path / "tensors.pt", weights_only=False)["weight"].sum() == 2
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / "object.pt", weights_only=False)
+    assert torch.load(tmp_path / "object.pt", weights_only=False) == Path("anything but a tensor")

@@ -1,0 +1,159 @@
+"""What separates an image from the reference variant's image of the same prompt and the same noise.
+
+All values are plain floats that JSON can hold; None stands for a figure that does not exist.
+"""
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sdopt.errors import UsageError
+from sdopt.quality.features import FeatureExtractor, without_pickles
+from sdopt.quality.images import channels_first
+
+_BATCH = 16
+LPIPS_FILES = {
+    "alex": "alexnet-owt-7be5be79.pth",
+    "vgg": "vgg16-397923af.pth",
+    "squeeze": "squeezenet1_1-b8a52dc0.pth",
+}
+"""Networks that LPIPS knows, and torchvision's files of their weights."""
+
+
+@dataclass(frozen=True)
+class PairedValues:
+    """Differences in pixels, one value for each pair of images.
+
+    Attributes:
+        mse: mean squared error of values between 0 and 1.
+        psnr_db: 10 log₁₀ (1 / mse), in dB; None where it is infinite, because the images are the same.
+        ssim: structural similarity (Wang et al. 2004), 1 for the same image.
+    """
+
+    mse: tuple[float, ...]
+    psnr_db: tuple[float | None, ...]
+    ssim: tuple[float, ...]
+
+    @property
+    def identical(self) -> tuple[bool, ...]:
+        """Whether the two images are the same to the last bit."""
+        return tuple(value == 0 for value in self.mse)
+
+
+def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues:
+    """Compares uint8 images (n, height, width, 3) pair by pair; SSIM through torchmetrics.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    mse: list[float] = []
+    ssim: list[float] = []
+    for one, other in _pairs(images, reference):
+        mse += ((one.double() - other.double()) / 255).square().mean(dim=(1, 2, 3)).tolist()
+        values: Any = structural_similarity_index_measure(one / 255, other / 255, data_range=1.0, reduction="none")
+        ssim += values.double().tolist()
+    return PairedValues(tuple(mse), tuple(psnr_db(value) for value in mse), tuple(ssim))
+
+
+def psnr_db(mse: float) -> float | None:
+    """Peak signal-to-noise ratio in dB of values between 0 and 1; None where it is infinite."""
+    return None if mse == 0 else -10 * math.log10(mse)
+
+
+def latents_error(latents: np.ndarray, reference: np.ndarray) -> tuple[float | None, ...]:
+    """‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …), before decoding; None where one is not finite or z_ref is zero.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if latents.shape != reference.shape:
+        raise ValueError(f"latents {latents.shape} against {reference.shape}")
+    found: list[float | None] = []
+    for one, other in zip(latents.astype(np.float64), reference.astype(np.float64), strict=True):
+        length = float(np.linalg.norm(other))
+        error = float(np.linalg.norm(one - other)) / length if length else math.nan
+        found.append(error if math.isfinite(error) else None)
+    return tuple(found)
+
+
+def perceptual_distances(images: np.ndarray, reference: np.ndarray, extractor: FeatureExtractor) -> tuple[float, ...]:
+    """Distance in the layers of a named network, pair by pair: 0 for the same image, at most 4.
+
+    As LPIPS (Zhang et al. 2018, eq. 1) with all weights equal: activations are scaled to unit length over the channels
+    at each position, their squared differences are summed over channels and averaged over positions, then over layers.
+    Unlike a distance between pooled embeddings it sees where in the image something changed.
+
+    Raises:
+        ValueError: the shapes differ.
+        UsageError: the network has no layers to compare.
+    """
+    found: list[float] = []
+    for one, other in _pairs(images, reference):
+        layers = [
+            (nn.functional.normalize(x, dim=2) - nn.functional.normalize(y, dim=2)).square().sum(dim=2).mean(dim=1)
+            for x, y in zip(extractor.maps(one), extractor.maps(other), strict=True)
+        ]
+        found += torch.stack(layers).mean(dim=0).double().tolist()
+    return tuple(found)
+
+
+class Lpips:
+    """LPIPS (Zhang et al. 2018) through torchmetrics.
+
+    Args:
+        net: `alex`, `vgg` or `squeeze`.
+        device: where it runs.
+
+    Raises:
+        UsageError: as `require_lpips`.
+    """
+
+    def __init__(self, net: str = "alex", device: str = "cpu") -> None:
+        require_lpips(net)
+        from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
+
+        with without_pickles():
+            metric: Any = LearnedPerceptualImagePatchSimilarity(net_type=net, reduction="none", normalize=True)
+        self._metric = metric.to(device)
+
+    @torch.inference_mode()
+    def __call__(self, images: np.ndarray, reference: np.ndarray) -> tuple[float, ...]:
+        """Distances of uint8 images (n, height, width, 3), pair by pair. Raises ValueError where the shapes differ."""
+        self._metric.reset()
+        for one, other in _pairs(images, reference):
+            self._metric.update(one.to(self._metric.device) / 255, other.to(self._metric.device) / 255)
+        return tuple(self._metric.compute().double().flatten().tolist())
+
+
+def require_lpips(net: str) -> None:
+    """Checks without loading anything that LPIPS can run, and would download nothing.
+
+    Raises:
+        UsageError: there is no such network, the extra is not installed, or the weights are missing.
+    """
+    if net not in LPIPS_FILES:
+        raise UsageError(f"lpips_{net}: there are {', '.join(f'lpips_{name}' for name in LPIPS_FILES)}")
+    if importlib.util.find_spec("torchvision") is None:
+        raise UsageError(f"lpips_{net}: torchvision is not installed; pip install 'sdopt[lpips]'")
+    file = Path(torch.hub.get_dir()) / "checkpoints" / LPIPS_FILES[net]
+    if not file.is_file():
+        url = f"https://download.pytorch.org/models/{file.name}"
+        raise UsageError(f"lpips_{net}: {file} is missing; download it from {url}")
+
+
+def _pairs(images: np.ndarray, reference: np.ndarray) -> list[tuple[Tensor, Tensor]]:
+    if images.shape != reference.shape:
+        raise ValueError(f"images {images.shape} against {reference.shape}")
+    starts = range(0, len(images), _BATCH)
+    return [
+        (channels_first(images[start : start + _BATCH]), channels_first(reference[start : start + _BATCH]))
+        for start in starts
+    ]

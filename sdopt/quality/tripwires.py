@@ -1,0 +1,213 @@
+"""Signs that an image is broken, whatever any metric says of it.
+
+A metric averages: a black frame among many healthy ones moves it little, and scores of black frames overlap those of
+poor but honest images. So these wires are apart from metrics, look at each image alone, and one that trips fails the
+variant. Each is set where no honest image comes near it; a loss of quality short of that is for the metrics to find.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+BLACK_LEVEL = 16
+"""Video's black (ITU-R BT.601): a frame of which 99 % of the pixels are no brighter shows nothing.
+
+A decoder that met NaN gives exact zeros. Of 6,030 emoji the darkest has its brightest hundredth above 140."""
+
+CONSTANT_RANGE = 2.0
+"""Levels of 255 by which the means of 8×8 pixels may differ in a constant frame: rounding makes one.
+
+Means, so that a little noise does not hide it. A white square on white, the flattest of 6,030 emoji, has 4.8."""
+
+NOISE_CORRELATION = 0.35
+"""Correlation between neighbouring pixels below which a frame is noise: then most of its variance is not shared.
+
+White noise has 0; of 6,030 emoji at 64 pixels the least has 0.69, photographs have 0.88 and more."""
+
+NOISE_DROP = 0.3
+"""By how much the correlation between neighbouring blocks may be lower than in the reference's image.
+
+Decoded noise loses 0.4 (median); another seed, guidance or number of steps at most 0.1."""
+
+CLIP_DISTANCE = 16
+"""Levels that a value must have moved to an end of the range to count as newly clipped.
+
+White backgrounds, which sit at 250 in one precision and at 255 in another, must not count."""
+
+CLIP_SHARE = 0.5
+"""Share of an image's values, among those free in the reference, that may be newly clipped."""
+
+CLIP_MEAN_SHARE = 0.1
+"""The same as a mean over a variant's images. Half as much contrast again gives 0.2, other seeds at most 0.02."""
+
+ALIKE_DEVIATION = 4.0
+"""Root mean square deviation, in levels of 255, of images from their mean image, below which all are alike.
+
+A contrast of 1.5 %, about the least that can be seen."""
+
+ALIKE_SHARE = 0.25
+"""The same relative to the reference's images."""
+
+_BLOCK = 8
+"""Pixels: what one latent becomes in the autoencoders of Stable Diffusion."""
+_ENOUGH_BLOCKS = 32
+"""Blocks a side from which on their correlation tells by itself: in a small picture few blocks need not be alike."""
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A wire that tripped.
+
+    Attributes:
+        wire: `non_finite`, `black`, `constant`, `noise`, `alike` or `clipping`.
+        image_index: which image, or None where it is about all of them.
+        detail: what was found, with numbers.
+    """
+
+    wire: str
+    image_index: int | None
+    detail: str
+
+
+def tripped(
+    images: np.ndarray,
+    *,
+    latents: np.ndarray | None = None,
+    finite: Sequence[bool] | None = None,
+    draws: Sequence[Hashable] | None = None,
+    reference: np.ndarray | None = None,
+) -> list[Trip]:
+    """Every wire that the images of one variant trip.
+
+    Args:
+        images: uint8 (n, height, width, 3), n ≥ 1.
+        latents: final latents (n, …), before decoding.
+        finite: whether all pixels of each image were finite before they were rounded: uint8 cannot tell.
+        draws: what each image was made from, such as (prompt, noise); images of equal draws may be equal. Without it
+            all draws differ.
+        reference: the reference variant's images of the same prompts and seeds, for the wires that compare.
+
+    Raises:
+        ValueError: the arrays do not fit together.
+    """
+    _require_shapes(images, latents, finite, draws, reference)
+    trips: list[Trip] = []
+    for index, image in enumerate(images):
+        if latents is not None and not np.isfinite(latents[index]).all():
+            bad = 1 - np.isfinite(latents[index]).mean()
+            trips.append(Trip("non_finite", index, f"{bad:.1%} of the final latents are NaN or infinite"))
+        if finite is not None and not finite[index]:
+            trips.append(Trip("non_finite", index, "pixels are NaN or infinite"))
+        trips += _looks(index, image, None if reference is None else reference[index])
+    trips += _alike(images, draws, reference)
+    if reference is not None:
+        trips += _clipping(images, reference)
+    return trips
+
+
+def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[Trip]:
+    brightest = float(np.quantile(image @ np.array([0.299, 0.587, 0.114]), 0.99))
+    if brightest <= BLACK_LEVEL:
+        return [Trip("black", index, f"99 % of the pixels are no brighter than {brightest:.0f} of 255")]
+    blocks = _blocks(image)
+    extent = float(np.ptp(blocks, axis=(0, 1)).max())
+    pixels = _correlation(image.astype(np.float64))
+    if extent <= CONSTANT_RANGE:
+        return [Trip("constant", index, f"parts of the image differ by {extent:.1f} of 255 levels")]
+    if pixels < NOISE_CORRELATION:
+        return [Trip("noise", index, f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)")]
+    structure = _correlation(blocks)
+    if min(blocks.shape[:2]) >= _ENOUGH_BLOCKS and structure < NOISE_CORRELATION:
+        return [Trip("noise", index, f"neighbouring blocks of 8 pixels correlate by {structure:.2f}")]
+    if reference is not None and _correlation(_blocks(reference)) - structure > NOISE_DROP:
+        before = _correlation(_blocks(reference))
+        return [Trip("noise", index, f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}")]
+    return []
+
+
+def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.ndarray | None) -> list[Trip]:
+    draws = range(len(images)) if draws is None else draws
+    trips = []
+    first: dict[bytes, int] = {}
+    for index, image in enumerate(images):
+        earlier = first.setdefault(image.tobytes(), index)
+        if draws[earlier] != draws[index]:
+            # As from an output buffer that was overwritten before it was read.
+            trips.append(
+                Trip("alike", index, f"the same to the last bit as image {earlier}, from another prompt or seed")
+            )
+    if len(set(draws)) < 2:
+        return trips
+    spread = _spread(images)
+    if spread < ALIKE_DEVIATION:
+        trips.append(Trip("alike", None, f"all images differ by {spread:.1f} of 255 levels (root mean square)"))
+    elif reference is not None and spread < ALIKE_SHARE * (before := _spread(reference)):
+        trips.append(
+            Trip("alike", None, f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}")
+        )
+    return trips
+
+
+def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
+    shares = [_newly_clipped(image, other) for image, other in zip(images, reference, strict=True)]
+    trips = [
+        Trip("clipping", index, f"{share:.0%} of the values that the reference leaves free are at 0 or 255")
+        for index, share in enumerate(shares)
+        if share > CLIP_SHARE
+    ]
+    mean = float(np.mean(shares))
+    if mean > CLIP_MEAN_SHARE:
+        trips.append(Trip("clipping", None, f"in the mean {mean:.0%} of the values that the reference leaves free"))
+    return trips
+
+
+def _newly_clipped(image: np.ndarray, reference: np.ndarray) -> float:
+    """Values at an end of the range, matched by rank with values of the reference that are not near it.
+
+    By rank, because the same drawing a few pixels further on clips nothing.
+    """
+    values, before = (np.sort(array, axis=None).astype(np.int16) for array in (image, reference))
+    low = (values <= 1) & (before - values > CLIP_DISTANCE)
+    high = (values >= 254) & (values - before > CLIP_DISTANCE)
+    free = ((before > 1) & (before < 254)).mean()
+    # Of an image that is almost all background the few free values say little.
+    return float((low | high).mean() / max(free, 0.05))
+
+
+def _blocks(image: np.ndarray) -> np.ndarray:
+    """Means of 8×8 pixels, float64 (height / 8, width / 8, 3); of smaller ones in an image below 16 pixels."""
+    height, width, _ = image.shape
+    side = max(1, min(_BLOCK, height // 2, width // 2))
+    rows, columns = height // side, width // side
+    return image[: rows * side, : columns * side].reshape(rows, side, columns, side, 3).mean(axis=(1, 3))
+
+
+def _correlation(values: np.ndarray) -> float:
+    """Of neighbours, from their differences (von Neumann's ratio): 1 − E[(xᵢ − xⱼ)²] / 2 Var[x]; 1 if constant."""
+    variance = float(values.var(axis=(0, 1)).mean())
+    if variance == 0 or min(values.shape[:2]) < 2:
+        return 1.0
+    steps = [float(np.square(np.diff(values, axis=axis)).mean()) for axis in (0, 1)]
+    return 1 - sum(steps) / 4 / variance
+
+
+def _spread(images: np.ndarray) -> float:
+    return math.sqrt(float(images.astype(np.float32).var(axis=0).mean()))
+
+
+def _require_shapes(
+    images: np.ndarray,
+    latents: np.ndarray | None,
+    finite: Sequence[bool] | None,
+    draws: Sequence[Hashable] | None,
+    reference: np.ndarray | None,
+) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or not len(images):
+        raise ValueError(f"images must be uint8 (n, height, width, 3), not {images.dtype} {images.shape}")
+    for name, values in (("latents", latents), ("finite", finite), ("draws", draws)):
+        if values is not None and len(values) != len(images):
+            raise ValueError(f"{name} of {len(values)} images for {len(images)}")
+    if reference is not None and (reference.shape != images.shape or reference.dtype != np.uint8):
+        raise ValueError(f"the reference's images are {reference.dtype} {reference.shape}, not uint8 {images.shape}")

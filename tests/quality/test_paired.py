@@ -1,0 +1,123 @@
+"""Differences between pairs of images: by hand, against torchmetrics, and in the right order."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.image import peak_signal_noise_ratio
+from torchmetrics.image import StructuralSimilarityIndexMeasure
+
+from sdopt.errors import UsageError
+from sdopt.quality import paired
+from sdopt.quality.features import ClipFeatures, feature_extractor
+from sdopt.quality.images import channels_first
+from sdopt.quality.paired import (
+    latents_error,
+    perceptual_distances,
+    pixel_differences,
+    psnr_db,
+    require_lpips,
+)
+from tests.quality.conftest import blurred, noisy
+
+
+def test_pixels_by_hand() -> None:
+    black, other = np.zeros((1, 16, 16, 3), np.uint8), np.zeros((1, 16, 16, 3), np.uint8)
+    other[0, :8] = 51
+    found = pixel_differences(other, black)
+    assert found.mse == pytest.approx((0.02,))
+    assert found.psnr_db == pytest.approx((16.9897,), rel=1e-5)
+    assert found.identical == (False,)
+
+
+def test_pixels_as_torchmetrics_has_them(drawings: np.ndarray) -> None:
+    worse = noisy(drawings, 0.05)
+    found = pixel_differences(worse, drawings)
+    x, y = channels_first(worse) / 255, channels_first(drawings) / 255
+    psnr = peak_signal_noise_ratio(x, y, data_range=1.0, dim=(1, 2, 3), reduction="none")
+    ssim = StructuralSimilarityIndexMeasure(data_range=1.0, reduction="none")(x, y)
+    np.testing.assert_allclose(found.psnr_db, psnr, rtol=1e-4)
+    np.testing.assert_allclose(found.ssim, ssim, rtol=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_the_same_images_are_identical(drawings: np.ndarray, clip: ClipFeatures, n: int) -> None:
+    found = pixel_differences(drawings[:n], drawings[:n].copy())
+    assert found.mse == (0.0,) * n
+    assert found.psnr_db == (None,) * n
+    assert found.ssim == pytest.approx((1.0,) * n, abs=1e-4)
+    assert all(found.identical)
+    assert perceptual_distances(drawings[:n], drawings[:n], clip) == (0.0,) * n
+    assert psnr_db(0) is None
+
+
+def test_one_value_in_one_pixel_is_seen(drawings: np.ndarray) -> None:
+    changed = drawings.copy()
+    changed[4, 0, 0, 0] ^= 1
+    found = pixel_differences(changed, drawings)
+    assert found.identical == tuple(index != 4 for index in range(16))
+    assert found.psnr_db[4] == pytest.approx(-10 * math.log10(1 / 255**2 / 12288))
+
+
+@pytest.mark.parametrize("change", [noisy, blurred])
+def test_the_worse_the_image_the_larger_the_difference(drawings: np.ndarray, clip: ClipFeatures, change) -> None:  # type: ignore[no-untyped-def]
+    strengths = (0.02, 0.05, 0.2) if change is noisy else (0.7, 1.5, 4.0)
+    worse = [change(drawings, strength) for strength in strengths]
+    pixels = [pixel_differences(images, drawings) for images in worse]
+    means = [
+        [np.mean(found.mse) for found in pixels],
+        [-np.mean(found.psnr_db) for found in pixels],  # type: ignore[arg-type]
+        [-np.mean(found.ssim) for found in pixels],
+        [np.mean(perceptual_distances(images, drawings, clip)) for images in worse],
+    ]
+    for values in means:
+        assert values == sorted(values)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("efficientnet_lite_pytorch") is None, reason="effnet is not installed")
+def test_a_trained_network_finds_a_shift_of_a_pixel_smaller_than_another_drawing(drawings: np.ndarray) -> None:
+    effnet = feature_extractor("effnet")
+    some = drawings[:4]
+    shifted = perceptual_distances(np.roll(some, 1, axis=2), some, effnet)
+    other = perceptual_distances(drawings[4:8], some, effnet)
+    assert max(shifted) < min(other)
+
+
+def test_perceptual_distance_is_the_formula(drawings: np.ndarray, clip: ClipFeatures) -> None:
+    one, other = drawings[:1], drawings[1:2]
+    layers = []
+    for x, y in zip(clip.maps(channels_first(one)), clip.maps(channels_first(other)), strict=True):
+        cosines = torch.cosine_similarity(x[0], y[0], dim=1)
+        layers.append(float((2 - 2 * cosines).mean()))
+    assert perceptual_distances(one, other, clip) == pytest.approx((np.mean(layers),), rel=1e-4)
+
+
+def test_errors_of_latents_by_hand() -> None:
+    reference = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], dtype=np.float16)
+    latents = np.array([[3.0, 4.5], [1.0, 0.0], [1.0, 0.0], [np.nan, 1.0]], dtype=np.float16)
+    assert latents_error(latents, reference) == (pytest.approx(0.1), 0.0, None, None)
+
+
+def test_shapes_that_differ(drawings: np.ndarray, clip: ClipFeatures) -> None:
+    for attempt in (
+        lambda: pixel_differences(drawings, drawings[:3]),
+        lambda: perceptual_distances(drawings, drawings[:, :32], clip),
+        lambda: latents_error(np.zeros((2, 4)), np.zeros((2, 5))),
+    ):
+        with pytest.raises(ValueError, match="against"):
+            attempt()
+
+
+def test_lpips_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lpips_resnet: there are lpips_alex, lpips_vgg, lpips_squeeze"):
+        require_lpips("resnet")
+    monkeypatch.setattr(paired.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"torchvision is not installed; pip install 'sdopt\[lpips\]'"):
+        paired.Lpips()
+    monkeypatch.setattr(paired.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    with pytest.raises(UsageError, match=r"alexnet-owt-7be5be79\.pth is missing; download it from https://"):
+        paired.Lpips()
