@@ -97,13 +97,54 @@ class Measurement:
 
 @dataclass
 class ImageRecord:
-    """One generated image; `path` is relative to the run's folder."""
+    """One generated image; `path` is relative to the run's folder.
+
+    `finite` says that neither its latents nor its pixels held a NaN or an infinity before they became bytes.
+    """
 
     prompt: str
     prompt_index: int
     image_index: int
     seed: int
     path: str
+    finite: bool = True
+
+
+@dataclass
+class Score:
+    """One quality metric, of a variant's images or of a comparison's pairs; None stands for what is not finite.
+
+    `per_prompt` is the mean over the images of each prompt, in the order of the prompts. A metric of a whole set of
+    images, which has no value per prompt, has `leave_one_out` instead: its value without the images of each prompt.
+    """
+
+    estimate: float | None
+    per_prompt: list[float | None] = field(default_factory=list)
+    leave_one_out: list[float | None] = field(default_factory=list)
+    note: str = ""
+    """Why there is no estimate, or what to know of it."""
+
+
+@dataclass
+class Spread:
+    """How far two baselines differ in one quality metric.
+
+    `mean` is the mean of the distance, of a metric that compares two images, else of the difference; `deviation` is
+    the standard deviation of one prompt's difference (of one pseudo-value, where the metric has no values by prompt).
+    """
+
+    mean: float
+    deviation: float
+    n: int
+
+
+@dataclass
+class Trip:
+    """An image that no pipeline in order would draw; `path` is relative to the run's folder, "" for all of them."""
+
+    wire: str
+    path: str
+    detail: str
 
 
 @dataclass
@@ -121,6 +162,14 @@ class VariantResult:
     reason: str = ""
     measurements: list[Measurement] = field(default_factory=list)
     images: list[ImageRecord] = field(default_factory=list)
+    content_key: str = ""
+    """What the images depend on, hashed: two variants with the same key have the same images."""
+    quality: dict[str, Score] = field(default_factory=dict)
+    trips: list[Trip] = field(default_factory=list)
+    denoiser_calls: int | None = None
+    """How often one call of the pipeline ran the denoiser."""
+    claims: list[str] = field(default_factory=list)
+    """What its optimizations are for: `latency`, `memory`."""
     tflop_per_image: float | None = None
 
     @property
@@ -156,6 +205,46 @@ class Comparison:
     speedup: Interval | None = None
     memory_ratio: Interval | None = None
     floor: float | None = None
+    note: str = ""
+    quality: dict[str, Score] = field(default_factory=dict)
+    """Distances between the paired images of both sides."""
+
+
+class Verdict(StrEnum):
+    """What a gate says of a rule, of a variant, of a study; the worst one of several counts, in this order."""
+
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    """The interval reaches over the margin: more prompts, rounds or processes would tell."""
+    NOT_COMPARABLE = "not comparable"
+    """Something is missing, not finite, or belongs to other work."""
+    FAIL = "fail"
+
+
+@dataclass
+class Ruling:
+    """One rule applied to one comparison. `low` and `high` are one-sided bounds, each at the rule's confidence."""
+
+    rule: str
+    metric: str
+    verdict: Verdict
+    reason: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    margin: float | None = None
+
+
+@dataclass
+class Judgement:
+    """What a gate says of one comparison: the worst of its rulings."""
+
+    candidate: str
+    reference: str
+    credit: str
+    contract: str
+    verdict: Verdict
+    rulings: list[Ruling]
     note: str = ""
 
 
@@ -220,6 +309,17 @@ class StudyResult:
     """Ratio by which the two baseline workers differed, as in 1.02."""
     schedule: Schedule = field(default_factory=Schedule)
     effects: list[Effect] = field(default_factory=list)
+    gate: str = ""
+    """The gate that judged, and what it said of each comparison."""
+    judgements: list[Judgement] = field(default_factory=list)
+    redrawn: dict[str, list[ImageRecord]] = field(default_factory=dict)
+    """The baseline's images once more: in other batches (`numerical`), and from other noise (`sampling`)."""
+    feature_digests: dict[str, str] = field(default_factory=dict)
+    """Hashes of the weights of the networks that quality was computed with."""
+    floors: dict[str, dict[str, Spread]] = field(default_factory=dict)
+    """How far two baselines differ, by quality metric: where they compute in another order (`numerical`: other batches
+    and threads), and where they start from other noise (`sampling`). They are shown beside margins, which are fixed
+    beforehand, and never made into one."""
     status: str = "running"
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 

@@ -101,6 +101,76 @@ class Tracking:
 
 
 @dataclass(frozen=True)
+class Quality:
+    """The quality pass: images drawn after timing, the same prompts and noise for every variant, and their metrics."""
+
+    metrics: bool = True
+    """Whether anything is computed from the images; without, those of the workload's prompts are drawn to look at."""
+    prompt_count: int | None = bounded(None, ge=1)
+    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
+    features: list[str] | None = None
+    """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if there are some."""
+    reference: str | None = None
+    """What FID, KID and CMMD compare with: `packaged`, `baseline`, a folder of images or a saved reference set; null is
+    `packaged` for the packaged model and `baseline` for others."""
+    lpips: bool = False
+    """The learned perceptual distance as well; it needs the extra `lpips`."""
+    cache: str | None = "outputs/cache/images"
+    """Folder that keeps images by everything they depend on, so that none is drawn twice; null keeps none."""
+
+
+TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of a gate.
+
+    Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (it is within the
+    margin on both sides), `at_least` and `at_most` (the value itself lies beyond `limit`), `within` (it lies between
+    `low` and `high`), `exact` (it is zero for every prompt).
+    """
+
+    metric: str
+    """Without the name of its features, where it has some: the run's own are meant."""
+    test: str = bounded("non_inferior", choices=TESTS)
+    margin: float | None = bounded(None, ge=0)
+    """Of a difference, in the metric's own unit."""
+    deviations: float | None = bounded(None, ge=0)
+    """Instead of `margin`: as a share of the standard deviation that the calibration has for one prompt."""
+    limit: float | None = None
+    of_seeds: float | None = bounded(None, ge=0)
+    """Instead of `limit`: as a share of the calibrated mean between two images of a prompt from other noise."""
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = bounded(0.95, gt=0.5, lt=1)
+    """One-sided; null judges the estimate alone, as benchmarks with published windows do."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A named list of rules by contract, and what a claim of speed or memory must show."""
+
+    name: str = "none"
+    rules: dict[str, list[Rule]] = field(default_factory=dict)
+    """By contract (`exact`, `equivalent`, `lossy`)."""
+    must_pay: bool = True
+    """An option that claims latency or memory must show a gain beyond the A/A floor."""
+    report_only: bool = False
+    """Verdicts are shown and logged, but the exit code stays 0."""
+    replicates: int = bounded(1, ge=1)
+    """Processes per variant, where `protocol.replicates` leaves it open."""
+    prompt_count: int = bounded(24, ge=1)
+    """Prompts of the quality pass, where `quality.prompt_count` leaves it open."""
+    calibration: str | None = None
+    """A file that `sdopt calibrate` wrote; null is the one that comes with sdopt for the model."""
+
+    @property
+    def judges(self) -> bool:
+        return bool(self.rules)
+
+
+@dataclass(frozen=True)
 class ExplicitEdge:
     """A comparison written out by hand."""
 

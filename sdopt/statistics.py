@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -79,6 +80,17 @@ def floor(control: VariantResult, baseline: VariantResult) -> float | None:
     pairs = zip(control.measurements, baseline.measurements, strict=False)
     logs = [float(values.mean()) for mine, other in pairs if (values := _paired_logs(mine, other)).size]
     return math.exp(max(map(abs, logs))) if logs else None
+
+
+def memory_floor(result: StudyResult) -> float | None:
+    """The ratio, at least 1, by which the peak memory of the two baselines differed."""
+    control = next((variant for variant in result.variants if variant.role == "control"), None)
+    if control is None or not control.status.measured:
+        return None
+    mine, other = _peaks(control), _peaks(result.variant(result.baseline))
+    if not mine or not other or min(mine + other) <= 0:
+        return None
+    return max(max(a / b, b / a) for a, b in zip(mine, other, strict=False))
 
 
 def compare(result: StudyResult) -> None:
@@ -161,3 +173,119 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 def _peaks(variant: VariantResult) -> list[float]:
     return [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
+
+
+def speedup_drift(
+    later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult], confidence: float
+) -> Interval | None:
+    """A later speed-up over an earlier one, each of a variant over its own baseline.
+
+    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, whose replicates are
+    the rounds of one process, or the processes where there are several.
+    """
+    samples = [_log_ratios(*pair) for pair in (later, earlier)]
+    if any(not values.size for values in samples):
+        return None
+    mine, other = samples
+    difference = float(mine.mean() - other.mean())
+    interval = Interval(math.exp(difference), n=min(mine.size, other.size))
+    least = 2 if all(len(pair[0].measurements) > 1 for pair in (later, earlier)) else MINIMUM_ROUNDS
+    if interval.n >= least:
+        found = stats.ttest_ind(mine, other, equal_var=False).confidence_interval(confidence)
+        if math.isfinite(found.low) and math.isfinite(found.high):
+            interval.low, interval.high = math.exp(found.low), math.exp(found.high)
+            interval.confidence = confidence
+    return interval
+
+
+def _log_ratios(candidate: VariantResult, reference: VariantResult) -> np.ndarray:
+    """log(reference / candidate), by round of one process, or by process."""
+    pairs = zip(candidate.measurements, reference.measurements, strict=False)
+    logs = [values for mine, other in pairs if (values := _paired_logs(mine, other)).size]
+    if len(logs) == 1:
+        return logs[0]
+    return np.array([values.mean() for values in logs])
+
+
+# -------------------------------------------------------------------------------------------------------------- quality
+
+MINIMUM_PROMPTS = 16
+"""Below this many prompts no bounds are given: a bootstrap of so few says more than it knows."""
+
+_RESAMPLES = 9_999
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An estimate with two one-sided bounds, each at the same confidence, and the deviation of what was averaged.
+
+    `low` and `high` are None where there were too few values for bounds. `deviation` is the standard deviation of one
+    prompt's value (of one pseudo-value, for a jackknife), so that `deviation / sqrt(n)` is the standard error.
+    """
+
+    estimate: float
+    low: float | None
+    high: float | None
+    deviation: float
+    n: int
+    unit: str = "prompt"
+
+    def needed(self, limit: float, confidence: float, power: float = 0.8) -> int | None:
+        """How many values would settle, `power` of the time, on which side of `limit` the estimate lies.
+
+        The normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². None where the
+        estimate lies on the limit, and where there is no deviation to judge by.
+        """
+        distance = abs(self.estimate - limit)
+        if distance == 0 or not math.isfinite(self.deviation) or self.deviation == 0:
+            return None
+        z = float(stats.norm.ppf(confidence) + stats.norm.ppf(power))
+        return max(self.n + 1, math.ceil((z * self.deviation / distance) ** 2))
+
+
+def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
+    """Bounds of a mean over prompts: the bias-corrected and accelerated bootstrap (Efron 1987), prompts resampled.
+
+    Values that are all alike are their own bounds: there the bootstrap has nothing to resample and gives NaN.
+    """
+    mean, n = float(values.mean()), int(values.size)
+    if n < MINIMUM_PROMPTS:
+        return Bounds(mean, None, None, float(values.std(ddof=1)) if n > 1 else math.nan, n)
+    if np.ptp(values) == 0:
+        return Bounds(mean, mean, mean, 0.0, n)
+    found = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=2 * confidence - 1,
+        method="BCa",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    deviation = float(values.std(ddof=1))
+    if not (math.isfinite(found.low) and math.isfinite(found.high)):
+        # A single prompt that differs from all others leaves no acceleration to estimate.
+        width = float(stats.t.ppf(confidence, n - 1)) * deviation / math.sqrt(n)
+        return Bounds(mean, mean - width, mean + width, deviation, n)
+    return Bounds(mean, float(found.low), float(found.high), deviation, n)
+
+
+def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: float) -> Bounds:
+    """Bounds of a metric of a whole set from its values without each prompt: t on Tukey's pseudo-values (1958)."""
+    n = int(leave_one_out.size)
+    pseudo = n * estimate - (n - 1) * leave_one_out
+    deviation = float(pseudo.std(ddof=1)) if n > 1 else math.nan
+    if n < MINIMUM_PROMPTS:
+        return Bounds(estimate, None, None, deviation, n)
+    width = float(stats.t.ppf(confidence, n - 1)) * deviation / math.sqrt(n)
+    return Bounds(estimate, estimate - width, estimate + width, deviation, n)
+
+
+def holm(p_values: Sequence[float], level: float) -> list[bool]:
+    """Which of several claims hold together at `level` (Holm 1979)."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    held = [False] * len(p_values)
+    for rank, index in enumerate(order):
+        if p_values[index] > level / (len(p_values) - rank):
+            break
+        held[index] = True
+    return held

@@ -49,6 +49,9 @@ FAMILIES = (
     Family("mse", "mean squared error of pixel values in 0…1", False, needs_pair=True, on_random_weights=True),
     Family("psnr_db", "peak signal-to-noise ratio", True, "dB", needs_pair=True, on_random_weights=True),
     Family("ssim", "structural similarity", True, needs_pair=True, on_random_weights=True),
+    Family("brightness", "mean luminance", True),
+    Family("contrast", "standard deviation of the luminance", True),
+    Family("fine_detail", "mean response to Immerkær's mask", True),
     Family("latents_error", "relative L2 error of final latents", False, needs_pair=True, on_random_weights=True),
     Family("perceptual", "distance in a network's layers", False, over_features=True, needs_pair=True),
     Family("lpips_alex", "LPIPS, AlexNet", False, needs_pair=True),
@@ -70,6 +73,14 @@ FAMILIES = (
         over_features=True, per_image=False, needs_reference_set=True, least=3, decides_from=3,
     ),
 )  # fmt: skip
+
+
+def family_of(name: str) -> Family:
+    """The kind of a metric, with or without the name of its features. Raises UsageError where there is none."""
+    for family in FAMILIES:
+        if name == family.name or (family.over_features and name.startswith(f"{family.name}_")):
+            return family
+    raise UsageError(f"{name}: no such metric; there are {', '.join(family.name for family in FAMILIES)}")
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,8 @@ def _trainings(sitting: dict[str, Any]) -> str:
 - **Autoencoder**: {autoencoder["steps"]:,} steps of {autoencoder["batch_size"]} pictures in \
 {autoencoder["seconds"] / 60:.0f} minutes on {autoencoder["hardware"]}; {autoencoder["background_share"]:.0%} on a \
 random colour; L1, squared and edge losses with a light KL term; AdamW, cosine schedule, averaged weights. Last \
-training loss {autoencoder["loss"]:.4f}, PSNR of held-out pictures {autoencoder["held_out_psnr_db"]:.1f} dB, scaling factor \
-{autoencoder["scaling_factor"]:.4f}, measured.
+training loss {autoencoder["loss"]:.4f}, PSNR of held-out pictures {autoencoder["held_out_psnr_db"]:.1f} dB, scaling \
+factor {autoencoder["scaling_factor"]:.4f}, measured.
 - **Denoiser and text encoder**: {denoiser["steps"]:,} steps of {denoiser["batch_size"]} latents in \
 {denoiser["seconds"] / 60:.0f} minutes on {denoiser["hardware"]}; {denoiser["background_share"]:.0%} on a named \
 background; v-prediction with weights (min(SNR, {denoiser["snr_gamma"]:g}) + 1) / (SNR + 1), one timestep from each of \

@@ -213,20 +213,21 @@ def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | No
 
 def markdown_table(result: StudyResult) -> str:
     """The same as Markdown."""
-    effects = _markdown(_EFFECT_HEADINGS, list(map(_effect_cells, result.effects)), []) if result.effects else ""
-    return _markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result)) + "\n" + effects
+    effects = markdown(_EFFECT_HEADINGS, list(map(_effect_cells, result.effects)), []) if result.effects else ""
+    return markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result)) + "\n" + effects
 
 
 def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:
     """The table of a sweep as Markdown."""
-    return _markdown(("job", *_HEADINGS), [(number, *_cells(row)) for number, row in rows], [SWEEP_NOTE])
+    return markdown(("job", *_HEADINGS), [(number, *_cells(row)) for number, row in rows], [SWEEP_NOTE])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     return row.variant, str(row.status), row.latency, row.speedup, row.reference, row.memory, row.evidence
 
 
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """A Markdown table with notes below it; cells are escaped."""
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"

@@ -1,0 +1,414 @@
+"""The gate: rules fixed beforehand, applied to what a study measured. It decides; nothing here measures.
+
+Every rule fails closed: what is missing, not finite or not comparable never passes. A rule that compares an estimate
+with a limit passes where the whole one-sided interval lies on the right side, fails where it lies on the wrong one, and
+is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdopt.designs import difference
+from sdopt.optimizations.base import Contract
+from sdopt.quality.calibration import Calibration
+from sdopt.quality.metrics import family_of
+from sdopt.results import (
+    Comparison,
+    Interval,
+    Judgement,
+    Ruling,
+    Score,
+    Spread,
+    Status,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
+from sdopt.schema import Gate, Rule
+from sdopt.statistics import Bounds, jackknife_bounds, mean_bounds, memory_floor, memory_ratio, speedup
+
+PERFORMANCE = {"speedup": "latency", "memory_ratio": "memory"}
+"""Metrics that are ratios of the two sides, and the claim that each belongs to."""
+
+WORK = ("model", "workload", "hardware")
+"""Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
+_CHOICES = ("workload.steps", "hardware.threads", "hardware.price_per_hour")
+
+
+def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
+    """Fills in `result.judgements`: one for each comparison whose candidate was not skipped, the A/A control aside."""
+    result.gate = gate.name
+    result.judgements = [
+        _judge(result, comparison, gate, calibration)
+        for comparison in result.comparisons
+        if result.variant(comparison.candidate).role != "control"
+        and result.variant(comparison.candidate).status is not Status.SKIPPED
+    ]
+
+
+def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int:
+    """0 where all passed, 1 for a regression, 3 where something could not be judged."""
+    if report_only:
+        return 0
+    verdicts = {judgement.verdict for judgement in judgements}
+    if Verdict.FAIL in verdicts:
+        return 1
+    return 3 if verdicts - {Verdict.PASS} else 0
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """The one that counts; of nothing, that nothing could be compared."""
+    order = list(Verdict)
+    return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
+
+
+def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration: Calibration | None) -> Judgement:
+    candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
+
+    def ratio(metric: str, confidence: float) -> Interval | None:
+        measure = speedup if metric == "speedup" else memory_ratio
+        return measure(candidate, reference, confidence)
+
+    def floor(metric: str) -> float | None:
+        return comparison.floor if metric == "speedup" else memory_floor(result)
+
+    sides = Sides(candidate, reference, comparison.quality, calibration, ratio, floor)
+    rulings = sides.rulings(gate, Contract(candidate.contract))
+    changed = difference(candidate.choices, reference.choices)
+    note = f"{len(changed)} options changed; judged by the weakest promise among them" if len(changed) > 1 else ""
+    return judgement(comparison, candidate.contract, rulings, note)
+
+
+def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
+    """The worst of the rulings counts."""
+    verdict = worst([ruling.verdict for ruling in rulings])
+    return Judgement(comparison.candidate, comparison.reference, comparison.credit, contract, verdict, rulings, note)
+
+
+# --------------------------------------------------------------------------------------------------- before any metric
+
+
+def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """What keeps two variants from being compared at all."""
+    rulings = []
+    if not candidate.status.measured:
+        rulings.append(_unjudged("status", f"the variant {candidate.status}: {candidate.reason}"))
+    elif candidate.status is Status.NOT_ENGAGED:
+        rulings.append(Ruling("engaged", "", Verdict.FAIL, f"it took no effect: {candidate.reason}"))
+    if reference.status is not Status.OK:
+        rulings.append(_unjudged("reference", f"the reference '{reference.name}' {reference.status}"))
+    elif reference.trips:
+        wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
+        rulings.append(_unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
+    other = differing(candidate, reference)
+    if other:
+        rulings.append(_unjudged("same work", f"not the same work: {', '.join(other)}"))
+    return rulings
+
+
+def differing(candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Keys by which two variants do other work or run elsewhere."""
+    return [
+        f"{section}.{key} ({value} against {reference.config[section].get(key)})"
+        for section in WORK
+        for key, value in candidate.config[section].items()
+        if value != reference.config[section].get(key) and f"{section}.{key}" not in _CHOICES
+    ]
+
+
+def _unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
+    return Ruling(rule, metric, Verdict.NOT_COMPARABLE, reason)
+
+
+def _tripwires(candidate: VariantResult) -> Ruling:
+    if not candidate.images:
+        return _unjudged("tripwires", "there are no images")
+    if not candidate.trips:
+        return Ruling("tripwires", "", Verdict.PASS, f"none of {len(candidate.images)} images is broken")
+    first = candidate.trips[0]
+    more = f", and {len(candidate.trips) - 1} more" if len(candidate.trips) > 1 else ""
+    where = f" ({first.path})" if first.path else ""
+    return Ruling("tripwires", "", Verdict.FAIL, f"{first.wire}: {first.detail}{where}{more}")
+
+
+def _same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
+    """A variant that was told to take as many steps as its reference must take them."""
+    asked = [(v.config["workload"]["steps"], v.config["scheduler"]) for v in (candidate, reference)]
+    mine, other = candidate.denoiser_calls, reference.denoiser_calls
+    if asked[0] != asked[1]:
+        return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
+    if mine is None or other is None:
+        return _unjudged("steps", "the denoiser's calls were not counted (protocol.stage_calls=0?)")
+    if mine != other:
+        return Ruling(
+            "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times a call, in the reference {other} times"
+        )
+    return Ruling("steps", "", Verdict.PASS, f"the denoiser ran {mine} times a call on both sides")
+
+
+# ----------------------------------------------------------------------------------------------------------- the rules
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a comparison, and what a rule may ask of them.
+
+    Attributes:
+        candidate: what is judged.
+        reference: what it is held against.
+        paired: distances between their images, pair by pair.
+        calibration: of the model, for margins.
+        ratio: the interval of `speedup` or `memory_ratio` at a two-sided confidence; None where it was not measured.
+        floor: by which ratio two baselines differed in one of them; None where that is not known.
+    """
+
+    candidate: VariantResult
+    reference: VariantResult
+    paired: Mapping[str, Score]
+    calibration: Calibration | None
+    ratio: Callable[[str, float], Interval | None]
+    floor: Callable[[str], float | None]
+
+    def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
+        """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why."""
+        rulings = _comparable(self.candidate, self.reference)
+        if rulings:
+            return rulings
+        rulings = [_tripwires(self.candidate), _same_work(self.candidate, self.reference)]
+        rulings += [self.apply(rule) for rule in gate.rules.get(contract, [])]
+        if not gate.rules.get(contract):
+            rulings.append(_unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
+        if gate.must_pay and self.candidate.claims:
+            rulings.append(self.pays())
+        return rulings
+
+    def apply(self, rule: Rule) -> Ruling:
+        if rule.metric in PERFORMANCE:
+            return self._performance(rule)
+        mine = _find(self.candidate.quality, rule.metric)
+        paired = _find(self.paired, rule.metric)
+        if len(mine) + len(paired) > 1:
+            return _unjudged(rule.test, f"{rule.metric} is ambiguous: {', '.join([*mine, *paired])}", rule.metric)
+        if paired:
+            ((name, score),) = paired.items()
+            return self._value(rule, name, score)
+        if not mine:
+            return _unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
+        ((name, score),) = mine.items()
+        if rule.test in ("at_least", "at_most", "within", "exact"):
+            return self._value(rule, name, score)
+        other = self.reference.quality.get(name)
+        if other is None:
+            return _unjudged(rule.test, f"the reference has no {name}", name)
+        return self._difference(rule, name, score, other)
+
+    def _value(self, rule: Rule, name: str, score: Score) -> Ruling:
+        """A rule on a value itself, as a distance between paired images is."""
+        problem = _unfit(score)
+        if problem:
+            return _unjudged(rule.test, problem, name)
+        if rule.test == "exact":
+            values = [value for value in score.per_prompt if value is not None]
+            wrong = sum(value != 0 for value in values)
+            if not values:
+                return _unjudged(rule.test, f"{name} has no values by prompt", name)
+            verdict = Verdict.FAIL if wrong else Verdict.PASS
+            said = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
+            return Ruling(rule.test, name, verdict, said, score.estimate, max(values), max(values), 0.0)
+        bounds = _bounds(score, rule.confidence)
+        if rule.test == "within":
+            if rule.low is None or rule.high is None:
+                return _unjudged(rule.test, "the rule has no low and high", name)
+            return _two_sided(rule, name, bounds, rule.low, rule.high)
+        limit = rule.limit
+        if limit is None and rule.of_seeds is not None:
+            known = self._calibrated(name)
+            if known is None:
+                return self._uncalibrated(rule, name)
+            limit = rule.of_seeds * known.mean
+        if limit is None:
+            return _unjudged(rule.test, "the rule has neither limit nor of_seeds", name)
+        if rule.test == "at_least":
+            return _above(rule, name, bounds, limit)
+        if rule.test == "at_most":
+            return _below(rule, name, bounds, limit)
+        return _unjudged(rule.test, f"{name} is a distance to the reference: test it with at_most", name)
+
+    def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
+        """A rule on candidate − reference, signed so that more is better."""
+        problem = _unfit(mine) or _unfit(other)
+        if problem:
+            return _unjudged(rule.test, problem, name)
+        if len(mine.per_prompt) != len(other.per_prompt) or len(mine.leave_one_out) != len(other.leave_one_out):
+            return _unjudged(rule.test, f"{name} has other prompts on both sides", name)
+        margin = rule.margin
+        if margin is None and rule.deviations is not None:
+            known = self._calibrated(name)
+            if known is None:
+                return self._uncalibrated(rule, name)
+            margin = rule.deviations * known.deviation
+        if margin is None:
+            return _unjudged(rule.test, "the rule has neither margin nor deviations", name)
+        better = 1.0 if family_of(name).higher_is_better else -1.0
+        bounds = _bounds(subtract(mine, other, better), rule.confidence)
+        if rule.test == "equivalent":
+            return _two_sided(rule, name, bounds, -margin, margin)
+        return _above(rule, name, bounds, -margin)
+
+    def _calibrated(self, name: str) -> Spread | None:
+        return self.calibration.metrics.get(name) if self.calibration else None
+
+    def _uncalibrated(self, rule: Rule, name: str) -> Ruling:
+        model = self.candidate.config["model"]["name"]
+        return _unjudged(
+            rule.test,
+            f"{name} has no calibration for {model} with this workload: run `sdopt calibrate`, or give the rule a "
+            f"{'limit' if rule.of_seeds is not None else 'margin'}",
+            name,
+        )
+
+    def _performance(self, rule: Rule) -> Ruling:
+        """A rule on the speed-up or the memory ratio: fails only where the harm exceeds the A/A floor as well."""
+        bounds = self._ratio(rule.metric, rule.confidence)
+        if bounds is None:
+            return _unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
+        if rule.limit is None or rule.test not in ("at_least", "at_most"):
+            return _unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", rule.metric)
+        ruling = (_above if rule.test == "at_least" else _below)(rule, rule.metric, bounds, rule.limit)
+        floor = self.floor(rule.metric)
+        if ruling.verdict is Verdict.FAIL and abs(math.log(bounds.estimate)) <= math.log(floor or math.inf):
+            ruling.verdict = Verdict.INCONCLUSIVE
+            ruling.reason += f"; but two equal processes differed by {_percent(floor)}"
+        return ruling
+
+    def pays(self) -> Ruling:
+        """An option that claims latency or memory must gain in one of them, and harm none that it claims."""
+        gains, harms, open_, said = [], [], [], []
+        for metric, claim in PERFORMANCE.items():
+            if claim not in self.candidate.claims:
+                continue
+            bounds = self._ratio(metric, 0.95)
+            if bounds is None:
+                open_.append(claim)
+                said.append(f"{claim}: not measured")
+                continue
+            better = bounds.estimate if metric == "speedup" else 1 / bounds.estimate
+            shown = f"{metric} {bounds.estimate:.3g}×"
+            if bounds.low is None or bounds.high is None:
+                open_.append(claim)
+                said.append(f"{shown} has no interval: more rounds or protocol.replicates would give one")
+                continue
+            shown += f" [{bounds.low:.3g}, {bounds.high:.3g}]"
+            floor = self.floor(metric)
+            if floor is None:
+                open_.append(claim)
+                said.append(f"{shown}, but the A/A floor is not known")
+            elif bounds.low <= 1 <= bounds.high or abs(math.log(better)) <= math.log(floor):
+                why = (
+                    "includes 1" if bounds.low <= 1 <= bounds.high else f"is within the A/A floor of {_percent(floor)}"
+                )
+                said.append(f"{shown} {why}")
+            else:
+                (gains if better > 1 else harms).append(claim)
+                said.append(shown)
+        reason = "; ".join(said)
+        if harms:
+            return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
+        if gains:
+            return Ruling("must pay", "", Verdict.PASS, f"it pays: {reason}")
+        if open_:
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason)
+        return Ruling("must pay", "", Verdict.FAIL, f"no benefit: {reason}")
+
+    def _ratio(self, metric: str, confidence: float | None) -> Bounds | None:
+        interval = self.ratio(metric, 2 * (confidence or 0.95) - 1)
+        if interval is None:
+            return None
+        low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
+        return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)
+
+
+def subtract(mine: Score, other: Score, sign: float = 1.0) -> Score:
+    """The score of a difference, prompt by prompt: of means by prompt, or of values that leave a prompt out."""
+
+    def each(left: Sequence[float | None], right: Sequence[float | None]) -> list[float | None]:
+        return [None if a is None or b is None else sign * (a - b) for a, b in zip(left, right, strict=True)]
+
+    estimate = None if mine.estimate is None or other.estimate is None else sign * (mine.estimate - other.estimate)
+    return Score(estimate, each(mine.per_prompt, other.per_prompt), each(mine.leave_one_out, other.leave_one_out))
+
+
+def _find(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
+    """The scores that a rule means: of that name, or of that metric over whatever features were measured."""
+    if metric in scores:
+        return {metric: scores[metric]}
+    return {name: score for name, score in scores.items() if family_of(name).name == metric}
+
+
+def _unfit(score: Score) -> str:
+    if score.estimate is None or not math.isfinite(score.estimate):
+        return score.note or "the value is not finite"
+    if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
+        return "a prompt's value is not finite"
+    return ""
+
+
+def _bounds(score: Score, confidence: float | None) -> Bounds:
+    assert score.estimate is not None
+    if confidence is None:
+        return Bounds(score.estimate, score.estimate, score.estimate, math.nan, len(score.per_prompt))
+    if score.leave_one_out:
+        return jackknife_bounds(score.estimate, np.array(score.leave_one_out, dtype=float), confidence)
+    if score.per_prompt:
+        return mean_bounds(np.array(score.per_prompt, dtype=float), confidence)
+    return Bounds(score.estimate, None, None, math.nan, 0)
+
+
+def _above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
+    """Passes where the lower bound reaches the limit, fails where the upper bound stays below it."""
+    if bounds.low is None or bounds.high is None:
+        return _open(rule, name, bounds, limit, "has no interval")
+    if bounds.low >= limit:
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, f"the lower bound {bounds.low:.4g} reaches {limit:.4g}")
+    if bounds.high < limit:
+        said = f"the upper bound {bounds.high:.4g} stays below {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
+    return _open(rule, name, bounds, limit, f"[{bounds.low:.4g}, {bounds.high:.4g}] reaches over {limit:.4g}")
+
+
+def _below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
+    if bounds.low is None or bounds.high is None:
+        return _open(rule, name, bounds, limit, "has no interval")
+    if bounds.high <= limit:
+        said = f"the upper bound {bounds.high:.4g} stays within {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, said)
+    if bounds.low > limit:
+        said = f"the lower bound {bounds.low:.4g} exceeds {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
+    return _open(rule, name, bounds, limit, f"[{bounds.low:.4g}, {bounds.high:.4g}] reaches over {limit:.4g}")
+
+
+def _two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
+    """Two one-sided tests (Schuirmann 1987): the worse verdict of the two, with its reason."""
+    rulings = [_above(rule, name, bounds, low), _below(rule, name, bounds, high)]
+    return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
+
+
+def _open(rule: Rule, name: str, bounds: Bounds, limit: float, said: str) -> Ruling:
+    if bounds.unit == "prompt":
+        needed = bounds.needed(limit, rule.confidence or 0.95)
+        settle = f"; about {needed} prompts would settle it" if needed else "; more prompts would settle it"
+    else:
+        settle = "; more rounds or protocol.replicates would settle it"
+    return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, said + settle)
+
+
+def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, said: str) -> Ruling:
+    return Ruling(rule.test, name, verdict, said, bounds.estimate, bounds.low, bounds.high, limit)
+
+
+def _percent(floor: float | None) -> str:
+    return "an unknown share" if floor is None else f"{100 * (floor - 1):.1f} %"
