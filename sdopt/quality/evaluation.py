@@ -1,14 +1,18 @@
 """From the images of a study to its quality scores: tripwires, metrics of each variant, distances of each pair."""
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.torch import load_file
 
+from sdopt.errors import UsageError
 from sdopt.quality.appearance import brightness, contrast, fine_detail
 from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import ReferenceSet, cmmd, fid, kid, reference_set
@@ -18,6 +22,9 @@ from sdopt.quality.metrics import QualityMetric, family_of
 from sdopt.quality.paired import Lpips, latents_error, perceptual_distances, pixel_differences
 from sdopt.quality.tripwires import tripped
 from sdopt.results import ImageRecord, Score, Spread, StudyResult, Trip
+
+if TYPE_CHECKING:
+    from sdopt.forkserver import StartContext
 
 LATENTS = "latents.safetensors"
 """Beside the images: `latents`, float32 (n, channels, height, width), in their order."""
@@ -255,3 +262,56 @@ def _by_prompt(values: Sequence[float | None] | np.ndarray, prompts: Sequence[in
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def evaluate_apart(
+    result: StudyResult, folder: Path, settings: Settings, context: "StartContext", note: Callable[[str], None]
+) -> None:
+    """`evaluate` in a process of its own, whose memory and crashes are not the study's.
+
+    Raises:
+        UsageError: features or a reference set cannot be loaded.
+        EvaluationError: the process died, or a metric failed; what was measured is not touched.
+    """
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, result, folder, settings), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        while True:
+            kind, content = ours.recv()
+            if kind == "note":
+                note(content)
+            elif kind == "usage":
+                raise UsageError(content)
+            elif kind == "failed":
+                raise EvaluationError(content)
+            else:
+                break
+    except EOFError:
+        process.join()
+        raise EvaluationError(f"the evaluating process ended with exit code {process.exitcode}") from None
+    finally:
+        if process.is_alive():
+            process.join(timeout=5)
+        process.kill()
+    for mine, found in zip(result.variants, content.variants, strict=True):
+        mine.quality, mine.trips = found.quality, found.trips
+    for mine, found in zip(result.comparisons, content.comparisons, strict=True):
+        mine.quality = found.quality
+    result.floors, result.feature_digests = content.floors, content.feature_digests
+
+
+class EvaluationError(Exception):
+    """Quality could not be computed; the message says why."""
+
+
+def _serve(connection: Connection, result: StudyResult, folder: Path, settings: Settings) -> None:
+    try:
+        evaluate(result, folder, settings, lambda text: connection.send(("note", text)))
+        connection.send(("done", result))
+    except UsageError as error:
+        connection.send(("usage", error.problems))
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))

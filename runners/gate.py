@@ -1,0 +1,130 @@
+"""sdopt gate: judge a result that exists, or hold it against an earlier one; needs no GPU."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdopt.config import GateConfig
+    from sdopt.results import Judgement, StudyResult
+
+
+def main(argv: list[str]) -> int:
+    """Judges; returns 0 where everything passed, 1 for a regression, 2 for a mistake, 3 where it could not be judged."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt gate",
+        description="Judge a result by a gate's rules; or, with --against, whether it got worse since an earlier one.",
+        epilog="examples: sdopt gate outputs/runs/quickstart/<time> gate=strict; "
+        "sdopt gate <new> --against <old> --waive versions",
+    )
+    parser.add_argument(
+        "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="as in gate=strict, gate.replicates=…, tracking.uri=…"
+    )
+    parser.add_argument("--against", metavar="RESULT", help="an earlier result of the same study")
+    parser.add_argument(
+        "--waive", default="", metavar="NAMES", help="differences to allow with --against: versions, sdopt, or both"
+    )
+    parser.add_argument("--output", type=Path, help="folder for verdicts.{json,md,xml} (default: beside the result)")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from sdopt.forkserver import prepare_environment
+
+    prepare_environment()
+    from sdopt.config import gate_of
+    from sdopt.errors import UsageError
+    from sdopt.tracking import TrackingError
+
+    try:
+        config = gate_of(arguments.overrides)
+        if not config.gate.judges:
+            raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
+        waived = tuple(filter(None, arguments.waive.split(",")))
+        codes = [
+            _judge(found, folder, config, arguments.against, waived, arguments.output)
+            for found, folder in _results(arguments.result, config)
+        ]
+    except UsageError as error:
+        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
+        return 2
+    except TrackingError as error:
+        print(f"sdopt: {error}", file=sys.stderr)
+        return 3
+    # A regression is worth more notice than what could not be judged.
+    return 1 if 1 in codes else max(codes)
+
+
+def _judge(
+    result: "StudyResult",
+    folder: Path,
+    config: "GateConfig",
+    against: str | None,
+    waived: tuple[str, ...],
+    output: Path | None,
+) -> int:
+    from rich.console import Console
+
+    from sdopt.drift import WAIVERS, judge_drift
+    from sdopt.errors import UsageError
+    from sdopt.gate import exit_code, judge
+    from sdopt.quality.calibration import calibration_for
+    from sdopt.report.verdicts import verdict_table, write_verdicts
+
+    calibration = calibration_for(result, config.gate.calibration)
+    if against is None:
+        judge(result, config.gate, calibration)
+        judgements = result.judgements
+    else:
+        unknown = sorted(set(waived) - set(WAIVERS))
+        if unknown:
+            raise UsageError(f"--waive {','.join(unknown)}: there are {', '.join(WAIVERS)}")
+        ((earlier, then),) = _results(against, config)
+        result.gate = config.gate.name
+        judgements = judge_drift(
+            result, earlier, config.gate, calibration, waived, _with_images(result, folder, earlier, then)
+        )
+    console = Console()
+    console.print(verdict_table(result, judgements))
+    target = output or folder
+    target.mkdir(parents=True, exist_ok=True)
+    write_verdicts(result, judgements, target)
+    console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
+    return exit_code(judgements, config.gate.report_only)
+
+
+def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]":
+    """The result of a run, those of a sweep, or that of an MLflow run."""
+    from sdopt.errors import UsageError
+    from sdopt.results import read_result
+    from sdopt.sweep import read_sweep
+    from sdopt.tracking import download_result
+
+    path = Path(name)
+    if path.name == "result.json" or (path / "result.json").is_file():
+        return [(read_result(path), path if path.is_dir() else path.parent)]
+    if path.is_dir():
+        studies = read_sweep(path).studies
+        if not studies:
+            raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
+        return [(study, path / job) for job, study in studies.items()]
+    if path.exists() or "/" in name:
+        raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
+    file = download_result(name, config.tracking)
+    return [(read_result(file), file.parent)]
+
+
+def _with_images(result: "StudyResult", folder: Path, earlier: "StudyResult", then: Path) -> tuple[Path, Path] | None:
+    there = all(
+        (where / record.path).is_file()
+        for where, study in ((folder, result), (then, earlier))
+        for variant in study.variants
+        for record in variant.images
+    )
+    return (folder, then) if there else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
