@@ -153,6 +153,7 @@ def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
 ) -> "StudyResult | None":
     from sdopt.errors import ConflictError
+    from sdopt.pipelines.hub import fetch_models
     from sdopt.report.progress import Progress
     from sdopt.report.table import show, terminal_table
     from sdopt.results import Status, write_result
@@ -188,6 +189,7 @@ def _study(
         console.print(terminal_table(result, console.width))
         _track(result, folder, run.tracking, console)
         return result
+    fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
     try:
         with Progress(console) as progress:
             run_study(plan, result, run.protocol, machine, context, folder, progress)

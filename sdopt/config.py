@@ -22,9 +22,10 @@ import sdopt
 from sdopt.designs import Design, as_override, difference
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
-from sdopt.pipelines.loading import model_folder, require_options
+from sdopt.pipelines.loading import require_model, require_options
+from sdopt.pipelines.tasks import require_inputs
 from sdopt.prompts import resolve_prompts
-from sdopt.schema import Hardware, Model, Protocol, Scheduler, Tracking, Workload, out_of_range
+from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Tracking, Workload, out_of_range
 from sdopt.variant import Variant
 
 _PACKAGE = Path(sdopt.__file__).parent
@@ -34,6 +35,7 @@ CONFIG_NAME = "config"
 
 _SECTIONS: dict[str, type] = {
     "model": Model,
+    "task": Task,
     "scheduler": Scheduler,
     "workload": Workload,
     "protocol": Protocol,
@@ -42,6 +44,8 @@ _SECTIONS: dict[str, type] = {
     "study": Design,
 }
 _SCALARS = ("dry_run", "objective")
+_WORK = ("task", "scheduler")
+"""Sections that are choices of a variant, as its optimizations are; a baseline keeps them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class RunConfig:
     """One composed configuration, typed and within its ranges."""
 
     model: Model
+    task: Task
     scheduler: Scheduler
     workload: Workload
     protocol: Protocol
@@ -62,12 +67,13 @@ class RunConfig:
     recorded: Mapping[str, Any]
 
 
-def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
+def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> RunConfig:
     """Types and validates a composed configuration.
 
     Args:
         cfg: without Hydra's own node.
         choices: the option chosen in each group (`hydra.runtime.choices`).
+        whole: whether it is to be run, so that files must be there and the sections must go together.
 
     Raises:
         UsageError: all problems at once, each naming its key.
@@ -95,7 +101,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
     if not isinstance(cfg.get("dry_run"), bool):
         problems.append("dry_run: true or false")
-    problems += _beyond_types(sections.get("model"), sections.get("scheduler"), sections.get("workload"))
+    problems += _beyond_types(sections) if whole else []
     if problems:
         raise UsageError(problems)
     recorded: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -103,27 +109,30 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
         **sections,
         optimizations=optimizations,
         choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
-        | {"scheduler": str(choices.get("scheduler"))},
+        | {section: str(choices.get(section)) for section in _WORK},
         dry_run=cfg.dry_run,
         objective=names,
         recorded=recorded,
     )
 
 
-def _beyond_types(model: Model | None, scheduler: Scheduler | None, workload: Workload | None) -> list[str]:
-    """Problems of the sections that are well typed."""
+def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
+    """Problems of the sections that are well typed; None stands for one that is not."""
     problems = []
+    workload: Workload | None = sections.get("workload")
     if workload and workload.size is not None and workload.size % 8:
         problems.append(f"workload.size={workload.size}: must be a multiple of 8, the factor of the autoencoder")
-    checks: list[tuple[Any, Callable[[Any], Any]]] = [
-        (model, model_folder),
-        (scheduler, require_options),
-        (workload, resolve_prompts),
+    checks: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+        (require_model, ("model",)),
+        (require_options, ("scheduler",)),
+        (resolve_prompts, ("workload", "model")),
+        (require_inputs, ("task", "model", "workload")),
     ]
-    for section, check in checks:
+    for check, names in checks:
+        needed = [sections.get(name) for name in names]
         try:
-            if section is not None:
-                check(section)
+            if None not in needed:
+                check(*needed)
         except UsageError as error:
             problems += error.problems
     return problems
@@ -240,12 +249,13 @@ class HydraComposer:
             choices=choices,
             overrides=tuple(merged),
             model=run.model,
+            task=run.task,
             scheduler=run.scheduler,
             workload=run.workload,
             protocol=run.protocol,
             hardware=run.hardware,
             optimizations=run.optimizations,
-            prompts=resolve_prompts(run.workload),
+            prompts=resolve_prompts(run.workload, run.model),
             config=run.recorded,
         )
 
@@ -267,11 +277,11 @@ class HydraComposer:
             if "." not in axis and option != self._default.choices.get(axis)
         ]
         try:
-            return self._parse(chosen) if chosen else self._default
+            return self._parse(chosen, whole=False) if chosen else self._default
         except UsageError:
             return run  # an option with a mandatory key does not stand alone
 
-    def _parse(self, overrides: Sequence[str], reset: Collection[str] = ()) -> RunConfig:
+    def _parse(self, overrides: Sequence[str], reset: Collection[str] = (), whole: bool = True) -> RunConfig:
         """Composes and types; the axes in `reset` are as in the defaults, whatever chose or changed them."""
         try:
             cfg, choices = self._compose(overrides)
@@ -281,7 +291,7 @@ class HydraComposer:
                     for axis in reset:
                         cfg[axis] = plain.get(axis)
                 choices = choices | {axis: plain_choices.get(axis) for axis in reset}
-            return parse(cfg, choices)
+            return parse(cfg, choices, whole)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             key = getattr(error, "full_key", None)
             raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else _in_one_line(error)) from error
@@ -379,11 +389,13 @@ def _top(key: str) -> str:
 
 
 def _chosen(run: RunConfig, axis: str) -> Any:
-    return run.scheduler if axis == "scheduler" else run.optimizations.get(axis)
+    return getattr(run, axis) if axis in _WORK else run.optimizations.get(axis)
 
 
 def _changed_fields(option: Any, asis: Any) -> str:
     if asis is None or type(option) is not type(asis):
         return ""
     names = [field.name for field in fields(option) if getattr(option, field.name) != getattr(asis, field.name)]
-    return f"({', '.join(f'{name}={getattr(option, name)}' for name in names)})" if names else ""
+    values = {name: getattr(option, name) for name in names}
+    shown = {name: Path(value).name if isinstance(value, str) else value for name, value in values.items()}
+    return f"({', '.join(f'{name}={value}' for name, value in shown.items())})" if shown else ""

@@ -8,7 +8,11 @@ import os
 
 MODULES = (
     "diffusers.guiders",
-    "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
+    *(f"diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion{task}" for task in ("", "_img2img", "_inpaint")),
+    *(
+        f"diffusers.pipelines.stable_diffusion_xl.pipeline_stable_diffusion_xl{task}"
+        for task in ("", "_img2img", "_inpaint")
+    ),
     "diffusers.schedulers",
     "torch._dynamo",
     "torch._inductor.codecache",

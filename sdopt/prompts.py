@@ -6,11 +6,13 @@ from pathlib import Path
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.loading import PACKAGED
-from sdopt.schema import Workload
+from sdopt.schema import Model, Workload
+
+_GENERAL = Path(__file__).parent / "general_prompts.txt"
 
 
-def resolve_prompts(workload: Workload) -> tuple[str, ...]:
-    """The prompts of a workload, as many as `prompt_count` allows.
+def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
+    """The prompts of a workload, as many as `prompt_count` allows; by default those that suit the model.
 
     Raises:
         UsageError: there is no such file, or it holds no prompt.
@@ -18,6 +20,8 @@ def resolve_prompts(workload: Workload) -> tuple[str, ...]:
     source = workload.prompts
     if isinstance(source, Sequence) and not isinstance(source, str):
         prompts = [str(prompt) for prompt in source]
+    elif source == "packaged" and not (PACKAGED / model.name).is_dir():
+        prompts = _GENERAL.read_text(encoding="utf-8").splitlines()
     elif source == "packaged":
         prompts = json.loads((PACKAGED / "prompts.json").read_text())["contact_sheet"]
     else:

@@ -87,7 +87,7 @@ class Measurement:
     """In blocks: the reference measured just before this process, by round."""
     latency_after_s: list[float] = field(default_factory=list)
     stages_s: dict[str, list[float]] = field(default_factory=dict)
-    """Instrumented calls: `text_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
+    """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
     energy_j: list[float] = field(default_factory=list)
     """Energy of the whole device during each timed call, in joules."""
     recompiles: int | None = None

@@ -18,14 +18,39 @@ def bounded(default: Any, **limits: Any) -> Any:
 class Model:
     """Which text-to-image model is measured.
 
-    `packaged` weights come with sdopt; `path` is a local diffusers folder in safetensors format.
+    `weights`: `packaged` come with sdopt; `hub` are fetched from the Hugging Face Hub once; `path` is a local diffusers
+    folder, or a single file in the original layout; `random` has the model's exact architecture and no training.
+    Weights are read from safetensors files only.
     """
 
     name: str = "emoji"
-    weights: str = bounded("packaged", choices=("packaged", "path"))
+    """Names the architecture: of random weights, and of a single file."""
+    weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
     path: str | None = None
+    """For `path`: the folder of a StableDiffusionPipeline or StableDiffusionXLPipeline, or a `.safetensors` file."""
+    hub_id: str | None = None
+    """For `hub`: the repository, as in `owner/name`."""
+    revision: str | None = None
+    """For `hub`: a branch, tag or commit; `main` where it is null."""
+    variant: str | None = None
+    """Of a folder or repository: which of its files, as in `fp16` for `….fp16.safetensors`; the plain ones if null."""
     size: int = bounded(64, ge=8)
     """Height and width that the model was trained at, in pixels: the default of `workload.size`."""
+    guidance_scale: float = bounded(7.5, ge=0)
+    """What suits the model: the default of `workload.guidance_scale`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is made of a prompt: an image from noise alone, from an image, or within the masked part of one."""
+
+    kind: str = bounded("txt2img", choices=("txt2img", "img2img", "inpaint"))
+    image: str | None = None
+    """The image to begin with, a file; each prompt gets the same, scaled to the workload's size."""
+    mask: str | None = None
+    """For `inpaint`: a file that is white where the image is to be replaced."""
+    strength: float = bounded(1.0, gt=0, le=1)
+    """Share of the steps that are run, from a starting image with as much noise; 1 begins with noise alone."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +73,8 @@ class Workload:
     batch_size: int = bounded(1, ge=1)
     """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images."""
     steps: int = bounded(25, ge=1)
-    guidance_scale: float = bounded(7.5, ge=0)
+    guidance_scale: float | None = bounded(None, ge=0)
+    """The model's own where it is null; 1 or less runs without guidance."""
     size: int | None = bounded(None, ge=8)
     """Height and width in pixels; the model's own size where it is null."""
     seed: int = bounded(0, ge=0)

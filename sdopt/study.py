@@ -378,7 +378,7 @@ class _Run:
         measurement.evidence = self._afterwards(lane, "prove", [])
         self.progress.advance()
         if measurement.replicate == 0:
-            work = repr((lane.variant.model, lane.variant.scheduler, lane.variant.workload))
+            work = repr(lane.variant.work)
             if work not in self.operations:
                 self.operations[work] = self._afterwards(lane, "count_operations", None)
             row.tflop_per_image = self.operations[work]

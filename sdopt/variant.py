@@ -6,7 +6,7 @@ from typing import Any
 
 from sdopt.measure.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
-from sdopt.schema import Hardware, Model, Protocol, Scheduler, Workload
+from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Variant:
     choices: Mapping[str, str]
     overrides: tuple[str, ...]
     model: Model
+    task: Task
     scheduler: Scheduler
     workload: Workload
     protocol: Protocol
@@ -35,13 +36,24 @@ class Variant:
         """Height and width in pixels."""
         return self.workload.size or self.model.size
 
+    @property
+    def guidance_scale(self) -> float:
+        """Weight of the prompt (Ho and Salimans 2022); above 1 every step runs the denoiser on two samples."""
+        own = self.workload.guidance_scale
+        return self.model.guidance_scale if own is None else own
+
+    @property
+    def work(self) -> tuple[Model, Task, Scheduler, Workload]:
+        """What decides which images are asked for."""
+        return self.model, self.task, self.scheduler, self.workload
+
     def seed_of(self, prompt_index: int, image_index: int) -> int:
         """The seed of one image's initial noise; the same in every variant."""
         return self.workload.seed + prompt_index * self.workload.images_per_prompt + image_index
 
     def other_work(self, other: "Variant") -> bool:
-        """Whether it draws other images by its model, scheduler or workload, whatever its optimizations promise."""
-        return (self.model, self.scheduler, self.workload) != (other.model, other.scheduler, other.workload)
+        """Whether it draws other images by its model, task, scheduler or workload, whatever its options promise."""
+        return self.work != other.work
 
     @property
     def contract(self) -> Contract:

@@ -6,6 +6,7 @@ the next, and a peak of memory must belong to one variant: so each has a process
 
 import gc
 import json
+import math
 import os
 import shutil
 import signal
@@ -32,6 +33,7 @@ from sdopt.measure.stages import DENOISER, denoiser_of, observed, plain
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Proof
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.results import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
 
@@ -244,7 +246,8 @@ class Session:
         if self._device.is_cuda:
             torch.cuda.set_device(self._device.index)
         load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
-        self._pipe = load_pipeline(self._variant.model, self._variant.scheduler, self._device.torch_name, load_kwargs)
+        variant = self._variant
+        self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
         for axis, option in self._variant.applied:
             self._proofs[axis] = option.apply(self._pipe)
         self._inputs = self._batch(0)
@@ -284,8 +287,8 @@ class Session:
         return float(took), int(counters["stats"]["unique_graphs"])
 
     def prove(self) -> list[Evidence]:
-        """Traces a call of two steps, and asks each optimization whether it took effect."""
-        steps = min(2, self._variant.workload.steps)
+        """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""
+        steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
         findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
         return [
@@ -310,8 +313,7 @@ class Session:
 
     def count_operations(self) -> float:
         """TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
-        workload = self._variant.workload
-        return tflop_per_image(self._pipe, workload, self._variant.size)["total"]
+        return tflop_per_image(self._pipe, self._variant)["total"]
 
     def call_count(self) -> int:
         """Calls that it takes to make all images."""
@@ -342,28 +344,29 @@ class Session:
         """
         workload, prompts = self._variant.workload, self._variant.prompts
         chosen = [(index * workload.batch_size + offset) % len(prompts) for offset in range(workload.batch_size)]
-        denoiser = plain(denoiser_of(self._pipe))
+        seeds = [self._variant.seed_of(prompt, n) for prompt in chosen for n in range(workload.images_per_prompt)]
+        inputs = inputs_of(self._variant.task, self._variant.model, self._variant.size, len(seeds))
+        inputs["prompt"] = [prompts[i] for i in chosen]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        if self._variant.task.kind != "txt2img":
+            # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
+            return inputs | {"generator": generators}
         side = self._variant.size // self._pipe.vae_scale_factor
-        shape = (1, denoiser.config.in_channels, side, side)
-        noise = [
-            torch.randn(shape, generator=torch.Generator().manual_seed(self._variant.seed_of(prompt, image)))
-            for prompt in chosen
-            for image in range(workload.images_per_prompt)
-        ]
-        latents = torch.cat(noise).to(device=self._device.torch_name, dtype=next(denoiser.parameters()).dtype)
-        return {"prompt": [prompts[i] for i in chosen], "latents": latents}
+        shape = (1, self._pipe.vae.config.latent_channels, side, side)
+        noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
+        dtype = next(plain(denoiser_of(self._pipe)).parameters()).dtype
+        return inputs | {"latents": noise.to(device=self._device.torch_name, dtype=dtype)}
 
     def _call(self, **changes: Any) -> Any:
         workload = self._variant.workload
         arguments = {
             "num_inference_steps": workload.steps,
-            "guidance_scale": workload.guidance_scale,
+            "guidance_scale": self._variant.guidance_scale,
             "num_images_per_prompt": workload.images_per_prompt,
-            "height": self._variant.size,
-            "width": self._variant.size,
             **self._inputs,
         }
         with ExitStack() as stack:
+            stack.enter_context(noise_in_float32(self._pipe))
             for _, option in self._variant.applied:
                 arguments |= option.call_kwargs()
                 stack.enter_context(option.context(self._pipe))

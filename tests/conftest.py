@@ -5,9 +5,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import initialize_config_dir
+from PIL import Image
 
 from sdopt.config import CONF, HydraComposer
 from sdopt.measure.device import Device, probe_device
@@ -41,6 +43,23 @@ def _smallest() -> HydraComposer:
 def variant(composer: type[HydraComposer]) -> Compose:
     """A variant of the smallest workload: `variant("precision=bf16")`."""
     return lambda *overrides: _smallest().variant(None, overrides)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Overrides by task, with an image and a mask of their own: a disc on a gradient, and its right half."""
+    folder = tmp_path_factory.mktemp("inputs")
+    y, x = np.mgrid[0:96, 0:96]
+    picture = np.stack([x * 2, y * 2, np.full_like(x, 90)], axis=-1)
+    picture[(x - 48) ** 2 + (y - 48) ** 2 < 900] = (250, 200, 30)
+    Image.fromarray(picture.astype(np.uint8)).save(folder / "image.png")
+    Image.fromarray(np.where(x > 48, 255, 0).astype(np.uint8)).save(folder / "mask.png")
+    image, mask = f"task.image={folder / 'image.png'}", f"task.mask={folder / 'mask.png'}"
+    return {
+        "txt2img": ["task=txt2img"],
+        "img2img": ["task=img2img", image],
+        "inpaint": ["task=inpaint", image, mask],
+    }
 
 
 Load = Callable[..., Session]

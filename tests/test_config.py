@@ -28,7 +28,7 @@ def problems(composer: Composers, *overrides: str) -> list[str]:
 class TestEveryFile:
     @pytest.mark.parametrize(("group", "option"), OPTIONS)
     def test_composes_and_parses_or_names_what_must_be_given(
-        self, composer: Composers, group: str, option: str
+        self, composer: Composers, inputs: dict[str, list[str]], group: str, option: str
     ) -> None:
         content = OmegaConf.load(CONF / group / f"{option}.yaml")
         missing = [f"{group}.{key}" for key in content if OmegaConf.is_missing(content, key)]
@@ -36,7 +36,7 @@ class TestEveryFile:
             found = problems(composer, f"{group}={option}")
             assert [problem.partition(":")[0] for problem in found] == missing
             return
-        run = composer([f"{group}={option}"]).current
+        run = composer(inputs[option] if group == "task" else [f"{group}={option}"]).current
         if group in run.choices:
             assert run.choices[group] == option
 

@@ -15,9 +15,8 @@ from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import denoiser_of, observed, plain, text_encoders_of
 from sdopt.measure.trace import trace_call
 from sdopt.results import Status, StudyResult
-from sdopt.schema import Workload
 from sdopt.worker import Session
-from tests.conftest import CPU, Load
+from tests.conftest import CPU, Compose, Load
 
 
 def stages_of(session: Session, **changes: Any) -> list[str]:
@@ -82,6 +81,7 @@ class TestTrace:
         trace = trace_call(loaded._pipe, lambda: loaded._call(num_inference_steps=2), cuda=False)
         assert {stage: seen.calls for stage, seen in trace.stages.items()} == {
             "text_encoder": 2,
+            "vae_encoder": 0,
             "denoiser": 2,
             "vae_decoder": 1,
         }
@@ -115,12 +115,13 @@ class TestTrace:
 
 
 class TestOperations:
-    def test_scale_with_steps_guidance_and_size(self, session: Load) -> None:
+    def test_scale_with_steps_guidance_and_size(self, session: Load, variant: Compose) -> None:
         pipe = session()._pipe
-        one = tflop_per_image(pipe, Workload(steps=1), 64)
-        ten = tflop_per_image(pipe, Workload(steps=10), 64)
-        plain_ = tflop_per_image(pipe, Workload(steps=1, guidance_scale=1.0), 64)
-        large = tflop_per_image(pipe, Workload(steps=1), 128)
+        one = tflop_per_image(pipe, variant("workload.steps=1"))
+        ten = tflop_per_image(pipe, variant("workload.steps=10"))
+        plain_ = tflop_per_image(pipe, variant("workload.steps=1", "workload.guidance_scale=1"))
+        large = tflop_per_image(pipe, variant("workload.steps=1", "workload.size=128"))
+        assert one.pop("vae_encoder") == 0
         assert min(one.values()) > 0
         assert one["total"] == pytest.approx(sum(one.values()) - one["total"])
         assert ten["denoiser"] == pytest.approx(10 * one["denoiser"])
@@ -147,20 +148,20 @@ class TestOperations:
         assert [loaded._pipe.unet, loaded._pipe.vae, loaded._pipe.text_encoder] == modules
         assert all(p.device.type == "cpu" for module in modules for p in module.parameters())
 
-    def test_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
+    def test_are_those_of_a_call_that_really_runs(self, session: Load, variant: Compose) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""
         loaded = session()
         loaded._pipe.unet.set_attn_processor(AttnProcessor())
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             loaded._pipe.unet(torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 24, 144))
-        counted = tflop_per_image(loaded._pipe, Workload(steps=1), 64)
+        counted = tflop_per_image(loaded._pipe, variant("workload.steps=1"))
         assert counted["denoiser"] == pytest.approx(counter.get_total_flops() / 1e12)
 
-    def test_of_a_scheduler_that_calls_the_denoiser_once_more(self, session: Load) -> None:
+    def test_of_a_scheduler_that_calls_the_denoiser_once_more(self, session: Load, variant: Compose) -> None:
         """PNDM takes one call more than it has steps."""
         loaded = session("scheduler=plms", "workload.steps=4")
         calls = stages_of(loaded).count("denoiser")
-        once = tflop_per_image(loaded._pipe, Workload(steps=1), 64)
+        once = tflop_per_image(loaded._pipe, variant("workload.steps=1"))
         expected = once["total"] + (calls - 1) * once["denoiser"]
         assert loaded.count_operations() == pytest.approx(expected)
 

@@ -5,45 +5,68 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sdopt.measure.stages import denoiser_of, plain, text_encoders_of
-from sdopt.schema import Workload
+from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER, denoiser_of, plain, text_encoders_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from sdopt.variant import Variant
 
-def tflop_per_image(pipe: "DiffusionPipeline", workload: Workload, size: int) -> dict[str, float]:
+_ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
+"""Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
+
+
+def tflop_per_image(pipe: "DiffusionPipeline", variant: "Variant") -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
-    With guidance every step runs the denoiser on two samples, and the text encoder reads two prompts, once for all
-    images of a prompt. Some schedulers run the denoiser more often than there are steps.
+    With guidance every step runs the denoiser on two samples, and the text encoders read two prompts, once for all
+    images of a prompt; SDXL reads one, and takes zeros for the empty one. Some schedulers run the denoiser more often
+    than there are steps, and a task's strength leaves steps out.
     """
-    samples = 2 if workload.guidance_scale > 1 else 1
+    workload, size = variant.workload, variant.size
+    samples = 2 if variant.guidance_scale > 1 else 1
     denoiser, vae = plain(denoiser_of(pipe)), pipe.vae
+    channels = vae.config.latent_channels
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
-    encoders = text_encoders_of(pipe)
     length = pipe.tokenizer.model_max_length
-    pipe.scheduler.set_timesteps(workload.steps)
-    calls = len(pipe.scheduler.timesteps)
+    read = 1 if pipe.config.get("force_zeros_for_empty_prompt") else samples
     with torch.device("meta"):
-        fresh_denoiser = type(denoiser).from_config(denoiser.config)
+        # A task may have changed the number of channels that the configuration gives: see `pipelines.tasks.adapt`.
+        fresh_denoiser = type(denoiser).from_config(denoiser.config, in_channels=channels)
         fresh_vae = type(vae).from_config(vae.config)
-        fresh_encoders = [type(plain(encoder))(plain(encoder).config) for encoder in encoders]
-        sample = torch.empty(samples, denoiser.config.in_channels, latent, latent)
+        fresh_encoders = [type(plain(encoder))(plain(encoder).config) for encoder in text_encoders_of(pipe)]
         states = torch.empty(samples, length, denoiser.config.cross_attention_dim)
+        sample = torch.empty(samples, channels, latent, latent)
+        added = {"added_cond_kwargs": _conditions(fresh_encoders, samples)} if len(fresh_encoders) > 1 else {}
         counted = {
-            "text_encoder": sum(
-                _tflop(encoder, torch.zeros(samples, length, dtype=torch.long)) for encoder in fresh_encoders
+            TEXT_ENCODER: sum(
+                _tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders
             )
             / workload.images_per_prompt,
-            "denoiser": calls * _tflop(fresh_denoiser, sample, torch.tensor(1), states),
-            "vae_decoder": _tflop(fresh_vae.decode, torch.empty(1, vae.config.latent_channels, latent, latent)),
+            VAE_ENCODER: _ENCODED[variant.task.kind] * _tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
+            DENOISER: _denoiser_calls(pipe, variant) * _tflop(fresh_denoiser, sample, torch.tensor(1), states, **added),
+            VAE_DECODER: _tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
 
 
-def _tflop(function: Any, *inputs: torch.Tensor) -> float:
+def _denoiser_calls(pipe: "DiffusionPipeline", variant: "Variant") -> int:
+    with torch.device("cpu"):
+        pipe.scheduler.set_timesteps(variant.workload.steps)
+        if variant.task.kind == "txt2img":
+            return len(pipe.scheduler.timesteps)
+        timesteps, _ = pipe.get_timesteps(variant.workload.steps, variant.task.strength, "cpu")
+        return len(timesteps)
+
+
+def _conditions(encoders: list[Any], samples: int) -> dict[str, torch.Tensor]:
+    """What SDXL's denoiser takes beside the text: its pooled states, and the six numbers of size and crop."""
+    width = encoders[-1].config.projection_dim
+    return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
+
+
+def _tflop(function: Any, *inputs: Any, **more: Any) -> float:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        function(*inputs)
+        function(*inputs, **more)
     return counter.get_total_flops() / 1e12

@@ -9,8 +9,8 @@ import torch
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-TEXT_ENCODER, DENOISER, VAE_DECODER = "text_encoder", "denoiser", "vae_decoder"
-STAGES = (TEXT_ENCODER, DENOISER, VAE_DECODER)
+TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER = "text_encoder", "vae_encoder", "denoiser", "vae_decoder"
+STAGES = (TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER)
 
 Enter = Callable[[str], None]
 Leave = Callable[[str, Any], None]
@@ -48,26 +48,27 @@ def observed(pipe: "DiffusionPipeline", enter: Enter, leave: Leave) -> Iterator[
             stack.callback(before.remove)
             after = module.register_forward_hook(lambda _module, _args, output, stage=stage: leave(stage, output))
             stack.callback(after.remove)
-        stack.enter_context(_observed_decode(pipe.vae, enter, leave))
+        stack.enter_context(_observed_method(pipe.vae, "encode", VAE_ENCODER, enter, leave))
+        stack.enter_context(_observed_method(pipe.vae, "decode", VAE_DECODER, enter, leave))
         yield
 
 
 @contextmanager
-def _observed_decode(vae: Any, enter: Enter, leave: Leave) -> Iterator[None]:
-    # `decode` is a method of the VAE, not its forward: no hook sees it.
-    decode, own = vae.decode, vae.__dict__.get("decode")
+def _observed_method(vae: Any, name: str, stage: str, enter: Enter, leave: Leave) -> Iterator[None]:
+    # Methods of the VAE are not its forward: no hook sees them.
+    method, own = getattr(vae, name), vae.__dict__.get(name)
 
-    def observed_decode(*args: Any, **kwargs: Any) -> Any:
-        enter(VAE_DECODER)
-        output = decode(*args, **kwargs)
-        leave(VAE_DECODER, output)
+    def observed_method(*args: Any, **kwargs: Any) -> Any:
+        enter(stage)
+        output = method(*args, **kwargs)
+        leave(stage, output)
         return output
 
-    vae.__dict__["decode"] = observed_decode
+    vae.__dict__[name] = observed_method
     try:
         yield
     finally:
         if own is None:
-            del vae.__dict__["decode"]
+            del vae.__dict__[name]
         else:
-            vae.__dict__["decode"] = own
+            vae.__dict__[name] = own

@@ -7,46 +7,181 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.schema import Model, Scheduler
+from sdopt.pipelines.hub import hub_folder
+from sdopt.pipelines.tasks import adapt, pipeline_class
+from sdopt.schema import Model, Scheduler, Task
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 PACKAGED = Path(__file__).parents[1] / "reference"
+ARCHITECTURES = Path(__file__).parent / "architectures"
+
+_PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
+_NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
+# What a single file of the original layout (Rombach et al. 2022) holds, by the beginning of its names.
+_ORIGINAL = {
+    "denoiser": ("model.diffusion_model.",),
+    "VAE": ("first_stage_model.",),
+    "text encoder": ("cond_stage_model.", "conditioner.embedders."),
+}
 
 
-def model_folder(model: Model) -> Path:
-    """Where the model's files are. Raises UsageError where they are not, or are not safetensors."""
+def require_model(model: Model) -> None:
+    """Looks at what is there, without loading or fetching it.
+
+    Raises:
+        UsageError: the model does not offer these weights, or its files are not there, not whole or not safetensors.
+    """
     if model.weights == "packaged":
-        folder = PACKAGED / model.name
-        if not (folder / "model_index.json").is_file():
-            names = sorted(path.parent.name for path in PACKAGED.glob("*/model_index.json"))
-            raise UsageError(f"model.name={model.name}: packaged models are {', '.join(names) or 'missing'}")
-        return folder
-    if model.path is None:
-        raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline")
-    folder = Path(model.path).expanduser()
+        if not (PACKAGED / model.name / "model_index.json").is_file():
+            raise UsageError(
+                f"model.name={model.name}: packaged models are {_names(PACKAGED)}; "
+                "choose model.weights=hub, path or random"
+            )
+    elif model.weights == "random":
+        if architecture_folder(model) is None:
+            raise UsageError(
+                f"model.weights=random: the architecture of '{model.name}' does not come with sdopt; "
+                f"choose model={_names(ARCHITECTURES)} or {_names(PACKAGED)}"
+            )
+    elif model.weights == "hub":
+        if model.hub_id is None:
+            raise UsageError("model.hub_id: model.weights=hub needs a repository, as in model.hub_id=owner/name")
+    else:
+        if model.path is None:
+            raise UsageError("model.path: model.weights=path needs the folder of a diffusers pipeline, or a file")
+        path = Path(model.path).expanduser()
+        if path.is_file():
+            _require_original(path, model)
+        else:
+            require_folder(path, model)
+
+
+def require_folder(folder: Path, model: Model) -> None:
+    """Raises UsageError where a folder does not hold a pipeline that sdopt runs, whole and in safetensors."""
+    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
     if not (folder / "model_index.json").is_file():
+        raise UsageError(f"{at}: there is no model_index.json; save a pipeline there with save_pretrained")
+    index = _read_json(folder / "model_index.json", at)
+    if index.get("_class_name") not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
         raise UsageError(
-            f"model.path={folder}: there is no model_index.json; save a pipeline there with save_pretrained"
+            f"{at}: a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "
+            "StableDiffusionXLPipeline"
         )
-    kind = _pipeline_class(folder)
-    if kind not in ("StableDiffusionPipeline", None):
-        raise UsageError(f"model.path={folder}: a {kind}; this version runs StableDiffusionPipeline (SD 1.x and 2.x)")
-    weights = [path.name for path in folder.glob("unet/*.safetensors")]
-    if not weights:
-        raise UsageError(f"model.path={folder}: unet/ holds no .safetensors file; sdopt loads no pickled weights")
-    if not any(re.fullmatch(r"diffusion_pytorch_model(-\d+-of-\d+)?\.safetensors", name) for name in weights):
-        raise UsageError(f"model.path={folder}: unet/ holds only a variant ({weights[0]}); save it without variant=")
-    return folder
+    for network in _NETWORKS:
+        if network != "text_encoder_2" or "XL" in index["_class_name"]:
+            _require_weights(folder / network, model.variant, at)
+    _require_architecture(
+        model,
+        at,
+        index["_class_name"],
+        _read_json(folder / "unet" / "config.json", at).get("cross_attention_dim"),
+    )
 
 
-def _pipeline_class(folder: Path) -> str | None:
+def _require_weights(folder: Path, variant: str | None, at: str) -> None:
+    """One network's files, of one variant, complete and whole."""
+    stem = "model" if folder.name.startswith("text_encoder") else "diffusion_pytorch_model"
+    name = stem + (f".{variant}" if variant else "")
+    found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
+    files = [path for path in found if re.fullmatch(rf"{re.escape(name)}(-\d+-of-\d+)?\.safetensors", path.name)]
+    if not found:
+        raise UsageError(f"{at}: {folder.name}/ holds no .safetensors file; sdopt loads no pickled weights")
+    if not files:
+        # What save_pretrained and the hub call a variant stands between the stem and the ending.
+        others = {match[1] for path in found if (match := re.match(rf"{re.escape(stem)}\.([^.-]+)[.-]", path.name))}
+        hint = f"model.variant={min(others - {'safetensors'}, default='null')}"
+        wanted = f"{name}.safetensors" if variant else "file without a variant"
+        raise UsageError(f"{at}: {folder.name}/ holds no {wanted} ({found[0].name} is there); try {hint}")
+    parts = re.search(r"-of-(\d+)\.", files[0].name)
+    if parts and len(files) != int(parts[1]):
+        raise UsageError(f"{at}: {folder.name}/ holds {len(files)} of {int(parts[1])} parts; fetch it again")
+    for file in files:
+        _names_in(file, at)
+
+
+def _require_original(path: Path, model: Model) -> None:
+    """A single file in the layout in which Stable Diffusion was published."""
+    at = f"model.path={path}"
+    if path.suffix in _PICKLED:
+        raise UsageError(
+            f"{at}: a pickled file can run any code when it is read; sdopt reads .safetensors: convert it, "
+            "or look for the same model in that format"
+        )
+    if path.suffix != ".safetensors":
+        raise UsageError(f"{at}: neither the folder of a diffusers pipeline nor a .safetensors file")
+    shapes = _names_in(path, at)
+    missing = [part for part, starts in _ORIGINAL.items() if not any(name.startswith(starts) for name in shapes)]
+    if missing:
+        raise UsageError(
+            f"{at}: not a whole Stable Diffusion in the original layout: there is no {' and no '.join(missing)} in it; "
+            "a part or an adapter cannot be run alone"
+        )
+    if architecture_folder(model) is None:
+        raise UsageError(
+            f"{at}: a single file does not say how it is to be run; "
+            f"choose model={_names(ARCHITECTURES)} with model.weights=path"
+        )
+    width = next((shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight")), None)
+    xl = any(name.startswith("conditioner.") for name in shapes)
+    _require_architecture(model, at, f"StableDiffusion{'XL' if xl else ''}Pipeline", width)
+    channels = shapes.get("model.diffusion_model.input_blocks.0.0.weight", [0, 0])[1]
+    wanted = shapes.get("first_stage_model.post_quant_conv.weight", [channels])[0]
+    if channels != wanted:
+        raise UsageError(
+            f"{at}: its denoiser takes {channels} channels where latents have {wanted}: a model made for inpainting "
+            "alone, which sdopt does not run; task=inpaint takes the plain one"
+        )
+
+
+def _require_architecture(model: Model, at: str, kind: str, width: int | None) -> None:
+    """A model that names a published architecture must be of it: its size, guidance and prompts follow from that."""
+    folder = architecture_folder(model)
+    if folder is None:
+        return
+    expected = _read_json(folder / "unet" / "config.json", at)["cross_attention_dim"]
+    if (kind, width) != (class_name_of(folder), expected):
+        raise UsageError(
+            f"{at}: this is not of the architecture model={model.name}: a {kind} whose text has {width} channels, "
+            f"not a {class_name_of(folder)} with {expected}"
+        )
+
+
+def _names_in(file: Path, at: str) -> dict[str, list[int]]:
+    """Names and shapes of a file's tensors, from its header, whose lengths must add up to the file's."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        index = json.loads((folder / "model_index.json").read_text())
+        with safe_open(file, "np") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UsageError(
+            f"{at}: {file.name} is not a whole safetensors file ({error}); copy or fetch it again"
+        ) from error
+
+
+def _read_json(file: Path, at: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"model.path={folder}: model_index.json cannot be read ({error})") from error
-    return index.get("_class_name") if isinstance(index, dict) else None
+        raise UsageError(f"{at}: {file.name} cannot be read ({error})") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _names(folder: Path) -> str:
+    return ", ".join(sorted(path.parent.name for path in folder.glob("*/model_index.json"))) or "missing"
+
+
+def architecture_folder(model: Model) -> Path | None:
+    """Where the configurations of the architecture that the model names are; None where it names none."""
+    folders = (PACKAGED / model.name, ARCHITECTURES / model.name)
+    return next((folder for folder in folders if (folder / "model_index.json").is_file()), None)
+
+
+def class_name_of(folder: Path) -> str:
+    """The pipeline that a folder was saved from."""
+    return str(json.loads((folder / "model_index.json").read_text())["_class_name"])
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:
@@ -69,22 +204,50 @@ def require_options(scheduler: Scheduler) -> None:
         raise UsageError(problems)
 
 
-def load_pipeline(model: Model, scheduler: Scheduler, device: str, load_kwargs: dict[str, Any]) -> "DiffusionPipeline":
-    """Loads a pipeline without touching a hub, and moves it to `device`.
+def load_pipeline(
+    model: Model, scheduler: Scheduler, task: Task, device: str, load_kwargs: dict[str, Any]
+) -> "DiffusionPipeline":
+    """Loads or builds the task's pipeline without touching a hub, and moves it to `device`.
 
-    The safety checker that Stable Diffusion 1.x comes with is left out: it is another model, and would be timed too.
+    The safety checker that Stable Diffusion 1.x comes with is left out, and so is SDXL's watermark: they are another
+    model and another step, and would be timed too.
+
+    Raises:
+        UsageError: the files are not there.
     """
-    from diffusers import StableDiffusionPipeline
+    folder = _folder_of(model)
+    cls = pipeline_class(class_name_of(folder), task)
+    extras = {"safety_checker": None, "requires_safety_checker": False}
+    extras = {"add_watermarker": False} if "XL" in cls.__name__ else extras
+    arguments = {"feature_extractor": None, **extras, **load_kwargs}
+    if model.weights == "random":
+        import torch
 
-    pipe = StableDiffusionPipeline.from_pretrained(
-        model_folder(model),
-        use_safetensors=True,
-        local_files_only=True,
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-        **load_kwargs,
-    )
+        from sdopt.pipelines.random_weights import build_pipeline
+
+        pipe = build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
+    elif model.weights == "path" and Path(str(model.path)).expanduser().is_file():
+        from sdopt.pipelines.tokenizer import load_tokenizer
+
+        tokenizers = {path.name: load_tokenizer(path) for path in folder.glob("tokenizer*")}
+        file = Path(str(model.path)).expanduser()
+        pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
+    else:
+        pipe = cls.from_pretrained(
+            folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments
+        )
     pipe.scheduler = scheduler_class(scheduler).from_config(pipe.scheduler.config, **scheduler.options)
     pipe.set_progress_bar_config(disable=True)
+    adapt(pipe, task)
     return pipe.to(device)
+
+
+def _folder_of(model: Model) -> Path:
+    """The pipeline's folder; of random weights and of a single file, that of its architecture's configurations."""
+    if model.weights == "hub":
+        return hub_folder(model, fetch=False)
+    if model.weights == "path" and Path(str(model.path)).expanduser().is_dir():
+        return Path(str(model.path)).expanduser()
+    folder = architecture_folder(model)
+    assert folder is not None, "require_model lets no other model through"
+    return folder

@@ -1,0 +1,92 @@
+"""Models on the Hugging Face Hub: fetched once, in the parent; the workers read the local cache."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from sdopt.errors import UsageError
+from sdopt.schema import Model
+
+
+def fetch_models(models: Iterable[Model]) -> None:
+    """Brings what is missing of the models on the hub into the local cache, before a worker looks there.
+
+    Raises:
+        UsageError: for all of them at once, where one cannot be had, or is not a pipeline that sdopt runs.
+    """
+    from sdopt.pipelines.loading import require_folder
+
+    problems = []
+    for model in dict.fromkeys(model for model in models if model.weights == "hub"):
+        try:
+            require_folder(hub_folder(model, fetch=True), model)
+        except UsageError as error:
+            problems += error.problems
+    if problems:
+        raise UsageError(problems)
+
+
+def hub_folder(model: Model, fetch: bool) -> Path:
+    """The local copy of a repository, with the files that its pipeline needs and no others.
+
+    Args:
+        fetch: whether to ask the hub, and to download what is not there yet; otherwise only the cache is looked at.
+
+    Raises:
+        UsageError: the repository or revision does not exist, is gated, or is not in the cache and cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, at = str(model.hub_id), f"model.hub_id={model.hub_id}"
+    try:
+        file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
+        wanted = _files(json.loads(Path(file).read_text()), model.variant)
+        return Path(
+            snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
+        )
+    except HFValidationError as error:
+        raise UsageError(f"{at}: not the name of a repository, which is written owner/name") from error
+    except GatedRepoError as error:
+        raise UsageError(
+            f"{at}: this repository is gated; accept its terms at https://huggingface.co/{repository}, "
+            "and log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UsageError(
+            f"{at}: the hub knows no such repository, or shows it only to those who are logged in (`hf auth login`)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise UsageError(f"model.revision={model.revision}: {repository} has no such branch, tag or commit") from error
+    except RemoteEntryNotFoundError as error:
+        raise UsageError(f"{at}: there is no model_index.json in it: it is not a diffusers pipeline") from error
+    except LocalEntryNotFoundError as error:
+        raise UsageError(
+            f"{at}: it is not whole in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
+            "there is a network, give model.weights=path with model.path, or take model.weights=random for speed alone"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"{at}: it could not be fetched: {reason}") from error
+
+
+def _files(index: dict[str, object], variant: str | None) -> list[str]:
+    """Patterns of the files of a pipeline: configurations, vocabularies, and weights in safetensors of one variant."""
+    infix = f".{variant}" if variant else ""
+    patterns = ["model_index.json"]
+    for name, value in index.items():
+        used = isinstance(value, list) and value[0] is not None
+        if used and name not in ("safety_checker", "feature_extractor", "image_encoder"):
+            patterns += [f"{name}/*.json", f"{name}/*.txt"]
+            for stem in ("model", "diffusion_pytorch_model"):
+                patterns += [f"{name}/{stem}{infix}.safetensors", f"{name}/{stem}{infix}-*-of-*.safetensors"]
+    return patterns

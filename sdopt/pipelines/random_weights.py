@@ -1,0 +1,100 @@
+"""A pipeline of a published architecture with random weights, built where it will run, without a model hub.
+
+Latency and memory do not depend on what the weights are; images do, and show nothing here but numerical agreement.
+"""
+
+import hashlib
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdopt.pipelines.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_POOL = 2**24 + 43  # a prime: rows of no layer line up with it
+
+
+def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any) -> "DiffusionPipeline":
+    """Builds the pipeline that a folder of configurations describes.
+
+    Args:
+        folder: with a `model_index.json` and a folder for each component, as `save_pretrained` lays them out.
+        cls: the pipeline's class; another than the folder names where it takes the same components.
+        given: arguments of the class that are not built.
+    """
+    index = json.loads((folder / "model_index.json").read_text())
+    normal = _pool().to(device)
+    for name, value in index.items():
+        if name in given or name.startswith("_"):
+            continue
+        if not isinstance(value, list):
+            given[name] = value
+        elif value[0] is None:
+            given[name] = None
+        elif name.startswith("tokenizer"):
+            given[name] = load_tokenizer(folder / name)
+        elif name == "scheduler":
+            component: Any = getattr(importlib.import_module(value[0]), value[1])
+            given[name] = component.from_pretrained(folder / name)
+        else:
+            network = empty_network(folder / name, *value)
+            _draw(network, name, normal, device, dtype)
+            given[name] = network
+    return cls(**given)
+
+
+def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Module:
+    """The network that a configuration describes, its parameters on the meta device, its buffers in place."""
+    from accelerate import init_empty_weights
+
+    cls: Any = getattr(importlib.import_module(library), class_name)
+    # Buffers are computed, not learned: with the parameters they would be lost on the meta device.
+    with init_empty_weights(include_buffers=False):
+        if library == "transformers":
+            return cls(cls.config_class.from_pretrained(folder)).eval()
+        return cls.from_config(cls.load_config(folder, local_files_only=True)).eval()
+
+
+def _pool() -> torch.Tensor:
+    """Numbers from a standard normal distribution, the same on every machine: parameters are slices of them.
+
+    Drawing each of billions of weights would take longer on a CPU than everything else in a short study.
+    """
+    return torch.randn(_POOL, generator=torch.Generator().manual_seed(0))
+
+
+def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: str, dtype: torch.dtype) -> None:
+    """Gives every parameter its values, in its final type and place.
+
+    Weights of linear layers and convolutions have variance 1 / fan-in (LeCun et al. 1998, *Efficient BackProp*), so
+    that a layer keeps the scale of its input; embeddings have variance 1, normalisations begin as the identity, biases
+    at 0. Every branch of these networks begins with a normalisation, so what grows is the sum of the branches, with the
+    root of their number: far below the largest number of half precision.
+    """
+    for path, module in network.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            values = torch.empty(parameter.shape, dtype=dtype, device=device)
+            if parameter.ndim >= 2:
+                embedding = isinstance(module, torch.nn.Embedding)
+                scale = 1.0 if embedding else 1 / math.sqrt(parameter.numel() / parameter.shape[0])
+                _fill(values.view(-1), normal, scale, f"{prefix}.{path}.{name}")
+            else:
+                values.fill_(name == "weight")
+            module.register_parameter(name, torch.nn.Parameter(values))
+    network.to(device)  # the buffers
+
+
+def _fill(values: torch.Tensor, normal: torch.Tensor, scale: float, name: str) -> None:
+    start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % _POOL
+    filled = 0
+    while filled < values.numel():
+        count = min(values.numel() - filled, _POOL - start)
+        # Scaled before they are rounded, so that each type has the same numbers as closely as it can hold them.
+        torch.mul(normal[start : start + count], scale, out=values[filled : filled + count])
+        filled, start = filled + count, 0

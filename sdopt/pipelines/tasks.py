@@ -1,0 +1,127 @@
+"""Text-to-image, image-to-image and inpainting: the pipeline of each, its inputs, and the noise that it draws."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.errors import UsageError
+from sdopt.schema import Model, Task, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
+    from PIL.Image import Image
+
+_REFERENCE = Path(__file__).parents[1] / "reference"
+_PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "InpaintPipeline"}
+
+
+def pipeline_class(text_to_image: str, task: Task) -> Any:
+    """The class that does a task with the components of `StableDiffusionPipeline` or `StableDiffusionXLPipeline`."""
+    import diffusers
+
+    return getattr(diffusers, text_to_image.removesuffix("Pipeline") + _PIPELINES[task.kind])
+
+
+def require_inputs(task: Task, model: Model, workload: Workload) -> None:
+    """Raises UsageError where an image that the task needs is missing or cannot be read, or is given for nothing."""
+    problems = []
+    needed = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}[task.kind]
+    for name in ("image", "mask"):
+        given = getattr(task, name)
+        if name not in needed:
+            if given is not None:
+                problems.append(f"task.{name}={given}: task={task.kind} takes none")
+            continue
+        path = _input(task, model, name)
+        if path is None:
+            problems.append(f"task.{name}: task={task.kind} needs it, as in task.{name}=/path/of/a.png")
+            continue
+        try:
+            _open(path)
+        except OSError as error:
+            problems.append(f"task.{name}={path}: cannot be read as an image ({error.strerror or error})")
+    if task.kind == "txt2img" and task.strength != 1:
+        problems.append(f"task.strength={task.strength}: task=txt2img begins with noise alone")
+    elif int(workload.steps * task.strength) < 1:
+        problems.append(
+            f"task.strength={task.strength}: of workload.steps={workload.steps} no step would be left to run"
+        )
+    if problems:
+        raise UsageError(problems)
+
+
+def _input(task: Task, model: Model, name: str) -> Path | None:
+    """The file that a task begins with: what the user gives, or for the reference model what comes with it."""
+    given = getattr(task, name)
+    if given is not None:
+        return Path(given).expanduser()
+    packaged = _REFERENCE / "inputs" / f"{name}.webp"
+    return packaged if (_REFERENCE / model.name).is_dir() and packaged.is_file() else None
+
+
+def _open(path: Path) -> "Image":
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except UnidentifiedImageError as error:
+        raise OSError("no format that is known") from error
+
+
+def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any]:
+    """Arguments of the pipeline call beyond prompts, steps and noise; an image and a mask for each image that is made.
+
+    One image for all would be encoded once, with the noise of the first: the others would depend on the batch.
+    """
+    if task.kind == "txt2img":
+        return {"height": size, "width": size}
+    arguments: dict[str, Any] = {"strength": task.strength}
+    for name, argument, mode in (("image", "image", "RGB"), ("mask", "mask_image", "L")):
+        path = _input(task, model, name)
+        if path is not None and (name == "image" or task.kind == "inpaint"):
+            arguments[argument] = [_open(path).convert(mode).resize((size, size))] * images
+    if task.kind == "inpaint":
+        arguments |= {"height": size, "width": size}
+    return arguments
+
+
+def adapt(pipe: "DiffusionPipeline", task: Task) -> None:
+    """Makes diffusers' inpainting take a model whose latents have other than four channels.
+
+    It tells a text-to-image denoiser, which any number would suit, from one trained for inpainting by that number.
+    """
+    if task.kind == "inpaint" and pipe.unet.config.in_channels == pipe.vae.config.latent_channels:
+        pipe.unet.register_to_config(in_channels=4)
+
+
+@contextmanager
+def noise_in_float32(pipe: "DiffusionPipeline") -> Iterator[None]:
+    """For the block, what a pipeline draws is drawn on the CPU in float32, image by image, and only then cast.
+
+    diffusers draws in the type that it computes in: half precision would begin with other noise than single.
+    """
+    from diffusers.models.autoencoders import vae
+
+    with ExitStack() as stack:
+        for names in (type(pipe).prepare_latents.__globals__, vars(vae)):
+            stack.callback(names.__setitem__, "randn_tensor", names["randn_tensor"])
+            names["randn_tensor"] = _randn
+        yield
+
+
+def _randn(
+    shape: Sequence[int],
+    generator: "Sequence[torch.Generator] | torch.Generator",
+    device: "torch.device | None" = None,
+    dtype: "torch.dtype | None" = None,
+    layout: Any = None,
+) -> "torch.Tensor":
+    import torch
+
+    generators = generator if isinstance(generator, Sequence) else [generator]
+    rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=each) for each in generators]
+    return torch.cat(rows).to(device=device, dtype=dtype)

@@ -1,0 +1,33 @@
+"""CLIP's tokenizer without a model hub: the packaged model's words, under CLIP's special tokens."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdopt.reference import MODEL
+
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer
+
+_SIZE = 49_408
+"""Tokens of CLIP's vocabulary."""
+
+
+def load_tokenizer(folder: Path) -> "CLIPTokenizer":
+    """The tokenizer of a pipeline folder; where that has only a configuration, one that stands in for CLIP's.
+
+    The stand-in splits prompts with the packaged model's byte-level BPE, whose 2,046 tokens take the first numbers of
+    CLIP's 49,408, and starts, ends and pads them as the configuration says, to CLIP's length. The numbers mean other
+    words than CLIP's, which makes no difference to weights that are random, nor to the time they take.
+    """
+    from transformers import CLIPTokenizer
+
+    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
+        return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    special = {name: config[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    words = json.loads((MODEL / "tokenizer" / "tokenizer.json").read_text())["model"]
+    # In CLIP's text encoder the end is found as the largest number.
+    vocabulary = words["vocab"] | {special["bos_token"]: _SIZE - 2, special["eos_token"]: _SIZE - 1}
+    merges = [tuple(pair) for pair in words["merges"]]
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=config["model_max_length"], **special)
