@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 import sdopt
 from sdopt.designs import Design, as_override, difference
 from sdopt.errors import UsageError
+from sdopt.latents import require_latents
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.loading import model_folder, require_options
 from sdopt.prompts import resolve_prompts
@@ -124,6 +125,11 @@ def _beyond_types(model: Model | None, scheduler: Scheduler | None, workload: Wo
         try:
             if section is not None:
                 check(section)
+        except UsageError as error:
+            problems += error.problems
+    if model and workload and not problems:
+        try:
+            require_latents(workload, model, len(resolve_prompts(workload)))
         except UsageError as error:
             problems += error.problems
     return problems

@@ -41,7 +41,9 @@ class Workload:
     """What one timed call does, and which images the generation pass makes."""
 
     prompts: Any = "packaged"
-    """`packaged`, a list of prompts, or the path of a text file with one prompt a line."""
+    """`packaged`, a list of prompts, or a file: .csv, .tsv or .jsonl, or text with one prompt a line."""
+    prompt_column: str | None = None
+    """Column of a .csv, .tsv or .jsonl file; the one called prompt, caption or text where it is null."""
     prompt_count: int = bounded(8, ge=1)
     """How many of the prompts are used, from the first."""
     images_per_prompt: int = bounded(1, ge=1)
@@ -52,6 +54,9 @@ class Workload:
     size: int | None = bounded(None, ge=8)
     """Height and width in pixels; the model's own size where it is null."""
     seed: int = bounded(0, ge=0)
+    latents: str | None = None
+    """A .pt or .safetensors file with the initial noise, of unit variance, instead of noise drawn from seeds: (n,
+    channels, height / 8, width / 8), one for all images or one for each, all images of a prompt together."""
 
 
 @dataclass(frozen=True)

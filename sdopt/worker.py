@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from sdopt.errors import UsageError
 from sdopt.forkserver import StartContext
+from sdopt.latents import read_latents, take
 from sdopt.measure.device import Device, describe_cpu, energy_j, probe_device
 from sdopt.measure.memory import PeakMemory
 from sdopt.measure.operations import tflop_per_image
@@ -235,6 +236,7 @@ class Session:
         self._pipe: DiffusionPipeline = None
         self._proofs: dict[str, Proof] = {}
         self._inputs: dict[str, Any] = {}
+        self._given: torch.Tensor | None = None
 
     def prepare(self) -> float:
         """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
@@ -345,11 +347,15 @@ class Session:
         denoiser = plain(denoiser_of(self._pipe))
         side = self._variant.size // self._pipe.vae_scale_factor
         shape = (1, denoiser.config.in_channels, side, side)
-        noise = [
-            torch.randn(shape, generator=torch.Generator().manual_seed(self._variant.seed_of(prompt, image)))
-            for prompt in chosen
-            for image in range(workload.images_per_prompt)
-        ]
+        images = [(prompt, image) for prompt in chosen for image in range(workload.images_per_prompt)]
+        if workload.latents is None:
+            seeds = [self._variant.seed_of(prompt, image) for prompt, image in images]
+            noise = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        else:
+            if self._given is None:
+                self._given = read_latents(workload.latents)
+            numbers = [prompt * workload.images_per_prompt + image for prompt, image in images]
+            noise = take(self._given, numbers, shape[1:], workload.latents)
         latents = torch.cat(noise).to(device=self._device.torch_name, dtype=next(denoiser.parameters()).dtype)
         return {"prompt": [prompts[i] for i in chosen], "latents": latents}
 
