@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sdopt.config import GateConfig
-    from sdopt.results import Judgement, StudyResult
+    from sdopt.results import StudyResult
 
 
 def main(argv: list[str]) -> int:

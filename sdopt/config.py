@@ -4,7 +4,7 @@ Nothing below this receives a `DictConfig`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +21,25 @@ from omegaconf.errors import OmegaConfBaseException
 import sdopt
 from sdopt.designs import Design, as_override, difference
 from sdopt.errors import UsageError
+from sdopt.latents import require_latents
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.loading import require_model, require_options
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.prompts import resolve_prompts
-from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Tracking, Workload, out_of_range
+from sdopt.quality.settings import require_quality, require_rules
+from sdopt.schema import (
+    Gate,
+    Hardware,
+    Model,
+    Protocol,
+    Quality,
+    Rule,
+    Scheduler,
+    Task,
+    Tracking,
+    Workload,
+    out_of_range,
+)
 from sdopt.variant import Variant
 
 _PACKAGE = Path(sdopt.__file__).parent
@@ -40,6 +54,8 @@ _SECTIONS: dict[str, type] = {
     "workload": Workload,
     "protocol": Protocol,
     "hardware": Hardware,
+    "quality": Quality,
+    "gate": Gate,
     "tracking": Tracking,
     "study": Design,
 }
@@ -57,6 +73,8 @@ class RunConfig:
     scheduler: Scheduler
     workload: Workload
     protocol: Protocol
+    quality: Quality
+    gate: Gate
     hardware: Hardware
     tracking: Tracking
     study: Design
@@ -83,7 +101,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
     optimizations: dict[str, Optimization] = {}
     for key, kind in _SECTIONS.items():
         if key in cfg:
-            sections[key] = _typed(key, cfg[key], kind, problems)
+            sections[key] = (_gate if kind is Gate else _typed)(key, cfg[key], kind, problems)
         else:
             problems.append(f"{key}: this group must be chosen; it cannot be removed")
     for key in map(str, cfg):
@@ -106,7 +124,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
         raise UsageError(problems)
     recorded: Any = OmegaConf.to_container(cfg, resolve=True)
     return RunConfig(
-        **sections,
+        **_settled(sections, recorded),
         optimizations=optimizations,
         choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
         | {section: str(choices.get(section)) for section in _WORK},
@@ -127,6 +145,9 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
         (require_options, ("scheduler",)),
         (resolve_prompts, ("workload", "model")),
         (require_inputs, ("task", "model", "workload")),
+        (_require_latents, ("workload", "model")),
+        (require_rules, ("gate",)),
+        (require_quality, ("quality", "gate", "model")),
     ]
     for check, names in checks:
         needed = [sections.get(name) for name in names]
@@ -136,6 +157,31 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
         except UsageError as error:
             problems += error.problems
     return problems
+
+
+def _require_latents(workload: Workload, model: Model) -> None:
+    require_latents(workload, model, len(resolve_prompts(workload, model)))
+
+
+def _settled(sections: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
+    """The sections with what the gate decides where they leave it open; noted in the record as well."""
+    gate = sections["gate"]
+    for section, key, value in (
+        ("protocol", "replicates", gate.replicates),
+        ("quality", "prompt_count", gate.prompt_count),
+    ):
+        if getattr(sections[section], key) is None:
+            sections = sections | {section: replace(sections[section], **{key: value})}
+            recorded[section][key] = value
+    return sections
+
+
+def _pictured(run: RunConfig) -> tuple[str, ...]:
+    """Prompts of the quality pass: those that are timed come first; without metrics there are no others."""
+    count = run.workload.prompt_count
+    if run.quality.metrics and run.quality.prompt_count is not None:
+        count = run.quality.prompt_count
+    return resolve_prompts(replace(run.workload, prompt_count=count), run.model)
 
 
 def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
@@ -152,6 +198,21 @@ def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
     nodes = {key: node} if "_target_" in node else {f"{key}.{name!s}": node[name] for name in node}
     made = {path: _typed(path, child, Optimization, problems) for path, child in nodes.items()}
     return {path: option for path, option in made.items() if option is not None}
+
+
+def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:
+    """A gate, its rules typed one by one: OmegaConf leaves what is in a list within a mapping untyped."""
+    if not isinstance(node, DictConfig):
+        return _typed(path, node, kind, problems)
+    gate = _typed(path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems)
+    rules: dict[str, list[Rule]] = {}
+    for contract, listed in (node.get("rules") or {}).items():
+        if not OmegaConf.is_list(listed):
+            problems.append(f"{path}.rules.{contract}: must be a list of rules")
+            continue
+        made = [_typed(f"{path}.rules.{contract}[{i}]", rule, Rule, problems) for i, rule in enumerate(listed)]
+        rules[str(contract)] = [rule for rule in made if rule is not None]
+    return None if gate is None else replace(gate, rules=rules)
 
 
 def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
@@ -256,6 +317,7 @@ class HydraComposer:
             hardware=run.hardware,
             optimizations=run.optimizations,
             prompts=resolve_prompts(run.workload, run.model),
+            pictured=_pictured(run),
             config=run.recorded,
         )
 
@@ -318,6 +380,7 @@ class HydraComposer:
             "tracking": run.tracking == self.current.tracking,
             "hardware.device": run.hardware.device == self.current.hardware.device,
         }
+        shared |= {"quality": run.quality == self.current.quality, "gate": run.gate == self.current.gate}
         wrong = [key for key, same in shared.items() if not same]
         if wrong:
             raise UsageError(

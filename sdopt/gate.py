@@ -15,6 +15,7 @@ from sdopt.designs import difference
 from sdopt.optimizations.base import Contract
 from sdopt.quality.calibration import Calibration
 from sdopt.quality.metrics import family_of
+from sdopt.quality.settings import PERFORMANCE
 from sdopt.results import (
     Comparison,
     Interval,
@@ -30,10 +31,7 @@ from sdopt.results import (
 from sdopt.schema import Gate, Rule
 from sdopt.statistics import Bounds, jackknife_bounds, mean_bounds, memory_floor, memory_ratio, speedup
 
-PERFORMANCE = {"speedup": "latency", "memory_ratio": "memory"}
-"""Metrics that are ratios of the two sides, and the claim that each belongs to."""
-
-WORK = ("model", "workload", "hardware")
+WORK = ("model", "task", "workload", "hardware")
 """Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
 _CHOICES = ("workload.steps", "hardware.threads", "hardware.price_per_hour")
 
@@ -114,7 +112,7 @@ def differing(candidate: VariantResult, reference: VariantResult) -> list[str]:
     return [
         f"{section}.{key} ({value} against {reference.config[section].get(key)})"
         for section in WORK
-        for key, value in candidate.config[section].items()
+        for key, value in candidate.config.get(section, {}).items()
         if value != reference.config[section].get(key) and f"{section}.{key}" not in _CHOICES
     ]
 

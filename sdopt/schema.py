@@ -66,7 +66,9 @@ class Workload:
     """What one timed call does, and which images the generation pass makes."""
 
     prompts: Any = "packaged"
-    """`packaged`, a list of prompts, or the path of a text file with one prompt a line."""
+    """`packaged`, a list of prompts, or a file: .csv, .tsv or .jsonl, or text with one prompt a line."""
+    prompt_column: str | None = None
+    """Column of a .csv, .tsv or .jsonl file; the one called prompt, caption or text where it is null."""
     prompt_count: int = bounded(8, ge=1)
     """How many of the prompts are used, from the first."""
     images_per_prompt: int = bounded(1, ge=1)
@@ -78,6 +80,9 @@ class Workload:
     size: int | None = bounded(None, ge=8)
     """Height and width in pixels; the model's own size where it is null."""
     seed: int = bounded(0, ge=0)
+    latents: str | None = None
+    """A .pt or .safetensors file with the initial noise, of unit variance, instead of noise drawn from seeds: (n,
+    channels, height / 8, width / 8), one for all images or one for each, all images of a prompt together."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,8 @@ class Protocol:
     """Timed calls of each process; below six, no interval is given."""
     warmup: int = bounded(2, ge=0)
     """Untimed calls after the first one, which is reported as the cold start."""
-    replicates: int = bounded(1, ge=1)
-    """Processes per variant."""
+    replicates: int | None = bounded(None, ge=1)
+    """Processes per variant; null is as many as the gate wants, else one."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """How a variant's latency is summarised. Speed-ups are always geometric means of ratios paired by round."""
     confidence: float = bounded(0.95, gt=0, lt=1)
@@ -134,6 +139,8 @@ class Quality:
     """Whether anything is computed from the images; without, those of the workload's prompts are drawn to look at."""
     prompt_count: int | None = bounded(None, ge=1)
     """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
+    floor_prompts: int = bounded(24, ge=2)
+    """Prompts, of those above, that the baseline draws once more for each of the two floors."""
     features: list[str] | None = None
     """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if there are some."""
     reference: str | None = None

@@ -28,6 +28,8 @@ class Variant:
     hardware: Hardware
     optimizations: Mapping[str, Optimization]
     prompts: tuple[str, ...]
+    pictured: tuple[str, ...] = ()
+    """The prompts of the quality pass; those that are timed come first."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The composed configuration, as it is recorded."""
 

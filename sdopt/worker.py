@@ -21,11 +21,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 from tqdm import tqdm
 
 from sdopt.errors import UsageError
 from sdopt.forkserver import StartContext
+from sdopt.latents import read_latents, take
 from sdopt.measure.device import Device, describe_cpu, energy_j, probe_device
 from sdopt.measure.memory import PeakMemory
 from sdopt.measure.operations import tflop_per_image
@@ -34,6 +38,7 @@ from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Proof
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
+from sdopt.quality.drawing import LATENTS, Draw, timed_draw
 from sdopt.results import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
 
@@ -237,6 +242,8 @@ class Session:
         self._pipe: DiffusionPipeline = None
         self._proofs: dict[str, Proof] = {}
         self._inputs: dict[str, Any] = {}
+        self._given: torch.Tensor | None = None
+        self._latents: list[torch.Tensor] = []
 
     def prepare(self) -> float:
         """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
@@ -250,7 +257,7 @@ class Session:
         self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
         for axis, option in self._variant.applied:
             self._proofs[axis] = option.apply(self._pipe)
-        self._inputs = self._batch(0)
+        self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
         load_s = time.perf_counter() - start
         self._memory.loaded()
@@ -315,47 +322,66 @@ class Session:
         """TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
         return tflop_per_image(self._pipe, self._variant)["total"]
 
-    def call_count(self) -> int:
-        """Calls that it takes to make all images."""
-        return -(-len(self._variant.prompts) // self._variant.workload.batch_size)
+    def generate(self, batch: int, draw: Draw, folder: str) -> list[ImageRecord]:
+        """Makes the images of one batch of a draw and keeps them losslessly in `folder`.
 
-    def generate(self, batch: int, folder: str) -> list[ImageRecord]:
-        """Makes the images of one batch of prompts and keeps them losslessly below the run's folder."""
-        workload = self._variant.workload
-        inputs = self._batch(batch)
-        images = self._call(**inputs).images
+        With the last batch the final latents of all are kept beside them, in the order of the records.
+        """
+        if batch == 0:
+            self._latents = []
+        if draw.threads is not None:
+            torch.set_num_threads(draw.threads)
+        count = self._variant.workload.images_per_prompt
+        last: list[torch.Tensor] = []
+
+        def keep_latents(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            last[:] = [tensors["latents"]]
+            return tensors
+
+        # As arrays, because bytes cannot tell a NaN from black.
+        images = self._call(**self._batch(batch, draw), output_type="np", callback_on_step_end=keep_latents).images
+        latents = last[0].float().cpu() if last else torch.empty(len(images), 0)
         records = []
         for number, image in enumerate(images):
-            position = batch * workload.batch_size + number // workload.images_per_prompt
-            prompt_index, image_index = position % len(self._variant.prompts), number % workload.images_per_prompt
-            path = Path(folder) / f"{prompt_index:04d}_{image_index:02d}.png"
-            if position < len(self._variant.prompts):
-                image.save(path)
-                seed = self._variant.seed_of(prompt_index, image_index)
-                prompt = self._variant.prompts[prompt_index]
-                records.append(ImageRecord(prompt, prompt_index, image_index, seed, path.name))
+            position = batch * draw.batch_size + number // count
+            if position >= len(draw.prompts):
+                break  # what a short batch was filled up with
+            image_index, path = number % count, Path(folder) / f"{position:04d}_{number % count:02d}.png"
+            finite = bool(np.isfinite(image).all()) and bool(latents[number].isfinite().all())
+            pixels = (np.nan_to_num(image, posinf=1.0).clip(0, 1) * 255).round().astype(np.uint8)
+            Image.fromarray(pixels).save(path)
+            seed = draw.seed + position * count + image_index
+            records.append(ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite))
+        self._latents.append(latents[: len(records)])
+        if batch == draw.calls - 1:
+            save_file({"latents": torch.cat(self._latents).contiguous()}, Path(folder) / LATENTS)
         return records
 
-    def _batch(self, index: int) -> dict[str, Any]:
+    def _batch(self, index: int, draw: Draw) -> dict[str, Any]:
         """Prompts and initial noise of one call; a last, short batch is filled up from the start.
 
         The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
         batch size and device do not change where an image starts.
         """
-        workload, prompts = self._variant.workload, self._variant.prompts
-        chosen = [(index * workload.batch_size + offset) % len(prompts) for offset in range(workload.batch_size)]
-        seeds = [self._variant.seed_of(prompt, n) for prompt in chosen for n in range(workload.images_per_prompt)]
-        inputs = inputs_of(self._variant.task, self._variant.model, self._variant.size, len(seeds))
-        inputs["prompt"] = [prompts[i] for i in chosen]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        if self._variant.task.kind != "txt2img":
+        variant, count = self._variant, self._variant.workload.images_per_prompt
+        chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
+        numbers = [prompt * count + image for prompt in chosen for image in range(count)]
+        inputs = inputs_of(variant.task, variant.model, variant.size, len(numbers))
+        inputs["prompt"] = [draw.prompts[i] for i in chosen]
+        generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
+        if variant.task.kind != "txt2img":
             # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
             return inputs | {"generator": generators}
-        side = self._variant.size // self._pipe.vae_scale_factor
+        side = variant.size // self._pipe.vae_scale_factor
         shape = (1, self._pipe.vae.config.latent_channels, side, side)
-        noise = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
+        if variant.workload.latents is None:
+            noise = [torch.randn(shape, generator=generator) for generator in generators]
+        else:
+            if self._given is None:
+                self._given = read_latents(variant.workload.latents)
+            noise = take(self._given, numbers, shape[1:], variant.workload.latents)
         dtype = next(plain(denoiser_of(self._pipe)).parameters()).dtype
-        return inputs | {"latents": noise.to(device=self._device.torch_name, dtype=dtype)}
+        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
 
     def _call(self, **changes: Any) -> Any:
         workload = self._variant.workload

@@ -16,6 +16,7 @@ from sdopt.errors import UsageError
 from sdopt.quality.appearance import brightness, contrast, fine_detail
 from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import ReferenceSet, cmmd, fid, kid, reference_set
+from sdopt.quality.drawing import LATENTS
 from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.metrics import QualityMetric, family_of
@@ -25,9 +26,6 @@ from sdopt.results import ImageRecord, Score, Spread, StudyResult, Trip
 
 if TYPE_CHECKING:
     from sdopt.forkserver import StartContext
-
-LATENTS = "latents.safetensors"
-"""Beside the images: `latents`, float32 (n, channels, height, width), in their order."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""What a configuration says of quality, checked before anything runs."""
+
+from sdopt.errors import UsageError
+from sdopt.optimizations.base import Contract
+from sdopt.pipelines.loading import PACKAGED
+from sdopt.quality.metrics import family_of
+from sdopt.schema import Gate, Model, Quality
+
+PERFORMANCE = {"speedup": "latency", "memory_ratio": "memory"}
+"""What gates can judge beside quality: ratios of the two sides, and the claim that each belongs to."""
+
+
+def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
+    """Names of the feature extractors: those that are named, else the model's own; none for a full-size model."""
+    if quality.features is not None:
+        return tuple(quality.features)
+    return ("emojiclip",) if (PACKAGED / model.name).is_dir() else ()
+
+
+def reference_of(quality: Quality, model: Model) -> str:
+    """What FID, KID and CMMD compare with."""
+    if quality.reference is not None:
+        return quality.reference
+    return "packaged" if (PACKAGED / model.name).is_dir() else "baseline"
+
+
+def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
+    """Raises UsageError where features or a reference set are not there, or a gate judges what is not measured."""
+    from sdopt.quality.features import require_features
+    from sdopt.quality.paired import require_lpips
+
+    problems = []
+    if gate.judges and not quality.metrics:
+        problems.append(f"gate={gate.name}: judges images, and quality.metrics=false computes nothing of them")
+    for name in features_of(quality, model) if quality.metrics else ():
+        try:
+            require_features(name)
+        except UsageError as error:
+            problems += [f"quality.features: {problem}" for problem in error.problems]
+    if quality.lpips:
+        try:
+            require_lpips("alex")
+        except UsageError as error:
+            problems += [f"quality.lpips: {problem}" for problem in error.problems]
+    if problems:
+        raise UsageError(problems)
+
+
+def require_rules(gate: Gate) -> None:
+    """Raises UsageError for rules that could never be applied: a gate that cannot judge must not start."""
+    problems = []
+    for contract, rules in gate.rules.items():
+        if contract not in list(Contract):
+            problems.append(f"gate.rules.{contract}: the contracts are {', '.join(Contract)}")
+        for number, rule in enumerate(rules):
+            where = f"gate.rules.{contract}[{number}]"
+            if rule.metric not in PERFORMANCE:
+                try:
+                    family_of(rule.metric)
+                except UsageError as error:
+                    problems += [f"{where}.metric={problem}, {', '.join(PERFORMANCE)}" for problem in error.problems]
+            needed = {
+                "non_inferior": ("margin", "deviations"),
+                "equivalent": ("margin", "deviations"),
+                "at_least": ("limit", "of_seeds"),
+                "at_most": ("limit", "of_seeds"),
+            }.get(rule.test, ())
+            given = [name for name in ("margin", "deviations", "limit", "of_seeds") if getattr(rule, name) is not None]
+            if needed and (len(given) != 1 or given[0] not in needed):
+                problems.append(f"{where}: test={rule.test} takes one of {' and '.join(needed)}")
+            if rule.test == "within" and (rule.low is None or rule.high is None):
+                problems.append(f"{where}: test=within takes low and high")
+    if problems:
+        raise UsageError(problems)
