@@ -164,7 +164,7 @@ class Rule:
     `low` and `high`), `exact` (it is zero for every prompt).
     """
 
-    metric: str
+    metric: str = ""
     """Without the name of its features, where it has some: the run's own are meant."""
     test: str = bounded("non_inferior", choices=TESTS)
     margin: float | None = bounded(None, ge=0)
