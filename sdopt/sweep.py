@@ -31,8 +31,13 @@ def exit_code(folder: Path) -> int:
         return JobError(**json.loads((folder / "error.json").read_text())).exit_code
     if not (folder / "result.json").is_file():
         return 0
-    rows = read_result(folder).variants
-    return 0 if all(row.status.measured or row.status is Status.SKIPPED for row in rows) else 3
+    result = read_result(folder)
+    measured = {row.name for row in result.variants if row.status.measured}
+    uncompared = [
+        edge for edge in result.comparisons if not edge.speedup and {edge.candidate, edge.reference} <= measured
+    ]
+    failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
+    return 3 if failed or uncompared else 0
 
 
 @dataclass(frozen=True)

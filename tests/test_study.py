@@ -436,8 +436,9 @@ class TestProcess:
         assert process.left_behind() == []
         assert finished.result.environment.start_method == "forkserver"
 
-    @pytest.fixture
-    def interrupted(self, tmp_path: Path) -> tuple[Finished, list[str]]:
+    @pytest.fixture(scope="class")
+    def interrupted(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[str]]:
+        tmp_path = tmp_path_factory.mktemp("interrupted")
         process = start(
             tmp_path,
             *("run", *SABOTAGE, *SMALL, "+sabotage=harmless", "protocol.rounds=100000", "protocol.warmup=0"),
@@ -455,14 +456,29 @@ class TestProcess:
         finished, left = interrupted
         assert finished.code == 130
         assert left == []
-        assert finished.err == "sdopt: interrupted; what was measured is kept\n"
+        folder = finished.folder.relative_to(finished.cwd)
+        assert finished.err == (
+            f"sdopt: interrupted; what was measured is kept\n`sdopt run resume={folder}` goes on with it.\n"
+        )
         result = finished.result
         assert result.status == "interrupted"
         for row in result.variants:
             assert row.status is Status.INTERRUPTED
-            assert row.reason
-            assert len(row.measurements[0].latency_s) > 1
+            rounds = len(row.measurements[0].latency_s)
+            assert rounds > 1
+            assert row.reason.startswith("interrupted by the user after ")
+            assert row.reason.endswith(" of 100000 rounds")
         assert not list(finished.folder.glob("*.tmp"))
+
+    def test_ctrl_c_compares_what_was_measured(self, interrupted: tuple[Finished, list[str]]) -> None:
+        finished, _ = interrupted
+        result = finished.result
+        assert result.floor is not None
+        for edge in result.comparisons:
+            assert edge.speedup is not None
+            assert edge.speedup.n > 1
+        assert "×" in finished.out
+        assert "interrupted" in finished.out
 
     def test_ctrl_c_while_libraries_are_imported(self, tmp_path: Path) -> None:
         process = start(tmp_path, "run", *SMOKE)
@@ -492,7 +508,8 @@ class TestProcess:
 
 def test_the_sabotages_are_all_used() -> None:
     files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
-    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once"}
+    elsewhere = {"fills_the_disk", "wants_too_much_in_a_round"}
+    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", *elsewhere}
 
 
 def test_a_variant_knows_its_worst_prompt_count(variant: Compose) -> None:

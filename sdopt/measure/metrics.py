@@ -3,7 +3,7 @@
 import numpy as np
 
 from sdopt.results import StudyResult, VariantResult
-from sdopt.statistics import latency, within_floor
+from sdopt.statistics import latency, paired, within_floor
 
 
 def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
@@ -15,7 +15,7 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     found: dict[str, float] = {}
     if not variant.status.measured:
         return found
-    samples = [sample for m in variant.measurements for sample in m.latency_s]
+    samples = [sample for times in variant.samples.values() for sample in times]
     if samples:
         estimate = latency(variant, result.config["protocol"]["estimator"], result.confidence)
         assert estimate is not None
@@ -55,8 +55,9 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     found |= _memory(variant)
     edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
     if edge and edge.speedup:
-        reference = [s for m in result.variant(edge.reference).measurements for s in m.latency_s]
-        found["speedup/p50"] = float(np.median(reference) / np.median(samples))
+        pairs = [pair for found in paired(variant, result.variant(edge.reference)).values() for pair in found]
+        mine, reference = ([s for pair in pairs for s in pair[side].latency_s] for side in (0, 1))
+        found["speedup/p50"] = float(np.median(reference) / np.median(mine))
         found["speedup/paired"] = edge.speedup.estimate
         found["speedup/within_floor"] = float(within_floor(edge))
         if edge.speedup.low is not None and edge.speedup.high is not None:

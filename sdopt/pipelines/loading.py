@@ -49,6 +49,17 @@ def _pipeline_class(folder: Path) -> str | None:
     return index.get("_class_name") if isinstance(index, dict) else None
 
 
+def fewest_heads(model: Model) -> int | None:
+    """Attention heads of the UNet's layer with the fewest, where its configuration can be read without loading it."""
+    path = model_folder(model) / "unet" / "config.json"
+    if not path.is_file():
+        return None
+    config = json.loads(path.read_text())
+    # What UNets call the dimension of a head is, for historical reasons, the number of heads.
+    heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
+    return min(heads) if isinstance(heads, list) else int(heads)
+
+
 def scheduler_class(scheduler: Scheduler) -> Any:
     """Raises UsageError where diffusers has no scheduler of that name."""
     import diffusers

@@ -46,8 +46,8 @@ def rows_of(result: StudyResult) -> list[Row]:
 
 
 def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> Row:
-    measured = variant.status.measured
-    time = latency(variant, result.config["protocol"]["estimator"], result.confidence) if measured else None
+    timed = variant.status.timed
+    time = latency(variant, result.config["protocol"]["estimator"], result.confidence) if timed else None
     speed = edge.speedup if edge else None
     return Row(
         variant=variant.name,
@@ -88,7 +88,7 @@ def _explanation(result: StudyResult, variant: VariantResult, edge: Comparison |
     if edge is not None and variant.measurements and variant.status is Status.OK:
         axes = difference(variant.choices, result.variant(edge.reference).choices)
         shown += [item.summary for item in variant.measurements[0].evidence if item.axis in axes]
-    return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.measured else [])])
+    return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.timed else [])])
 
 
 def notes_of(result: StudyResult) -> list[str]:
@@ -100,9 +100,9 @@ def notes_of(result: StudyResult) -> list[str]:
             f"A/A floor: two identical baselines differed by {100 * (result.floor - 1):.1f} %; "
             "≈ marks a speed-up that is no larger than that."
         )
-    elif any(variant.status.measured for variant in result.variants):
+    elif any(variant.status.timed and variant.samples for variant in result.variants):
         notes.append("No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈).")
-    samples = [len(m.latency_s) for v in result.variants for m in v.measurements if m.latency_s]
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
     protocol = result.config["protocol"]
     percent = f"{100 * result.confidence:g} %"
     if samples and result.schedule.kind == "interleaved":
@@ -112,6 +112,14 @@ def notes_of(result: StudyResult) -> list[str]:
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
         notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} intervals.{drift}")
+    if len(result.sittings) > 1:
+        notes.append(
+            f"Measured in {len(result.sittings)} sittings with processes of their own: a speed-up pairs rounds of the "
+            "same sitting alone, so it need not be the ratio of two latencies shown."
+        )
+    disturbing = sorted({other for sitting in result.sittings for other in sitting.disturbed_by})
+    if disturbing:
+        notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
     names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}
     memory = {
         "peak_allocated_gib": "peak that PyTorch allocated on the device",
