@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Judges; returns 0 where everything passed, 1 for a regression, 2 for a mistake, 3 where it could not be judged."""
+    """Judges; returns 0 where all passed, 1 for a regression, 2 for a mistake, 3 where it could not be judged."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate",
         description="Judge a result by a gate's rules; or, with --against, whether it got worse since an earlier one.",

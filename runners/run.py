@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sdopt.forkserver import StartContext
     from sdopt.results import StudyResult
     from sdopt.schema import Tracking
+    from sdopt.worker import Machine
 
 _INFORMATIVE = (
     "--help",
@@ -51,6 +52,10 @@ def main(argv: list[str]) -> int:
     from sdopt.config import RememberFolder
     from sdopt.sweep import exit_code
 
+    if code == 130 and (folder := RememberFolder.sweep or RememberFolder.run):
+        print(f"`sdopt run resume={folder}` goes on with it.", file=sys.stderr)
+    if RememberFolder.occupied:
+        return max(code, 2)
     if RememberFolder.sweep is not None:
         return max(code, _summarise(RememberFolder.sweep))
     return code or (exit_code(RememberFolder.run) if RememberFolder.run else 0)
@@ -59,19 +64,20 @@ def main(argv: list[str]) -> int:
 def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     import hydra
 
-    from sdopt.config import CONF, CONFIG_NAME, RememberFolder, reject_null_groups
+    from sdopt.config import CONF, CONFIG_NAME, RememberFolder, reject_null_groups, with_resumed
     from sdopt.errors import UsageError
 
+    RememberFolder.run, RememberFolder.sweep, RememberFolder.occupied = None, None, False
     try:
+        argv = with_resumed(argv)
         reject_null_groups(argv)
         _reject_other_configs(argv)
     except UsageError as error:
-        print(f"sdopt: {error}", file=sys.stderr)
+        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
         return 2
     # Users' own optimizations live in modules beside where they work, as with `python -m`.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    RememberFolder.run = RememberFolder.sweep = None
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)
     def job(_cfg: Any) -> Any:
@@ -119,8 +125,9 @@ def _job(context: "StartContext") -> Any:
     """One Hydra job: one study. Returns the objective; a failed job returns NaN, so that a sweep goes on."""
     from rich.console import Console
 
-    from sdopt.config import HydraComposer, in_sweep, job_folder
-    from sdopt.errors import ConflictError, UsageError
+    from sdopt.config import HydraComposer, RememberFolder, in_sweep, job_folder
+    from sdopt.errors import ConflictError, OccupiedError, UsageError
+    from sdopt.locks import held
     from sdopt.results import Status
     from sdopt.sweep import JobError, write_error
 
@@ -128,7 +135,14 @@ def _job(context: "StartContext") -> Any:
     folder = job_folder()
     try:
         composer = HydraComposer.of_this_job()
-        result = _study(composer, context, folder, console, alone=not in_sweep())
+        with held(folder) as ours:
+            if not ours:
+                raise OccupiedError(f"{folder}: another process is measuring there")
+            result = _study(composer, context, folder, console, alone=not in_sweep())
+    except OccupiedError as error:
+        print(f"sdopt: {error}", file=sys.stderr)
+        RememberFolder.occupied = True  # an error.json there would be taken for the other's
+        return math.nan
     except UsageError as error:
         for problem in error.problems:
             print(f"sdopt: {problem}", file=sys.stderr)
@@ -152,16 +166,21 @@ def _job(context: "StartContext") -> Any:
 def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
 ) -> "StudyResult | None":
-    from sdopt.errors import ConflictError
+    from sdopt.errors import ConflictError, OccupiedError
     from sdopt.pipelines.hub import fetch_models
     from sdopt.report.progress import Progress
     from sdopt.report.table import show, terminal_table
-    from sdopt.results import Status, write_result
-    from sdopt.study import plan_result, run_study
-    from sdopt.tracking import require_mlflow
+    from sdopt.results import Status, read_result, write_result
+    from sdopt.resume import go_on
+    from sdopt.study import missing_of, plan_result, require_room, run_study
+    from sdopt.tracking import require_mlflow, require_store
     from sdopt.worker import probe_machine
 
     run: RunConfig = composer.current
+    there = (folder / "result.json").is_file()
+    if there and not run.resume:
+        raise OccupiedError(f"{folder}: holds a result; `sdopt run resume={folder}` goes on with it, or choose another")
+    (folder / "error.json").unlink(missing_ok=True)
     if run.tracking.kind == "mlflow":
         require_mlflow()
     plan = run.study.plan(composer)
@@ -171,12 +190,24 @@ def _study(
 
         context = multiprocessing.get_context("spawn")
         machine = probe_machine(context, run.hardware.device)
+    if not run.dry_run:
+        fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
     command = ["sdopt", "run", *sys.argv[1:]]
     design = type(run.study).__name__.lower()
     result = plan_result(plan, run.study.name, design, dict(run.recorded), machine, command)
     if run.dry_run:
         _show_plan(result, console)
         return None
+    if there:
+        result = go_on(read_result(folder), result, folder, run.retry_failed)
+        if result.status == "finished" and not missing_of(result).variants:
+            console.print(f"nothing is missing: {folder}", markup=False, highlight=False, soft_wrap=True)
+            if not (folder / "plot.png").is_file():
+                _draw(result, folder, console)
+            _track(result, folder, run.tracking, console)
+            return result
+    if run.tracking.kind == "mlflow" and (warning := require_store(run.tracking)):
+        print(f"sdopt: {warning}", file=sys.stderr)
     candidates = [row for row in result.variants if row.role != "control"][1:]
     if candidates and all(row.status is Status.SKIPPED for row in candidates):
         # Nothing is left to compare with the baseline.
@@ -189,15 +220,57 @@ def _study(
         console.print(terminal_table(result, console.width))
         _track(result, folder, run.tracking, console)
         return result
-    fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
+    require_room(plan, folder)
+    write_result(result, folder)  # a disk that is full is better found before measuring than after it
     try:
         with Progress(console) as progress:
-            run_study(plan, result, run.protocol, machine, context, folder, progress)
+            run_study(plan, result, run.protocol, machine, context, folder, progress, run.quality)
+        _assess(result, folder, run, machine, context, console)
     finally:
         show(result, console, folder)
         _draw(result, folder, console)
         _track(result, folder, run.tracking, console)
     return result
+
+
+def _assess(
+    result: "StudyResult",
+    folder: Path,
+    run: "RunConfig",
+    machine: "Machine",
+    context: "StartContext",
+    console: "Console",
+) -> None:
+    """Scores the images and, where a gate is chosen, judges; what was measured is kept whatever happens here."""
+    from rich.markup import escape
+
+    from sdopt.errors import UsageError
+    from sdopt.gate import judge
+    from sdopt.quality.calibration import calibration_for
+    from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
+    from sdopt.quality.settings import features_of, reference_of
+    from sdopt.report.verdicts import write_verdicts
+    from sdopt.results import write_at_last
+
+    if not run.quality.metrics:
+        return
+    settings = Settings(
+        features=features_of(run.quality, run.model),
+        reference=reference_of(run.quality, run.model),
+        lpips=run.quality.lpips,
+        device=machine.device.torch_name,
+        trained=run.model.weights != "random",
+    )
+    try:
+        with console.status("quality") as status:
+            evaluate_apart(result, folder, settings, context, lambda name: status.update(f"quality: {escape(name)}"))
+    except (EvaluationError, UsageError) as error:
+        print(f"sdopt: quality could not be computed: {error}", file=sys.stderr)
+    if run.gate.judges:
+        judge(result, run.gate, calibration_for(result, run.gate.calibration))
+    write_at_last(result, folder)
+    if run.gate.judges:
+        write_verdicts(result, result.judgements, folder)
 
 
 def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
@@ -283,7 +356,10 @@ def _summarise(folder: Path) -> int:
         return sweep.exit_code
     console = Console()
     console.print(sweep_table(sweep.rows, console.width))
-    (folder / "sweep.md").write_text(sweep_markdown(sweep.rows))
+    try:
+        (folder / "sweep.md").write_text(sweep_markdown(sweep.rows))
+    except OSError as error:
+        print(f"sdopt: no table: {folder / 'sweep.md'}: {error.strerror}", file=sys.stderr)
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     studies = list(sweep.studies.values())
     tracking = Tracking(**studies[0].config["tracking"])

@@ -59,7 +59,9 @@ _SECTIONS: dict[str, type] = {
     "tracking": Tracking,
     "study": Design,
 }
-_SCALARS = ("dry_run", "objective")
+_SCALARS = ("dry_run", "objective", "resume", "retry_failed")
+_OF_THE_COMMAND = ("resume", "retry_failed")
+"""Keys that say how a command runs, and nothing of what the study is."""
 _WORK = ("task", "scheduler")
 """Sections that are choices of a variant, as its optimizations are; a baseline keeps them."""
 
@@ -82,6 +84,8 @@ class RunConfig:
     choices: Mapping[str, str]
     dry_run: bool
     objective: tuple[str, ...]
+    resume: str | None
+    retry_failed: bool
     recorded: Mapping[str, Any]
 
 
@@ -117,8 +121,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
     names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
     if not names or not all(isinstance(name, str) for name in names):
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
-    if not isinstance(cfg.get("dry_run"), bool):
-        problems.append("dry_run: true or false")
+    problems += [f"{key}: true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)]
     problems += _beyond_types(sections) if whole else []
     if problems:
         raise UsageError(problems)
@@ -130,7 +133,9 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
         | {section: str(choices.get(section)) for section in _WORK},
         dry_run=cfg.dry_run,
         objective=names,
-        recorded=recorded,
+        resume=cfg.get("resume"),
+        retry_failed=cfg.retry_failed,
+        recorded={key: value for key, value in recorded.items() if key not in _OF_THE_COMMAND},
     )
 
 
@@ -399,12 +404,76 @@ class RememberFolder(Callback):
 
     run: ClassVar[Path | None] = None
     sweep: ClassVar[Path | None] = None
+    occupied: ClassVar[bool] = False
+    """Whether a folder was refused because it is another's: its files say nothing of this command."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         RememberFolder.run = Path(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         RememberFolder.sweep = Path(config.hydra.sweep.dir)
+
+
+def with_resumed(argv: Sequence[str]) -> list[str]:
+    """A command line as it is, or where it says `resume=<folder>` that of the run or sweep in the folder.
+
+    Hydra keeps what a study was started with in the folder, so that nothing has to be said again; and where tracking or
+    `retry_failed` is said beside `resume`, that holds.
+
+    Raises:
+        UsageError: something else is said, or there is nothing to go on with.
+    """
+    named = [a for a in argv if _bare(a).startswith("resume=") and _bare(a) != "resume=null"]
+    if not named:
+        if any(_bare(argument) == "retry_failed=true" for argument in argv):
+            raise UsageError(
+                "retry_failed=true: only a study that is resumed has failures; name it with resume=<folder>"
+            )
+        return list(argv)
+    folder = Path(_bare(named[0]).removeprefix("resume=")).expanduser()
+    said = [argument for argument in argv if argument != named[0]]
+    kept = [argument for argument in said if _top(_bare(argument)) in ("tracking", "retry_failed")]
+    refused = [argument for argument in said if argument not in kept and argument not in ("-m", "--multirun")]
+    if refused:
+        raise UsageError(
+            [
+                f"{argument}: cannot be changed beside resume, which goes on with the study of its folder; only "
+                "tracking and retry_failed can stand there"
+                for argument in refused
+            ]
+        )
+    sweep = folder / "multirun.yaml"
+    source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
+    try:
+        recorded = OmegaConf.load(source).hydra
+        task: Any = OmegaConf.to_container(recorded.overrides.task)
+        hydra: Any = OmegaConf.to_container(recorded.overrides.hydra)
+        added = [item.path for item in recorded.runtime.config_sources if item.provider == "command-line"]
+    except (OSError, OmegaConfBaseException, ValueError) as error:
+        raise UsageError(
+            f"resume={folder}: there is no {source.relative_to(folder)} that says what was run there; "
+            "name the folder of a run or of a sweep"
+        ) from error
+    place = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
+    ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *_OF_THE_COMMAND)
+    return [
+        *(["-m"] if sweep.is_file() else []),
+        *(part for path in added for part in ("--config-dir", path)),
+        *(override for override in _merge(task, kept) if _key(override) not in ours),
+        *(override for override in hydra if _key(override) not in ours),
+        *(override for override in kept if _key(override) in ours),
+        f"{place}={_quoted(str(folder))}",
+        f"resume={_quoted(str(folder))}",
+    ]
+
+
+def _bare(argument: str) -> str:
+    return argument.lstrip("+")
+
+
+def _quoted(value: str) -> str:
+    """A string as Hydra's grammar takes it, whatever is in it."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def reject_null_groups(overrides: Sequence[str]) -> None:

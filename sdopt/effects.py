@@ -7,7 +7,7 @@ import numpy as np
 from scipy import linalg
 
 from sdopt.results import Effect, StudyResult, VariantResult
-from sdopt.statistics import log_times, ratio
+from sdopt.statistics import log_times, ratio, relative_logs
 
 _TOLERANCE = 1e-9
 
@@ -21,7 +21,7 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     speed-up over the product of each alone: above 1 they help each other. Where cells of the product are missing,
     effects that the rest cannot tell apart are named as aliased, and get no figure.
     """
-    cells = [v for v in result.variants if v.role == "variant" and v.status.measured and v.measurements]
+    cells = [v for v in result.variants if v.role == "variant" and v.status.timed and v.samples]
     if len(cells) < 2 or not options:
         return []
     present = np.array([[float(_has(cell, option)) for option in options] for cell in cells])
@@ -38,8 +38,8 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in fitted)])
     aliases = _aliases(design)
     inverse = np.linalg.pinv(design)
-    times, unit = _log_times(cells)
-    memory = [[np.log(m.memory.headline[1]) for m in cell.measurements if m.memory] for cell in cells]
+    times, unit = _log_times(cells, result.variant(result.baseline))
+    memory = [_log_peaks(cell) for cell in cells]
     found = []
     for term in terms:
         effect = Effect(tuple(options[n] for n in term))
@@ -67,16 +67,34 @@ def _axis(option: str) -> str:
     return option.partition("=")[0]
 
 
-def _log_times(cells: Sequence[VariantResult]) -> tuple[np.ndarray, str]:
-    """log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is."""
-    replicates = min(len(cell.measurements) for cell in cells)
-    in_blocks = any(measurement.latency_before_s for cell in cells for measurement in cell.measurements)
-    if replicates > 1:
-        means = [[log_times(m, in_blocks).mean() for m in cell.measurements[:replicates]] for cell in cells]
-        return np.array(means), "process"
-    logs = [log_times(cell.measurements[0], in_blocks) for cell in cells]
-    rounds = min(values.size for values in logs)
-    return np.array([values[:rounds] for values in logs]), "round"
+def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:
+    """log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is.
+
+    Of several sittings they are relative to the baseline of each; a contrast of cells that shared one is the same.
+    """
+    replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
+    flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
+    if len({measurement.sitting for measurement in flat}) > 1:
+        logs = [[relative_logs(cell, baseline, replicate) for replicate in replicates] for cell in cells]
+    else:
+        in_blocks = any(measurement.latency_before_s for measurement in flat)
+        logs = [
+            [log_times(m, in_blocks) for m in cell.measurements if m.latency_s and m.replicate in replicates]
+            for cell in cells
+        ]
+    if len(replicates) > 1:
+        return np.array([[values.mean() for values in row] for row in logs]), "process"
+    rounds = min(row[0].size for row in logs)
+    return np.array([row[0][:rounds] for row in logs]), "round"
+
+
+def _log_peaks(cell: VariantResult) -> list[float]:
+    """log of the peak memory of each replicate."""
+    peaks: dict[int, list[float]] = {}
+    for measurement in cell.measurements:
+        if measurement.memory:
+            peaks.setdefault(measurement.replicate, []).append(measurement.memory.headline[1])
+    return [float(np.log(np.mean(values))) for values in peaks.values()]
 
 
 def _aliases(design: np.ndarray) -> list[list[int]]:

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import sdopt
+from sdopt import fingerprint
 from sdopt.results import Environment
 from sdopt.worker import Machine
 
@@ -28,6 +29,7 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         cpu=machine.cpu,
         start_method="forkserver" if machine.preloaded else "spawn",
         command=command,
+        code=fingerprint.code(),
     )
 
 

@@ -20,3 +20,7 @@ class UsageError(Exception):
 
 class ConflictError(UsageError):
     """Choices that are each valid, but cannot run together, with this model or on this machine."""
+
+
+class OccupiedError(UsageError):
+    """A folder that another process writes, or that holds the result of another run."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.designs import difference
 from sdopt.optimizations.base import Contract
 from sdopt.quality.calibration import Calibration
 from sdopt.quality.metrics import family_of
@@ -20,6 +19,7 @@ from sdopt.results import (
     Comparison,
     Interval,
     Judgement,
+    Promise,
     Ruling,
     Score,
     Spread,
@@ -74,10 +74,11 @@ def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration:
         return comparison.floor if metric == "speedup" else memory_floor(result)
 
     sides = Sides(candidate, reference, comparison.quality, calibration, ratio, floor)
-    rulings = sides.rulings(gate, Contract(candidate.contract))
-    changed = difference(candidate.choices, reference.choices)
-    note = f"{len(changed)} options changed; judged by the weakest promise among them" if len(changed) > 1 else ""
-    return judgement(comparison, candidate.contract, rulings, note)
+    contract = sides.contract
+    rulings = sides.rulings(gate, contract)
+    mixed = len({promise.contract for promise in sides.promises}) > 1
+    note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
+    return judgement(comparison, contract, rulings, note)
 
 
 def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
@@ -170,6 +171,34 @@ class Sides:
     ratio: Callable[[str, float], Interval | None]
     floor: Callable[[str], float | None]
 
+    @property
+    def promises(self) -> list[Promise]:
+        """What is promised on either side by the options in which the two differ."""
+        axes = {*self.candidate.choices, *self.reference.choices}
+        changed = [axis for axis in axes if self.candidate.choices.get(axis) != self.reference.choices.get(axis)]
+        return [
+            side.promises[axis]
+            for side in (self.candidate, self.reference)
+            for axis in changed
+            if axis in side.promises
+        ]
+
+    @property
+    def contract(self) -> Contract:
+        """The weakest of those promises; other work, as another scheduler is, promises nothing of the images."""
+        order = list(Contract)
+        if (self.candidate.contract == Contract.LOSSY) != (self.reference.contract == Contract.LOSSY):
+            return Contract.LOSSY
+        promised = [Contract(promise.contract) for promise in self.promises]
+        return max(promised, key=order.index, default=Contract(self.candidate.contract))
+
+    @property
+    def claims(self) -> set[str]:
+        """What the candidate's options claim that the reference does not have."""
+        mine, other = self.candidate, self.reference
+        changed = [axis for axis in mine.promises if mine.choices.get(axis) != other.choices.get(axis)]
+        return {claim for axis in changed for claim in mine.promises[axis].claims}
+
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
         """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why."""
         rulings = _comparable(self.candidate, self.reference)
@@ -179,7 +208,7 @@ class Sides:
         rulings += [self.apply(rule) for rule in gate.rules.get(contract, [])]
         if not gate.rules.get(contract):
             rulings.append(_unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
-        if gate.must_pay and self.candidate.claims:
+        if gate.must_pay and self.claims:
             rulings.append(self.pays())
         return rulings
 
@@ -286,7 +315,7 @@ class Sides:
         """An option that claims latency or memory must gain in one of them, and harm none that it claims."""
         gains, harms, open_, said = [], [], [], []
         for metric, claim in PERFORMANCE.items():
-            if claim not in self.candidate.claims:
+            if claim not in self.claims:
                 continue
             bounds = self._ratio(metric, 0.95)
             if bounds is None:

@@ -35,6 +35,11 @@ class Status(StrEnum):
         """Whether its figures may be shown: an option without effect still has a latency."""
         return self in (Status.OK, Status.NOT_ENGAGED)
 
+    @property
+    def timed(self) -> bool:
+        """Whether what it has of samples may be compared: also those of a study that was interrupted."""
+        return self.measured or self is Status.INTERRUPTED
+
 
 @dataclass
 class Evidence:
@@ -75,6 +80,8 @@ class Measurement:
     """Raw samples of one worker process; all times in seconds."""
 
     replicate: int
+    sitting: int = 0
+    """Number of the sitting that it belongs to. Only samples of one sitting are ever paired."""
     load_s: float | None = None
     cold_start_s: float | None = None
     """The first call after loading, compilation and autotuning included."""
@@ -84,7 +91,8 @@ class Measurement:
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
     latency_before_s: list[float] = field(default_factory=list)
-    """In blocks: the reference measured just before this process, by round."""
+    """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
+    off, and its samples are paired with nothing."""
     latency_after_s: list[float] = field(default_factory=list)
     stages_s: dict[str, list[float]] = field(default_factory=dict)
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
@@ -93,6 +101,8 @@ class Measurement:
     recompiles: int | None = None
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
+    complete: bool = False
+    """Whether evidence, stages and images were taken after its rounds."""
 
 
 @dataclass
@@ -148,6 +158,14 @@ class Trip:
 
 
 @dataclass
+class Promise:
+    """What one optimization promises about the images, and what it is for: `latency`, `memory` or nothing."""
+
+    contract: str
+    claims: list[str]
+
+
+@dataclass
 class VariantResult:
     """One point of the ablation."""
 
@@ -168,9 +186,20 @@ class VariantResult:
     trips: list[Trip] = field(default_factory=list)
     denoiser_calls: int | None = None
     """How often one call of the pipeline ran the denoiser."""
-    claims: list[str] = field(default_factory=list)
-    """What its optimizations are for: `latency`, `memory`."""
+    promises: dict[str, Promise] = field(default_factory=dict)
+    """By axis, what its optimizations promise."""
     tflop_per_image: float | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digests of the weights, prompts and user's code that it was measured with."""
+
+    @property
+    def samples(self) -> dict[int, list[float]]:
+        """End-to-end times by replicate, in seconds: of all its sittings, one after the other."""
+        found: dict[int, list[float]] = {}
+        for measurement in self.measurements:
+            if measurement.latency_s:
+                found.setdefault(measurement.replicate, []).extend(measurement.latency_s)
+        return found
 
     @property
     def images_per_call(self) -> int:
@@ -275,6 +304,8 @@ class Environment:
     cpu: dict[str, Any]
     start_method: str
     command: list[str]
+    code: str | None = None
+    """Digest of sdopt's own Python files."""
 
 
 @dataclass
@@ -287,6 +318,20 @@ class Schedule:
     kind: str = "interleaved"
     reason: str = ""
     drift: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Sitting:
+    """One stretch of measuring with processes of its own: the first, or one that went on with what was missing.
+
+    A sitting measures a baseline and an A/A control of its own wherever it times anything, because processes of
+    different sittings are not comparable.
+    """
+
+    started: str
+    schedule: str = "interleaved"
+    disturbed_by: list[str] = field(default_factory=list)
+    """Other studies that were measured on the same device meanwhile."""
 
 
 @dataclass
@@ -308,6 +353,8 @@ class StudyResult:
     floor: float | None = None
     """Ratio by which the two baseline workers differed, as in 1.02."""
     schedule: Schedule = field(default_factory=Schedule)
+    """Of the last sitting; its drift is that of all blocks."""
+    sittings: list[Sitting] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     gate: str = ""
     """The gate that judged, and what it said of each comparison."""
@@ -345,6 +392,29 @@ def write_result(result: StudyResult, folder: Path) -> Path:
     return path
 
 
+def write_at_last(result: StudyResult, folder: Path) -> None:
+    """Writes `result.json`, and where that fails the same to another folder: what was measured is not lost.
+
+    Raises:
+        OSError: the run's folder cannot be written; the message says where the result is, and what to do.
+    """
+    try:
+        write_result(result, folder)
+    except OSError as error:
+        path = folder / "result.json"
+        for refuge in (Path(tempfile.gettempdir()), Path.home()):
+            saved = refuge / f"sdopt-{result.id}-result.json"
+            try:
+                write_atomically(saved, to_json(result))
+            except OSError:
+                continue
+            advice = f"the result is in {saved}: make room and move it here"
+            break
+        else:
+            advice = f"what came after it was last written is lost: make room and `sdopt run resume={folder}`"
+        raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
+
+
 def to_json(result: StudyResult) -> bytes:
     """The content of `result.json`; the same for a result that was read from it."""
     return _ADAPTER.dump_json(result, indent=1)
@@ -372,13 +442,7 @@ def read_result(path: Path) -> StudyResult:
     """Reads a `result.json`, or the one in a run's folder. Raises UsageError where there is none that can be read."""
     path = path / "result.json" if path.is_dir() else path
     try:
-        result = _ADAPTER.validate_json(path.read_bytes())
-        if result.schema_version > SCHEMA_VERSION:
-            version = result.schema_version
-            raise UsageError(
-                f"{path}: written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it"
-            )
-        return result
+        result = parse_result(path.read_bytes())
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}); name a run's folder or its result.json"
@@ -387,3 +451,12 @@ def read_result(path: Path) -> StudyResult:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{path}: not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error
+    if result.schema_version > SCHEMA_VERSION:
+        version = result.schema_version
+        raise UsageError(f"{path}: written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
+    return result
+
+
+def parse_result(content: bytes) -> StudyResult:
+    """What `to_json` wrote. Raises pydantic's ValidationError."""
+    return _ADAPTER.validate_json(content)

@@ -1,7 +1,7 @@
 """From raw samples to ratios with intervals: the one place where statistics are derived."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ def latency(variant: VariantResult, estimator: str, confidence: float) -> Interv
     The interval of a median over one process is the distribution-free one (scipy's `quantile_test`); over several
     processes it is a t interval of their estimates. A mean, minimum or last sample of one process has none.
     """
-    processes = [measurement.latency_s for measurement in variant.measurements if measurement.latency_s]
+    processes = list(variant.samples.values())
     if not processes:
         return None
     estimates = [_ESTIMATORS[estimator](samples) for samples in processes]
@@ -52,17 +52,42 @@ def speedup(candidate: VariantResult, reference: VariantResult, confidence: floa
     variant differ by is then not in the interval, but in the A/A floor beside it. With more, the mean of each process
     is one replicate (two independent samples, equal variances), because rounds of one process are not independent.
     """
-    pairs = list(zip(candidate.measurements, reference.measurements, strict=False))
-    logs = [_paired_logs(mine, other) for mine, other in pairs]
-    logs = [values for values in logs if values.size]
+    pairs = paired(candidate, reference)
+    logs = [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
     if not logs:
         return None
     if len(logs) == 1:
         return ratio(logs[0], confidence, "round")
-    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in pairs)
-    mine = np.array([log_times(m, in_blocks).mean() for m, _ in pairs])
-    other = np.array([log_times(r, in_blocks).mean() for _, r in pairs])
+    flat = [pair for found in pairs.values() for pair in found]
+    if len({mine.sitting for mine, _ in flat}) > 1:
+        # Between sittings the machine may have changed, for both sides alike: what is left is one ratio per replicate.
+        return ratio(np.array([values.mean() for values in logs]), confidence, "process")
+    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
+    mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
+    other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
     return _two_samples(other, mine, confidence)
+
+
+def paired(
+    candidate: VariantResult, reference: VariantResult, sittings: Collection[int] | None = None
+) -> dict[int, list[tuple[Measurement, Measurement]]]:
+    """By replicate, the measurements of two variants that share a sitting and have rounds that can be paired.
+
+    Args:
+        sittings: leaves out all others.
+    """
+    found: dict[int, list[tuple[Measurement, Measurement]]] = {}
+    others = {(measurement.replicate, measurement.sitting): measurement for measurement in reference.measurements}
+    for mine in candidate.measurements:
+        other = others.get((mine.replicate, mine.sitting))
+        if other and _paired_logs(mine, other).size and (sittings is None or mine.sitting in sittings):
+            found.setdefault(mine.replicate, []).append((mine, other))
+    return found
+
+
+def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
+    """How many rounds of a replicate were timed of both in the same sitting."""
+    return sum(_paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
 
 
 def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
@@ -75,10 +100,14 @@ def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence:
     return _two_samples(np.log(mine), np.log(other), confidence)
 
 
-def floor(control: VariantResult, baseline: VariantResult) -> float | None:
-    """The largest ratio, at least 1, between a process of the control and one of the baseline, which are identical."""
-    pairs = zip(control.measurements, baseline.measurements, strict=False)
-    logs = [float(values.mean()) for mine, other in pairs if (values := _paired_logs(mine, other)).size]
+def floor(control: VariantResult, baseline: VariantResult, sittings: Collection[int] | None = None) -> float | None:
+    """The largest ratio, at least 1, between a process of the control and one of the baseline, which are identical.
+
+    Args:
+        sittings: only processes of these.
+    """
+    found = paired(control, baseline, sittings).values()
+    logs = [float(np.concatenate([_paired_logs(*pair) for pair in pairs]).mean()) for pairs in found]
     return math.exp(max(map(abs, logs))) if logs else None
 
 
@@ -98,28 +127,34 @@ def compare(result: StudyResult) -> None:
     control = next(variant for variant in result.variants if variant.role == "control")
     baseline = result.variant(result.baseline)
     # A control that failed says nothing of the floor.
-    result.floor = floor(control, baseline) if control.status.measured and baseline.status.measured else None
+    known = control.status.timed and baseline.status.timed
+    result.floor = floor(control, baseline) if known else None
     for comparison in result.comparisons:
         _compare(comparison, result)
+        if known and comparison.speedup is not None:
+            pairs = paired(result.variant(comparison.candidate), result.variant(comparison.reference)).values()
+            comparison.floor = floor(control, baseline, {mine.sitting for found in pairs for mine, _ in found})
 
 
 def _compare(comparison: Comparison, result: StudyResult) -> None:
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
-    unmeasured = [variant for variant in (candidate, reference) if not variant.status.measured]
+    comparison.speedup = comparison.memory_ratio = comparison.floor = None
+    unmeasured = [variant for variant in (candidate, reference) if not variant.status.timed]
     if unmeasured:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    comparison.floor = result.floor
     differing = [
         f"{section}.{key}"
         for section in ("model", "scheduler", "workload", "hardware")
         for key, value in candidate.config[section].items()
         if value != reference.config[section].get(key)
     ]
-    if differing:
-        comparison.note = f"not the same work: {', '.join(differing)}"
+    notes = [f"not the same work: {', '.join(differing)}"] if differing else []
+    if comparison.speedup is None:
+        notes.append("no round was timed of both in the same sitting")
+    comparison.note = "; ".join(notes)
 
 
 def within_floor(comparison: Comparison) -> bool:
@@ -132,9 +167,12 @@ def within_floor(comparison: Comparison) -> bool:
 
 
 def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
-    """log of the times by round; in blocks, relative to the baseline just before and just after."""
+    """log of the times by round; in blocks, relative to the baseline just before and just after.
+
+    Of a block that broke off before the baseline was measured again there are none.
+    """
     times = np.log(measurement.latency_s)
-    if measurement.latency_before_s and measurement.latency_after_s:
+    if measurement.latency_before_s:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)
         return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
@@ -161,6 +199,12 @@ def _two_samples(logs: np.ndarray, reference: np.ndarray, confidence: float) -> 
     width = float(stats.t.ppf((1 + confidence) / 2, n + m - 2) * math.sqrt(pooled * (1 / n + 1 / m)))
     bounds = math.exp(difference - width), math.exp(difference + width)
     return Interval(math.exp(difference), *bounds, confidence, min(n, m), "process")
+
+
+def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
+    """log of the times of one replicate by round, relative to the baseline of the same round and sitting."""
+    pairs = paired(variant, baseline).get(replicate, [])
+    return np.concatenate([np.zeros(0), *(-_paired_logs(*pair) for pair in pairs)])
 
 
 def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:

@@ -3,9 +3,12 @@
 import math
 import random
 import re
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,34 @@ import numpy as np
 from sdopt.designs import CONTROL, Plan
 from sdopt.effects import effects_of
 from sdopt.environment import describe_environment
-from sdopt.errors import ConflictError
+from sdopt.errors import ConflictError, UsageError
+from sdopt.fingerprint import inputs_of, of_model
 from sdopt.forkserver import StartContext
+from sdopt.locks import Presence
 from sdopt.optimizations.base import Contract
+from sdopt.quality.drawing import Draw, ImageCache, content_key, draw_of, floor_draws
 from sdopt.report.progress import Progress
-from sdopt.results import Comparison, Measurement, Memory, Schedule, Status, StudyResult, VariantResult, write_result
-from sdopt.schema import Protocol
-from sdopt.statistics import compare
+from sdopt.results import (
+    Comparison,
+    ImageRecord,
+    Measurement,
+    Memory,
+    Promise,
+    Schedule,
+    Sitting,
+    Status,
+    StudyResult,
+    VariantResult,
+    write_at_last,
+    write_result,
+)
+from sdopt.schema import Protocol, Quality
+from sdopt.statistics import compare, paired_rounds
 from sdopt.variant import Variant
 from sdopt.worker import Machine, Worker, WorkerError
 
 _STARVED = (Status.OUT_OF_MEMORY, Status.KILLED)
+_LOGS_BYTES = 4 * 2**20
 _CUDA_CONTEXT_GIB = 0.6  # what a process holds on the device before its first tensor, where NVML does not tell
 
 
@@ -37,15 +57,18 @@ def plan_result(
         ConflictError: the baseline cannot run here, so that there is nothing to compare with.
     """
     variants = []
+    model = cache(of_model)
     for variant in plan.variants:
         conflicts = variant.conflicts(machine.device)
         variants.append(_row(variant, variant.name, "variant", conflicts))
+        variants[-1].inputs = inputs_of(variant, model)
         if variant.other_work(plan.baseline):
             # Another scheduler or number of steps: no option promised that, and the images are others.
             variants[-1].contract = str(Contract.LOSSY)
         if conflicts and variant is plan.baseline:
             raise ConflictError([f"the baseline '{variant.name}' cannot run: {reason}" for reason in conflicts])
     variants.append(_row(plan.baseline, CONTROL, "control", []))
+    variants[-1].inputs = variants[0].inputs
     return StudyResult(
         name=name,
         design=design,
@@ -67,9 +90,62 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         overrides=list(variant.overrides),
         config=dict(variant.config),
         contract=str(variant.contract),
+        promises={
+            axis: Promise(str(option.contract), sorted(option.claims)) for axis, option in variant.optimizations.items()
+        },
         status=Status.SKIPPED if conflicts else Status.PENDING,
         reason="; ".join(conflicts),
     )
+
+
+def require_room(plan: Plan, folder: Path) -> None:
+    """Raises UsageError where the folder's disk has no room for the images, of each at most its raw size, and logs."""
+    images = sum(
+        len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in [*plan.variants, plan.baseline]
+    )
+    needed, free = images + _LOGS_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise UsageError(
+            f"{folder}: {free / 2**20:.0f} MiB are free there, and up to {needed / 2**20:.0f} MiB are needed; "
+            "make room, or choose another folder with hydra.run.dir=…"
+        )
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a study still has to measure: of a new one everything."""
+
+    rounds: int
+    timed: frozenset[str]
+    """Variants that are timed for `rounds` rounds: all sides of all comparisons that lack some, and the baselines."""
+    unfinished: frozenset[str]
+    """Variants without evidence, stages and images of each replicate."""
+
+    @property
+    def variants(self) -> frozenset[str]:
+        return self.timed | self.unfinished
+
+
+def missing_of(result: StudyResult) -> Missing:
+    """Looks at what is there: a variant that failed is a result, and not missing."""
+    rounds, replicates = result.config["protocol"]["rounds"], range(result.config["protocol"]["replicates"])
+    pending = {row.name for row in result.variants if row.status is Status.PENDING}
+    usable = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
+    lacking: dict[str, int] = {}
+    pairs = [(edge.candidate, edge.reference) for edge in result.comparisons]
+    for pair in [*pairs, *((name, result.baseline) for name in pending - {result.baseline})]:
+        if usable.issuperset(pair) and not pending.isdisjoint(pair):
+            candidate, reference = map(result.variant, pair)
+            there = min(paired_rounds(candidate, reference, replicate) for replicate in replicates)
+            if there < rounds:
+                lacking |= {name: max(rounds - there, lacking.get(name, 0)) for name in pair}
+    if lacking:
+        # Processes of different sittings are not comparable: each has a baseline and a floor of its own.
+        control = next(row.name for row in result.variants if row.role == "control")
+        lacking |= {name: 0 for name in (result.baseline, control) if name in usable and name not in lacking}
+    complete = {(row.name, m.replicate) for row in result.variants for m in row.measurements if m.complete}
+    unfinished = {name for name in pending if any((name, replicate) not in complete for replicate in replicates)}
+    return Missing(max(lacking.values(), default=0), frozenset(lacking), frozenset(unfinished))
 
 
 def run_study(
@@ -80,31 +156,33 @@ def run_study(
     context: StartContext,
     folder: Path,
     progress: Progress,
+    quality: Quality,
 ) -> StudyResult:
-    """Measures every variant of a planned study, and keeps `result.json` in `folder` up to date while it does.
+    """Measures what is missing of a study, and keeps `result.json` in `folder` up to date while it does.
 
-    A worker that fails ends its variant and no other. On KeyboardInterrupt what was measured is kept, the workers are
-    ended, and the interrupt is raised again.
+    A worker that fails ends its variant and no other. On KeyboardInterrupt what was measured is kept and compared, the
+    workers are ended, and the interrupt is raised again. Where the file cannot be written measuring goes on, and it is
+    tried again after every round.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the file could not be written at the end; the message says where the result is instead.
     """
-    run = _Run(plan, result, protocol, machine, context, folder, progress)
+    cache = ImageCache(Path(quality.cache) if quality.cache else None)
+    run = _Run(plan, result, protocol, machine, context, folder, progress, quality, cache)
+    result.status, result.finished = "running", None
     try:
-        run.solo_pass()
-        if run.result.schedule.kind == "interleaved":
-            run.interleaved_rounds()
-        else:
-            run.blocks()
-        for row in result.variants:
-            if row.status is Status.PENDING:
-                row.status, row.reason = _engagement(row)
+        with Presence(machine.device, str(folder)) as run.presence:
+            in_blocks = protocol.schedule == "blocks"
+            run.sit(Schedule("blocks", "protocol.schedule=blocks") if in_blocks else Schedule())
+        _settle(result)
         result.status = "finished"
     except KeyboardInterrupt:
         result.status = "interrupted"
+        lacking = missing_of(result).variants
         for row in result.variants:
-            if row.status is Status.PENDING:
-                row.status, row.reason = Status.INTERRUPTED, "interrupted by the user"
+            if row.status is Status.PENDING and row.name in lacking:
+                row.status, row.reason = Status.INTERRUPTED, _said(row, _progress_of(row, protocol))
+        _settle(result)
         raise
     finally:
         for lane in run.lanes:
@@ -114,21 +192,41 @@ def run_study(
         result.finished = _now()
         compare(result)
         result.effects = effects_of(result, plan.factors)
-        write_result(result, folder)
+        write_at_last(result, folder)
     return result
 
 
+def _progress_of(row: VariantResult, protocol: Protocol) -> str:
+    done = min((len(times) for times in row.samples.values()), default=0)
+    return f"interrupted by the user after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
+
+
+def _settle(result: StudyResult) -> None:
+    """Gives every variant its status that was measured whole."""
+    for row in result.variants:
+        if row.status is Status.PENDING or row.status.measured:
+            row.status, row.reason = _engagement(row)
+
+
 def _engagement(row: VariantResult) -> tuple[Status, str]:
-    """Without evidence of every option in every process, a variant is not engaged."""
+    """Without evidence of every option in every replicate, a variant is not engaged."""
+    if not row.measurements:
+        return row.status, row.reason
     idle = {
         f"{evidence.axis}={evidence.option}: {evidence.summary}"
         for measurement in row.measurements
         for evidence in measurement.evidence
         if not evidence.engaged
     }
-    silent = not all(measurement.evidence for measurement in row.measurements)
-    reasons = [*([row.reason] if row.reason else []), *sorted(idle)]
-    return (Status.NOT_ENGAGED if idle or silent else Status.OK), "; ".join(reasons)
+    # A process that was killed before it could show any is followed by another of the same replicate.
+    shown = {measurement.replicate for measurement in row.measurements if measurement.evidence}
+    silent = shown != {measurement.replicate for measurement in row.measurements}
+    return (Status.NOT_ENGAGED if idle or silent else Status.OK), _said(row, *sorted(idle))
+
+
+def _said(row: VariantResult, *more: str) -> str:
+    """The reason of a variant, and what is to be added to it."""
+    return "; ".join([*filter(None, [row.reason]), *(text for text in more if text not in row.reason)])
 
 
 @dataclass
@@ -139,15 +237,13 @@ class _Lane:
     variant: Variant
     measurement: Measurement
     slug: str
+    timed: bool
+    """Whether it takes part in the rounds; else only evidence, stages or images are missing."""
     worker: Worker | None = None
     footprint_gib: float = 0.0
     graphs: int = 0
     """Graphs that its worker had compiled after the first call."""
-    finished: bool = False
-
-    @property
-    def active(self) -> bool:
-        return self.row.status is Status.PENDING
+    active: bool = True
 
     def stop(self) -> None:
         if self.worker is not None:
@@ -169,25 +265,53 @@ class _Run:
     context: StartContext
     folder: Path
     progress: Progress
+    quality: Quality
+    cache: ImageCache
+    presence: Presence | None = None
     lanes: list[_Lane] = field(default_factory=list)
+    rounds: int = 0
     operations: dict[str, float | None] = field(default_factory=dict)
+    unwritten: OSError | None = None
 
-    def __post_init__(self) -> None:
+    def sit(self, schedule: Schedule) -> None:
+        """Measures what is missing, with new processes for all that takes part."""
+        missing = missing_of(self.result)
+        if not missing.variants:
+            return
         variants = {variant.name: variant for variant in self.plan.variants} | {CONTROL: self.plan.baseline}
-        rows = [row for row in self.result.variants if row.status is Status.PENDING]
+        rows = [row for row in self.result.variants if row.name in missing.variants]
         # The control is measured right after the baseline, so that the floor is known early.
         rows.sort(key=lambda row: (row.name != self.result.baseline, row.role != "control"))
+        number = len(self.result.sittings)
+        self.result.sittings.append(Sitting(_now()))
+        self._follow(schedule.kind, schedule.reason)
+        self.rounds, self.lanes = missing.rounds, []
         for replicate in range(self.protocol.replicates):
             for row in rows:
-                measurement = Measurement(replicate)
-                row.measurements.append(measurement)
-                self.lanes.append(_Lane(row, variants[row.name], measurement, f"{self.slug(row)}-{replicate}"))
+                timed = row.name in missing.timed
+                if not timed and any(m.complete for m in row.measurements if m.replicate == replicate):
+                    continue
+                slug = f"{self.slug(row)}-{replicate}" + (f"-sitting-{number}" if number else "")
+                lane = _Lane(row, variants[row.name], Measurement(replicate, number), slug, timed)
+                row.measurements.append(lane.measurement)
+                self.lanes.append(lane)
         for sub in ("logs", "images"):
-            (self.folder / sub).mkdir(parents=True, exist_ok=True)
-        per_lane = 4 + self.protocol.warmup + self.protocol.rounds + self.protocol.stage_calls
-        drawn = sum(-(-len(v.prompts) // v.workload.batch_size) for v in variants.values())
-        self.progress.start(len(self.lanes) * per_lane + drawn, self.protocol.rounds)
+            with suppress(OSError):  # who needs it will say so
+                (self.folder / sub).mkdir(exist_ok=True)
+        per_lane = 4 + self.protocol.warmup + self.rounds + self.protocol.stage_calls
+        drawn = sum(draw_of(variants[row.name]).calls for row in rows)
+        self.progress.start(len(self.lanes) * per_lane + drawn, self.rounds)
         self.keep()
+        self.solo_pass()
+        if self.result.schedule.kind == "blocks":
+            self.blocks()
+            return
+        starved = self.interleaved_rounds()
+        if starved is not None:
+            # The rounds that were whole stay, paired within their own sitting; what they lack is measured in blocks.
+            for lane in self.lanes:
+                lane.stop()
+            self.sit(Schedule("blocks", starved))
 
     def slug(self, row: VariantResult) -> str:
         """A name for files; with the row's number, because two names may differ only in what a file's cannot hold."""
@@ -195,15 +319,34 @@ class _Run:
         return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
 
     def keep(self) -> None:
-        write_result(self.result, self.folder)
+        self._look_around()
+        try:
+            write_result(self.result, self.folder)
+        except OSError as error:
+            if self.unwritten is None:
+                said = f"{self.folder / 'result.json'}: {error.strerror}"
+                self.progress.warn(f"{said}; measuring goes on, and it is tried again after every round")
+            self.unwritten = error
+        else:
+            self.unwritten = None
+
+    def _look_around(self) -> None:
+        """Notes which other studies are measured on the same device."""
+        seen = self.result.sittings[-1].disturbed_by
+        for other in self.presence.others() if self.presence else []:
+            if other not in seen:
+                seen.append(other)
+                self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
+
+    def _follow(self, kind: str, reason: str) -> None:
+        self.result.schedule = Schedule(kind, reason, self.result.schedule.drift)
+        self.result.sittings[-1].schedule = kind
 
     # ----------------------------------------------------------------------------------------------------- solo pass
 
     def solo_pass(self) -> None:
         """Starts each worker in turn: load time, cold start, warm-up, memory; finds out whether all fit together."""
         budget = self.machine.device.memory_free_gib * self.protocol.memory_fraction
-        if self.protocol.schedule == "blocks":
-            self.result.schedule = Schedule("blocks", "protocol.schedule=blocks")
         for lane in self.lanes:
             alive = [other for other in self.lanes if other.worker is not None]
             taken = sum(other.footprint_gib for other in alive)
@@ -212,47 +355,67 @@ class _Run:
                 self._fall_back(f"{len(alive) + 1} processes of {largest:.2f} GiB exceed {budget:.2f} GiB")
             if not lane.active:
                 continue
-            if self._alone(lane, self._warm_up):
-                continue
-            if (
-                lane.row.status in _STARVED
-                and alive
-                and self.protocol.schedule == "auto"
-                and self.result.schedule.kind == "interleaved"
-            ):
-                self._fall_back(f"'{lane.row.name}' ran out of memory beside {len(alive)} others")
-                lane.row.status, lane.row.reason = Status.PENDING, ""
+            starved = self._alone(lane, self._warm_up)
+            if starved is not None:
+                self._fall_back(starved)
                 lane.measurement.warmup_s.clear()
                 self._alone(lane, self._warm_up)
 
     def _fall_back(self, reason: str) -> None:
-        self.result.schedule = Schedule("blocks", reason)
+        self._follow("blocks", reason)
         for lane in self.lanes:
             lane.stop()
 
-    def _alone(self, lane: _Lane, work: Callable[[_Lane], None]) -> bool:
-        """Runs one lane's work; a failure ends the variant. In blocks the worker is stopped afterwards."""
+    def _starved(self, lane: _Lane, error: WorkerError) -> str | None:
+        """Why a lane should be measured in blocks, where it ran out of memory beside others; else it has failed."""
+        others = sum(other.worker is not None for other in self.lanes if other is not lane)
+        if (
+            error.status in _STARVED
+            and others
+            and self.protocol.schedule == "auto"
+            and self.result.schedule.kind == "interleaved"
+        ):
+            lane.kill()
+            return f"'{lane.row.name}' ran out of memory beside {others} others"
+        self._fail(lane, error)
+        if error.status in _STARVED and others:
+            lane.row.reason = _said(lane.row, f"{others} other processes were in memory: try protocol.schedule=blocks")
+        return None
+
+    def _alone(self, lane: _Lane, work: Callable[[_Lane], None]) -> str | None:
+        """Runs one lane's work; a failure ends the variant. In blocks the worker is stopped afterwards.
+
+        Returns:
+            why it should be measured in blocks, where it ran out of memory beside others.
+        """
         try:
             work(lane)
         except WorkerError as error:
-            self._fail(lane, error)
-            return False
+            return self._starved(lane, error)
         finally:
             if self.result.schedule.kind == "blocks":
                 lane.stop()
             self.keep()
-        return True
+        return None
 
     def _fail(self, lane: _Lane, error: WorkerError) -> None:
-        lane.row.status, lane.row.reason = error.status, error.reason
+        if lane.row.status is Status.PENDING:
+            lane.row.status, lane.row.reason = error.status, error.reason
+        else:
+            # It was measured whole before, and was to be timed again beside what is missing.
+            lane.row.reason = _said(lane.row, f"when timed again: {error.reason}")
         for other in self.lanes:
             if other.row is lane.row:
+                other.active = False
                 other.kill()
 
     def _start(self, lane: _Lane) -> Worker:
         self.progress.phase(lane.row.name, "loading")
         log = self.folder / "logs" / f"{lane.slug}.log"
-        lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s)
+        try:
+            lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s)
+        except OSError as error:
+            raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
         load_s = lane.worker.ask("prepare")
         if lane.measurement.load_s is None:
             lane.measurement.load_s = load_s
@@ -277,29 +440,31 @@ class _Run:
 
     # --------------------------------------------------------------------------------------------------------- rounds
 
-    def interleaved_rounds(self) -> None:
-        """Times all workers once a round, in an order shuffled anew, so that drift of the machine hits all alike."""
-        shuffle = random.Random(self.protocol.shuffle_seed)
-        for number in range(self.protocol.rounds):
-            lanes = [lane for lane in self.lanes if lane.active]
+    def interleaved_rounds(self) -> str | None:
+        """Times all workers once a round, in an order shuffled anew, so that drift of the machine hits all alike.
+
+        Returns:
+            why the rest should be measured in blocks, where a worker ran out of memory beside the others.
+        """
+        shuffle = random.Random(f"{self.protocol.shuffle_seed} {len(self.result.sittings)}")
+        for number in range(self.rounds):
+            lanes = [lane for lane in self.lanes if lane.timed and lane.active]
             shuffle.shuffle(lanes)
             for lane in lanes:
-                if lane.active:
-                    self._alone_in_round(lane, number)
+                try:
+                    if lane.active:
+                        self._time(lane, number)
+                except WorkerError as error:
+                    starved = self._starved(lane, error)
+                    if starved is not None:
+                        return f"{starved}, in round {number + 1}"
             self.keep()
+        starved = None
         for lane in self.lanes:
             if lane.active:
-                self._alone(lane, self._finish)
+                starved = self._alone(lane, self._finish) or starved
             lane.stop()
-
-    def _alone_in_round(self, lane: _Lane, number: int) -> None:
-        try:
-            self._time(lane, number)
-        except WorkerError as error:
-            self._fail(lane, error)
-            if error.status in _STARVED:
-                others = sum(other.worker is not None for other in self.lanes)
-                lane.row.reason += f"; {others} other processes were in memory: try protocol.schedule=blocks"
+        return starved
 
     def _time(self, lane: _Lane, number: int) -> None:
         assert lane.worker is not None
@@ -315,19 +480,27 @@ class _Run:
 
         Each pass of the baseline closes one block and opens the next. Its drift over a block is recorded.
         """
-        baseline = next(lane for lane in self.lanes if lane.row.name == self.result.baseline)
-        others = [lane for lane in self.lanes if lane is not baseline]
+        timed = [lane for lane in self.lanes if lane.timed]
+        for lane in self.lanes:
+            if not lane.timed:
+                self._pass(lane)
+        if not timed:
+            return
+        baseline = next(lane for lane in timed if lane.row.name == self.result.baseline)
+        others = [lane for lane in timed if lane is not baseline]
         # Each lane is loaded and warmed up again, and the baseline is timed once more for each.
-        self.progress.more(len(others) * (3 + self.protocol.rounds) + len(self.lanes))
-        before = self._sitting(baseline)
+        self.progress.more(len(others) * (3 + self.rounds) + len(self.lanes))
+        before = self._pass(baseline)
         for lane in others:
-            own = self._sitting(lane) if lane.active else []
+            # Noted first: samples of a block that breaks off must not pass for samples of interleaved rounds.
+            lane.measurement.latency_before_s = before
+            own = self._pass(lane)
             if not own:
                 continue
-            after = self._sitting(baseline)
+            after = self._pass(baseline)
             if not after:
                 break
-            lane.measurement.latency_before_s, lane.measurement.latency_after_s = before, after
+            lane.measurement.latency_after_s = after
             drift = math.exp(float(np.mean(np.log(after)) - np.mean(np.log(before))))
             self.result.schedule.drift[lane.slug] = drift
             before = after
@@ -337,7 +510,7 @@ class _Run:
                 if lane.active and not lane.measurement.latency_after_s:
                     self._fail(lane, WorkerError(Status.FAILED, "the baseline failed, and there is nothing around it"))
 
-    def _sitting(self, lane: _Lane) -> list[float]:
+    def _pass(self, lane: _Lane) -> list[float]:
         """A fresh worker, warmed up and timed for all rounds; an empty list where it failed."""
         if not lane.active:
             return []
@@ -350,19 +523,18 @@ class _Run:
                 worker.ask("time_once")
                 if call == 0:
                     lane.graphs = worker.ask("compile_report")[1]
-            for number in range(self.protocol.rounds):
+            for number in range(self.rounds if lane.timed else 0):
                 self._time(lane, number)
             self._finish(lane)
 
-        if not self._alone(lane, work):
-            return []
-        return lane.measurement.latency_s[start:]
+        self._alone(lane, work)
+        return lane.measurement.latency_s[start:] if lane.active else []
 
     # ------------------------------------------------------------------------------------------- evidence and pictures
 
     def _finish(self, lane: _Lane) -> None:
         """What would disturb timing, and so comes after it: evidence, stages, operation counts and images."""
-        if lane.finished:
+        if lane.measurement.complete:
             return
         assert lane.worker is not None
         worker, measurement, row = lane.worker, lane.measurement, lane.row
@@ -371,26 +543,48 @@ class _Run:
             measurement.recompiles = worker.ask("compile_report")[1] - lane.graphs
         for _ in range(self.protocol.stage_calls):
             self.progress.phase(row.name, "stages")
-            for stage, samples in self._afterwards(lane, "time_stages", {}).items():
+            stages = self._afterwards(lane, "time_stages", {})
+            row.denoiser_calls = len(stages.get("denoiser_step", [])) or row.denoiser_calls
+            for stage, samples in stages.items():
                 measurement.stages_s.setdefault(stage, []).extend(samples)
             self.progress.advance()
         self.progress.phase(row.name, "evidence")
         measurement.evidence = self._afterwards(lane, "prove", [])
         self.progress.advance()
-        if measurement.replicate == 0:
+        if measurement.replicate == 0 and not any(other.complete for other in row.measurements if not other.replicate):
             work = repr(lane.variant.work)
             if work not in self.operations:
                 self.operations[work] = self._afterwards(lane, "count_operations", None)
             row.tflop_per_image = self.operations[work]
-            images = Path("images") / self.slug(row)
-            (self.folder / images).mkdir(exist_ok=True)
-            for batch in range(worker.ask("call_count")):
-                self.progress.phase(row.name, "images")
-                for record in self._afterwards(lane, "generate", [], batch=batch, folder=str(self.folder / images)):
-                    record.path = str(images / record.path)
-                    row.images.append(record)
+            self._draw_images(lane)
+        measurement.complete = True
+
+    def _draw_images(self, lane: _Lane) -> None:
+        """The quality pass of one variant; of the control the floors, because its images are the baseline's."""
+        row = lane.row
+        if row.role != "control":
+            row.content_key, row.images = self._drawn(lane, draw_of(lane.variant), Path("images") / self.slug(row))
+        elif self.quality.metrics:
+            threads = lane.variant.hardware.threads or int(self.machine.cpu["cores"])
+            for kind, draw in floor_draws(lane.variant, self.quality.floor_prompts, threads).items():
+                self.result.redrawn[kind] = self._drawn(lane, draw, Path("images") / f"floor-{kind}")[1]
+
+    def _drawn(self, lane: _Lane, draw: Draw, place: Path) -> tuple[str, list[ImageRecord]]:
+        """The images of a draw below the run's folder, and their content key; from the cache where they are there."""
+        key = content_key(lane.variant, draw, lane.row.inputs, self.result.environment)
+        records = self.cache.fetch(key, self.folder / place)
+        if records is not None:
+            self.progress.advance(draw.calls)
+        else:
+            records = []
+            for batch in range(draw.calls):
+                self.progress.phase(lane.row.name, "images")
+                arguments = {"batch": batch, "draw": draw, "folder": str(self.folder / place)}
+                records += self._afterwards(lane, "generate", [], **arguments)
                 self.progress.advance()
-        lane.finished = True
+            if len(records) == len(draw.prompts) * lane.variant.workload.images_per_prompt:
+                self.cache.keep(key, self.folder / place, records)
+        return key, [replace(record, path=str(place / record.path)) for record in records]
 
     def _afterwards(self, lane: _Lane, request: str, nothing: Any, **arguments: Any) -> Any:
         """Asks for what is not a timing; if the worker cannot, that is noted, and the timings stay.
@@ -404,9 +598,7 @@ class _Run:
         except WorkerError as error:
             if error.status is not Status.FAILED:
                 raise
-            said = f"{request}: {error.reason}"
-            if said not in lane.row.reason:
-                lane.row.reason = "; ".join(filter(None, [lane.row.reason, said]))
+            lane.row.reason = _said(lane.row, f"{request}: {error.reason}")
             return nothing
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sdopt.gate import exit_code as judged_code
 from sdopt.report.table import Row, rows_of
 from sdopt.results import Status, StudyResult, read_result
 
@@ -23,16 +24,28 @@ def write_error(error: JobError, folder: Path) -> None:
 
 
 def exit_code(folder: Path) -> int:
-    """0 where everything was measured, 2 for a mistake in the configuration, 3 where something could not be measured.
+    """What a run's folder comes to.
 
-    A variant that was skipped because it cannot run here is not a failure; a dry run leaves no file, and is none.
+    0 where everything was measured and passed, 1 for a regression, 2 for a mistake in the configuration, 3 where
+    something could not be measured or judged. A variant that was skipped because it cannot run here is not a failure; a
+    dry run leaves no file, and is none.
     """
     if (folder / "error.json").is_file():
         return JobError(**json.loads((folder / "error.json").read_text())).exit_code
     if not (folder / "result.json").is_file():
         return 0
-    rows = read_result(folder).variants
-    return 0 if all(row.status.measured or row.status is Status.SKIPPED for row in rows) else 3
+    result = read_result(folder)
+    measured = {row.name for row in result.variants if row.status.measured}
+    uncompared = [
+        edge for edge in result.comparisons if not edge.speedup and {edge.candidate, edge.reference} <= measured
+    ]
+    failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
+    code = 3 if failed or uncompared else 0
+    if result.judgements and not result.config["gate"]["report_only"]:
+        # A regression tells more than what could not be measured beside it.
+        judged = judged_code(result.judgements)
+        return judged if judged == 1 else max(code, judged)
+    return code
 
 
 @dataclass(frozen=True)

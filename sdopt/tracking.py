@@ -8,7 +8,11 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,7 @@ from urllib.parse import urlparse
 from PIL import Image
 
 from sdopt.errors import UsageError
+from sdopt.locks import alone
 from sdopt.measure.metrics import metrics_of
 from sdopt.report.table import markdown_table
 from sdopt.results import StudyResult, VariantResult, to_json
@@ -30,6 +35,8 @@ _PARAM_LIMIT = 6000
 _BATCH = 100
 _RUNS_VIEW = "workflowType=machine_learning&compareRunsMode=CHART"
 _STUDY, _DIGEST, _SWEEP = "sdopt.study_id", "sdopt.digest", "sdopt.sweep"
+_SHORT = 12  # digits of a study's id where many are listed
+_ATTEMPTS = 4
 
 
 class TrackingError(Exception):
@@ -42,30 +49,72 @@ def require_mlflow() -> None:
         raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
 
 
+def require_store(tracking: Tracking) -> str | None:
+    """Looks, in moments and without MLflow, whether a store could take a result.
+
+    Returns:
+        a warning where a server does not answer: it may be there again when the study has ended.
+
+    Raises:
+        UsageError: a local database cannot be written.
+    """
+    address = urlparse(tracking.uri)
+    if address.scheme == "sqlite":
+        path = Path(tracking.uri.removeprefix("sqlite:///")).absolute()
+        problem = _why_unwritable(path)
+        if problem:
+            raise UsageError(
+                f"tracking.uri={tracking.uri}: {problem}; choose another with tracking.uri=…, or tracking=none"
+            )
+    elif address.hostname:
+        port = address.port or {"http": 80, "https": 443}.get(address.scheme, 5432)
+        try:
+            socket.create_connection((address.hostname, port), timeout=3).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return f"tracking.uri={tracking.uri}: {reason}; measuring all the same, `sdopt sync` can log it later"
+    return None
+
+
+def _why_unwritable(path: Path) -> str | None:
+    if not path.exists():
+        parent = next(parent for parent in path.parents if parent.exists())
+        return None if parent.is_dir() and os.access(parent, os.W_OK) else f"{parent} cannot be written"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        # Another writer is none: MLflow waits for it.
+        return None if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else str(error)
+    return None
+
+
 def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
     """Logs a finished study with all its variants, once; returns the id of its parent run, and whether it is new.
 
     Raises:
         TrackingError: the server cannot be reached or refuses.
     """
-    client = _client(tracking)
-    from mlflow.exceptions import MlflowException
+    return _logging(tracking, result.id, lambda client: _log_study(client, result, folder, tracking))
 
-    try:
-        experiment = _experiment(client, result.name, tracking)
-        found = _logged(client, experiment, result)
-        if found is not None:
-            return found, False
-        # What is there is half logged, or of a time when the study was not finished.
-        _drop_partial(client, experiment, result)
-        parent = _log_parent(client, experiment, result, folder, tracking.images)
-        # The UI lists the latest run first: so the baseline comes last.
-        for variant in reversed(result.variants):
-            _log_variant(client, experiment, parent, result, variant, folder, tracking)
-        client.set_tag(parent, _DIGEST, _digest(result))
-        client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
-    except (MlflowException, OSError) as error:
-        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+
+def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
+    experiment = _experiment(client, result.name, tracking)
+    found = _logged(client, experiment, result)
+    if found is not None:
+        return found, False
+    # What is there is half logged, or of a time when the study was not finished.
+    _drop_all_but(client, experiment, result, ())
+    parent = _log_parent(client, experiment, result, folder, tracking.images)
+    # The UI lists the latest run first: so the baseline comes last.
+    children = [
+        _log_variant(client, experiment, parent, result, variant, folder, tracking)
+        for variant in reversed(result.variants)
+    ]
+    # A run whose making was not confirmed, because the server died of it, was made twice.
+    _drop_all_but(client, experiment, result, (parent, *children))
+    client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
+    client.set_tag(parent, _DIGEST, _digest(result))
     return parent, True
 
 
@@ -75,28 +124,66 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
     Raises:
         TrackingError: the server cannot be reached or refuses.
     """
-    client = _client(tracking)
-    from mlflow.exceptions import MlflowException
+    return _logging(tracking, studies[0].id, lambda client: _log_sweep(client, studies, folder, table, tracking))
 
-    # Of the sweep's studies, and not of its folder, which may have been copied from another machine.
-    key = hashlib.sha256("".join(sorted(study.id for study in studies)).encode()).hexdigest()[:16]
-    try:
-        experiment = _experiment(client, studies[0].name, tracking)
-        there = client.search_runs([experiment], f"tags.`{_SWEEP}` = '{key}'")
-        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: key}
-        if there:
-            run = there[0].info.run_id
-        else:
-            run = client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id
-            client.log_text(run, table, "sweep.md")
-        for study in studies:
-            found = _logged(client, experiment, study)
-            if found is not None:
-                client.set_tag(found, "mlflow.parentRunId", run)
-        client.set_terminated(run)
-    except (MlflowException, OSError) as error:
-        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
-    return str(run), not there
+
+def _log_sweep(
+    client: "MlflowClient", studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking
+) -> tuple[str, bool]:
+    experiment = _experiment(client, studies[0].name, tracking)
+    # Of the sweep's studies, and not of its folder, which may have been copied from another machine; a sweep that was
+    # resumed has some of them in common with what was logged of it before.
+    there = {
+        run.info.run_id: run
+        for study in studies
+        for run in client.search_runs([experiment], f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'")
+    }
+    ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
+    digest = hashlib.sha256((ids + table).encode()).hexdigest()[:16]
+    whole = [run_id for run_id, run in there.items() if run.data.tags.get(_DIGEST) == digest]
+    if whole:
+        run = whole[0]
+    else:
+        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: ids}
+        run = str(client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id)
+        client.log_text(run, table, "sweep.md")
+    for study in studies:
+        found = _logged(client, experiment, study)
+        if found is not None:
+            client.set_tag(found, "mlflow.parentRunId", run)
+    for other in there:
+        if other != run:
+            client.delete_run(other)
+    client.set_terminated(run)
+    client.set_tag(run, _DIGEST, digest)
+    return run, not whole
+
+
+def _logging(tracking: Tracking, study: str, work: Callable[["MlflowClient"], tuple[str, bool]]) -> tuple[str, bool]:
+    """Does what logs to a store, one process at a time, and again where the database was locked by someone else.
+
+    Work that was done in part is found and replaced when it is done again.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    # A server takes many at once, and only the same study not twice; a database may still have to get its schema.
+    with alone(study if _is_server(tracking) else f"{Path.cwd()} {tracking.uri}"):
+        client = _client(tracking)
+        from mlflow.exceptions import MlflowException
+
+        for attempt in range(_ATTEMPTS):
+            try:
+                return work(client)
+            except (MlflowException, OSError) as error:
+                if "database is locked" not in str(error) or attempt == _ATTEMPTS - 1:
+                    raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+                time.sleep(2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _is_server(tracking: Tracking) -> bool:
+    return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
@@ -133,8 +220,8 @@ def _client(tracking: Tracking) -> "MlflowClient":
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, level in (("alembic", "WARNING"), ("mlflow", "WARNING"), ("mlflow.store.db.utils", "CRITICAL")):
+        logging.getLogger(name).setLevel(level)
     try:
         return MlflowClient(tracking_uri=tracking.uri)
     except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:  # a database needs its driver
@@ -147,8 +234,8 @@ def _experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         # Without a location a local store writes to ./mlruns, wherever that is.
-        local = urlparse(tracking.uri).scheme not in ("http", "https", "databricks")
-        artifacts = Path(tracking.artifacts).resolve() / name if local and tracking.artifacts else None
+        local = tracking.artifacts and not _is_server(tracking)
+        artifacts = Path(str(tracking.artifacts)).resolve() / name if local else None
         try:
             # The tag opens the UI in its view of runs, metrics and images rather than that of language models.
             tags = {"mlflow.experimentKind": "custom_model_development"}
@@ -172,9 +259,10 @@ def _digest(result: StudyResult) -> str:
     return hashlib.sha256(to_json(result)).hexdigest()[:16]
 
 
-def _drop_partial(client: "MlflowClient", experiment: str, result: StudyResult) -> None:
+def _drop_all_but(client: "MlflowClient", experiment: str, result: StudyResult, runs: Sequence[str]) -> None:
     for run in client.search_runs([experiment], f"tags.`{_STUDY}` = '{result.id}'"):
-        client.delete_run(run.info.run_id)
+        if run.info.run_id not in runs:
+            client.delete_run(run.info.run_id)
 
 
 def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path, images: bool) -> str:
@@ -186,6 +274,8 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
         "sdopt.design": result.design,
         "sdopt.status": result.status,
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.sittings": str(len(result.sittings)),
+        "sdopt.disturbed": str(any(sitting.disturbed_by for sitting in result.sittings)).lower(),
         "device": str(environment.device["name"]),
         "mlflow.note.content": _note(table),
     }
@@ -195,7 +285,8 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
     if result.floor is not None:
         client.log_metric(run, "floor/ratio", result.floor)
     client.log_text(run, table, "table.md")
-    client.log_artifact(run, str(folder / "result.json"))
+    # Not the file, which may be an older one where the disk is full.
+    client.log_text(run, to_json(result).decode(), "result.json")
     for name in ("plot", "comparison"):
         if images and (folder / f"{name}.png").is_file():
             with Image.open(folder / f"{name}.png") as image:
@@ -211,7 +302,7 @@ def _log_variant(
     variant: VariantResult,
     folder: Path,
     tracking: Tracking,
-) -> None:
+) -> str:
     from mlflow.entities import Metric
 
     tags = {
@@ -222,6 +313,9 @@ def _log_variant(
         "contract": variant.contract,
         **variant.choices,
     }
+    verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
+    if verdicts:
+        tags |= {"verdict": "; ".join(verdicts), "gate": result.gate}
     if variant.reason:
         tags["mlflow.note.content"] = _note(variant.reason)
     run = client.create_run(experiment, run_name=variant.name, tags=tags).info.run_id
@@ -233,24 +327,34 @@ def _log_variant(
     )
     now = client.get_run(run).info.start_time
     metrics = [Metric(name, value, now, 0) for name, value in metrics_of(result, variant).items()]
-    for measurement in variant.measurements:
-        name = "latency/round_s" + (f"/process_{measurement.replicate}" if len(variant.measurements) > 1 else "")
-        metrics += [Metric(name, seconds, now, step) for step, seconds in enumerate(measurement.latency_s, 1)]
+    for replicate, samples in variant.samples.items():
+        name = "latency/round_s" + (f"/process_{replicate}" if len(variant.samples) > 1 else "")
+        metrics += [Metric(name, seconds, now, step) for step, seconds in enumerate(samples, 1)]
     for start in range(0, len(metrics), _BATCH):
         client.log_batch(run, metrics=metrics[start : start + _BATCH])
     if tracking.images:
-        for record in variant.images:
+        # To look at; the quality pass draws many more, which the run's folder keeps.
+        workload = variant.config["workload"]
+        for record in variant.images[: workload["prompt_count"] * workload["images_per_prompt"]]:
             key = f"{record.prompt_index:02d} {_image_key(record.prompt)}"
             with Image.open(folder / record.path) as image:
                 client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
     evidence = [
-        {"replicate": m.replicate, "axis": e.axis, "option": e.option, "engaged": e.engaged, **e.facts}
+        {
+            "replicate": m.replicate,
+            "sitting": m.sitting,
+            "axis": e.axis,
+            "option": e.option,
+            "engaged": e.engaged,
+            **e.facts,
+        }
         for m in variant.measurements
         for e in m.evidence
     ]
     if evidence:
         client.log_dict(run, {"evidence": evidence}, "evidence.json")
     client.set_terminated(run, "FINISHED" if variant.status.measured else "FAILED")
+    return str(run)
 
 
 def _log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> None:

@@ -49,10 +49,6 @@ class Variant:
         """What decides which images are asked for."""
         return self.model, self.task, self.scheduler, self.workload
 
-    def seed_of(self, prompt_index: int, image_index: int) -> int:
-        """The seed of one image's initial noise; the same in every variant."""
-        return self.workload.seed + prompt_index * self.workload.images_per_prompt + image_index
-
     def other_work(self, other: "Variant") -> bool:
         """Whether it draws other images by its model, task, scheduler or workload, whatever its options promise."""
         return self.work != other.work

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -122,11 +122,13 @@ class Worker:
         self._log = log
         self._cache = Path(tempfile.mkdtemp(prefix="sdopt-inductor-"))
         self._connection, theirs = context.Pipe()
+        life, self._life = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=_serve, args=(theirs, variant, device, str(log), str(self._cache)), daemon=False
+            target=_serve, args=(theirs, life, variant, device, str(log), str(self._cache)), daemon=False
         )
         self._process.start()
         theirs.close()
+        life.close()
 
     @property
     def pid(self) -> int:
@@ -165,6 +167,7 @@ class Worker:
             except (ProcessLookupError, PermissionError):
                 self._process.kill()
         self._process.join()
+        self._life.close()
         shutil.rmtree(self._cache, ignore_errors=True)
 
     def _died(self, request: str) -> WorkerError:
@@ -187,10 +190,22 @@ def _last_line(log: Path) -> str:
 # ----------------------------------------------------------------------------------------------------------- the worker
 
 
-def _serve(connection: Connection, variant: Variant, device: Device, log: str, cache: str) -> None:
+def _end_with_the_parent(life: Connection, cache: str) -> None:
+    """Waits for the end of a pipe that the parent holds and never writes to; then ends all that runs here.
+
+    A parent that is killed can do that no more, and a compiler or a call would go on for minutes.
+    """
+    with suppress(OSError, EOFError):
+        life.recv_bytes()
+    shutil.rmtree(cache, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _serve(connection: Connection, life: Connection, variant: Variant, device: Device, log: str, cache: str) -> None:
     # A process group of its own, so that killing it takes the compiler's children along, and a Ctrl-C in the
     # terminal reaches the parent alone, which then decides.
     os.setsid()
+    threading.Thread(target=_end_with_the_parent, args=(life, cache), daemon=True).start()
     with Path(log).open("a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -327,6 +342,7 @@ class Session:
 
         With the last batch the final latents of all are kept beside them, in the order of the records.
         """
+        Path(folder).mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents = []
         if draw.threads is not None:

@@ -1,5 +1,6 @@
 """Studies and sweeps that several tests look at, measured once, and what tests compose and load."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -22,6 +23,12 @@ CPU = probe_device("cpu")
 
 # Of a model this small a second thread costs more than it gives, the more so on a machine that is busy.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Studies of others on this machine are none of the tests' concern."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture

@@ -90,6 +90,36 @@ class WantsTooMuchOnce(Harmless):
 
 
 @dataclass(frozen=True)
+class WantsTooMuchInARound(Harmless):
+    """Runs out of memory in one call of the first process that gets there."""
+
+    call: int = 5
+    marker: str = "tried"
+
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        if next(_calls) == self.call and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            torch.empty(2**58, dtype=torch.uint8)
+        yield
+
+
+@dataclass(frozen=True)
+class FillsTheDisk(Harmless):
+    disk: str = "."
+
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        with (Path(self.disk) / "filler").open("wb", buffering=0) as stream:
+            for size in (2**16, 2**10, 1):
+                try:
+                    while True:
+                        stream.write(b"\0" * size)
+                except OSError:
+                    continue
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
 class Sleeps(Harmless):
     """Never answers, and has started a process that does not end by itself either."""
 

@@ -19,6 +19,7 @@ from sdopt.results import (
     Judgement,
     Measurement,
     Memory,
+    Promise,
     Score,
     Spread,
     Status,
@@ -59,9 +60,11 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
         "workload": {"batch_size": 1, "images_per_prompt": 1, "steps": 25, "seed": 0, "prompts": "packaged"},
         "hardware": {"threads": None},
     }
+    contract, claims = fields.get("contract", "lossy"), fields.pop("claims", [])
     made: dict[str, Any] = {
         "status": Status.OK,
-        "contract": "lossy",
+        "contract": contract,
+        "promises": {"axis": Promise(contract, claims)},
         "denoiser_calls": 25,
         "images": [ImageRecord("a", 0, 0, 0, "images/a.png")],
         "measurements": measurements,

@@ -4,14 +4,18 @@ import json
 import multiprocessing.forkserver
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from sdopt.designs import CONTROL
+from sdopt.quality.drawing import LATENTS, timed_draw
 from sdopt.results import Status, StudyResult, VariantResult, read_result
+from sdopt.worker import Session
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, parents, sdopt, start
 from tests.conftest import Compose, Load
 
@@ -145,41 +149,45 @@ class TestFinished:
         assert workers() == []
 
 
+def batch_of(loaded: Session, index: int = 0) -> dict[str, Any]:
+    return loaded._batch(index, timed_draw(loaded._variant))
+
+
 class TestNoise:
     """What an image starts from is the same in every variant."""
 
     def test_whatever_the_batch_size(self, session: Load) -> None:
         single = session("workload.prompt_count=4")
         four = session("workload.prompt_count=4", "workload.batch_size=4")
-        singles = torch.cat([single._batch(index)["latents"] for index in range(4)])
-        assert torch.equal(four._batch(0)["latents"], singles)
+        singles = torch.cat([batch_of(single, index)["latents"] for index in range(4)])
+        assert torch.equal(batch_of(four)["latents"], singles)
         assert len(set(singles.flatten(1).sum(1).tolist())) == 4
 
     def test_whatever_the_precision(self, session: Load) -> None:
-        full, half = session()._batch(0)["latents"], session("precision=bf16")._batch(0)["latents"]
+        full, half = batch_of(session())["latents"], batch_of(session("precision=bf16"))["latents"]
         assert half.dtype == torch.bfloat16
         assert torch.equal(half, full.bfloat16())
 
     def test_images_of_a_prompt_differ_and_seeds_do_not_collide(self, session: Load) -> None:
         several = session("workload.prompt_count=2", "workload.images_per_prompt=3", "workload.batch_size=2")
-        latents = several._batch(0)["latents"]
+        latents = batch_of(several)["latents"]
         assert len(latents) == 6
         assert len({float(noise.sum()) for noise in latents}) == 6
-        seeds = [several._variant.seed_of(prompt, number) for prompt in range(2) for number in range(3)]
-        assert seeds == list(range(6))
 
     def test_a_short_last_batch_is_filled_up_and_draws_each_image_once(self, session: Load, tmp_path: Path) -> None:
         loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
-        assert loaded.call_count() == 2
-        records = [record for batch in range(2) for record in loaded.generate(batch, str(tmp_path))]
+        draw = timed_draw(loaded._variant)
+        assert draw.calls == 2
+        records = [record for batch in range(2) for record in loaded.generate(batch, draw, str(tmp_path))]
         assert [(record.prompt_index, record.image_index) for record in records] == [
             (prompt, number) for prompt in range(3) for number in range(2)
         ]
         assert [record.seed for record in records] == list(range(6))
-        assert len(list(tmp_path.iterdir())) == 6
+        assert len(list(tmp_path.glob("*.png"))) == 6
+        assert load_file(tmp_path / LATENTS)["latents"].shape[0] == 6
 
     def test_the_seed_of_the_workload_moves_it(self, session: Load) -> None:
-        assert not torch.equal(session()._batch(0)["latents"], session("workload.seed=7")._batch(0)["latents"])
+        assert not torch.equal(batch_of(session())["latents"], batch_of(session("workload.seed=7"))["latents"])
 
 
 @pytest.fixture(scope="module")
@@ -436,8 +444,9 @@ class TestProcess:
         assert process.left_behind() == []
         assert finished.result.environment.start_method == "forkserver"
 
-    @pytest.fixture
-    def interrupted(self, tmp_path: Path) -> tuple[Finished, list[str]]:
+    @pytest.fixture(scope="class")
+    def interrupted(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[str]]:
+        tmp_path = tmp_path_factory.mktemp("interrupted")
         process = start(
             tmp_path,
             *("run", *SABOTAGE, *SMALL, "+sabotage=harmless", "protocol.rounds=100000", "protocol.warmup=0"),
@@ -455,14 +464,29 @@ class TestProcess:
         finished, left = interrupted
         assert finished.code == 130
         assert left == []
-        assert finished.err == "sdopt: interrupted; what was measured is kept\n"
+        folder = finished.folder.relative_to(finished.cwd)
+        assert finished.err == (
+            f"sdopt: interrupted; what was measured is kept\n`sdopt run resume={folder}` goes on with it.\n"
+        )
         result = finished.result
         assert result.status == "interrupted"
         for row in result.variants:
             assert row.status is Status.INTERRUPTED
-            assert row.reason
-            assert len(row.measurements[0].latency_s) > 1
+            rounds = len(row.measurements[0].latency_s)
+            assert rounds > 1
+            assert row.reason.startswith("interrupted by the user after ")
+            assert row.reason.endswith(" of 100000 rounds")
         assert not list(finished.folder.glob("*.tmp"))
+
+    def test_ctrl_c_compares_what_was_measured(self, interrupted: tuple[Finished, list[str]]) -> None:
+        finished, _ = interrupted
+        result = finished.result
+        assert result.floor is not None
+        for edge in result.comparisons:
+            assert edge.speedup is not None
+            assert edge.speedup.n > 1
+        assert "×" in finished.out
+        assert "interrupted" in finished.out
 
     def test_ctrl_c_while_libraries_are_imported(self, tmp_path: Path) -> None:
         process = start(tmp_path, "run", *SMOKE)
@@ -492,7 +516,8 @@ class TestProcess:
 
 def test_the_sabotages_are_all_used() -> None:
     files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
-    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once"}
+    elsewhere = {"fills_the_disk", "wants_too_much_in_a_round"}
+    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", *elsewhere}
 
 
 def test_a_variant_knows_its_worst_prompt_count(variant: Compose) -> None:

@@ -74,7 +74,11 @@ def probe_device(wanted: str) -> Device:
         memory_total_gib=total / 2**30,
         memory_free_gib=free / 2**30,
         driver=ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
-        attributes={"multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda},
+        attributes={
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "uuid": str(properties.uuid),
+        },
     )
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sdopt.results import StudyResult, VariantResult
-from sdopt.statistics import latency, within_floor
+from sdopt.results import StudyResult, VariantResult, Verdict
+from sdopt.statistics import latency, paired, within_floor
 
 
 def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
@@ -15,7 +15,7 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     found: dict[str, float] = {}
     if not variant.status.measured:
         return found
-    samples = [sample for m in variant.measurements for sample in m.latency_s]
+    samples = [sample for times in variant.samples.values() for sample in times]
     if samples:
         estimate = latency(variant, result.config["protocol"]["estimator"], result.confidence)
         assert estimate is not None
@@ -53,16 +53,31 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
         if times:
             found[f"stage/{stage}_ms"] = 1000 * float(np.median(times))
     found |= _memory(variant)
+    found |= _quality(result, variant)
     edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
     if edge and edge.speedup:
-        reference = [s for m in result.variant(edge.reference).measurements for s in m.latency_s]
-        found["speedup/p50"] = float(np.median(reference) / np.median(samples))
+        pairs = [pair for found in paired(variant, result.variant(edge.reference)).values() for pair in found]
+        mine, reference = ([s for pair in pairs for s in pair[side].latency_s] for side in (0, 1))
+        found["speedup/p50"] = float(np.median(reference) / np.median(mine))
         found["speedup/paired"] = edge.speedup.estimate
         found["speedup/within_floor"] = float(within_floor(edge))
         if edge.speedup.low is not None and edge.speedup.high is not None:
             found |= {"speedup/paired_low": edge.speedup.low, "speedup/paired_high": edge.speedup.high}
     if edge and edge.memory_ratio:
         found["memory/ratio"] = edge.memory_ratio.estimate
+    return found
+
+
+def _quality(result: StudyResult, variant: VariantResult) -> dict[str, float]:
+    """Scores of the variant, distances to its first reference, and what the gate said."""
+    edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
+    scores = variant.quality | (edge.quality if edge else {})
+    found = {f"quality/{name}": score.estimate for name, score in scores.items() if score.estimate is not None}
+    if variant.quality or variant.trips:
+        found["quality/tripped_images"] = float(len(variant.trips))
+    verdicts = [judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name]
+    if verdicts:
+        found["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))
     return found
 
 

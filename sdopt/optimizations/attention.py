@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sdopt.measure.stages import denoiser_of, plain
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.loading import fewest_heads
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -145,6 +146,15 @@ class Sliced(Optimization):
     @property
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
+
+    def conflicts(self, ctx: Context) -> list[str]:
+        heads = fewest_heads(ctx.model)
+        if self.slice_size is None or heads is None or self.slice_size <= heads:
+            return []
+        return [
+            f"attention.slice_size={self.slice_size}: a layer of this model has {heads} heads; choose at most {heads}, "
+            "or null"
+        ]
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         denoiser = denoiser_of(pipe)

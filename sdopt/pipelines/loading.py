@@ -184,6 +184,17 @@ def class_name_of(folder: Path) -> str:
     return str(json.loads((folder / "model_index.json").read_text())["_class_name"])
 
 
+def fewest_heads(model: Model) -> int | None:
+    """Attention heads of the UNet's layer with the fewest, where its configuration can be read without loading it."""
+    path = folder_of(model) / "unet" / "config.json"
+    if not path.is_file():
+        return None
+    config = json.loads(path.read_text())
+    # What UNets call the dimension of a head is, for historical reasons, the number of heads.
+    heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
+    return min(heads) if isinstance(heads, list) else int(heads)
+
+
 def scheduler_class(scheduler: Scheduler) -> Any:
     """Raises UsageError where diffusers has no scheduler of that name."""
     import diffusers
@@ -215,7 +226,7 @@ def load_pipeline(
     Raises:
         UsageError: the files are not there.
     """
-    folder = _folder_of(model)
+    folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
     extras = {"safety_checker": None, "requires_safety_checker": False}
     extras = {"add_watermarker": False} if "XL" in cls.__name__ else extras
@@ -242,7 +253,7 @@ def load_pipeline(
     return pipe.to(device)
 
 
-def _folder_of(model: Model) -> Path:
+def folder_of(model: Model) -> Path:
     """The pipeline's folder; of random weights and of a single file, that of its architecture's configurations."""
     if model.weights == "hub":
         return hub_folder(model, fetch=False)

@@ -38,9 +38,9 @@ class Progress:
         self._bar.stop()
 
     def start(self, calls: int, rounds: int) -> None:
-        """Says how many calls of the pipeline are ahead, and how many rounds."""
+        """Says how many calls of the pipeline are ahead from now on, and how many rounds."""
         self._rounds = rounds
-        self._bar.update(self._task, total=calls)
+        self._bar.update(self._task, total=self._bar.tasks[self._task].completed + calls)
 
     def more(self, calls: int) -> None:
         """Says that more calls are ahead than was thought."""
@@ -58,6 +58,11 @@ class Progress:
             self._last = line
             seconds = time.monotonic() - self._begun
             self._console.print(f"[{seconds:6.1f} s] {line}", markup=False, highlight=False)
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know now, and not only when the study has ended."""
+        if not self._quiet:
+            self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, calls: int = 1) -> None:
         self._bar.advance(self._task, calls)

@@ -46,8 +46,8 @@ def rows_of(result: StudyResult) -> list[Row]:
 
 
 def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> Row:
-    measured = variant.status.measured
-    time = latency(variant, result.config["protocol"]["estimator"], result.confidence) if measured else None
+    timed = variant.status.timed
+    time = latency(variant, result.config["protocol"]["estimator"], result.confidence) if timed else None
     speed = edge.speedup if edge else None
     return Row(
         variant=variant.name,
@@ -88,7 +88,7 @@ def _explanation(result: StudyResult, variant: VariantResult, edge: Comparison |
     if edge is not None and variant.measurements and variant.status is Status.OK:
         axes = difference(variant.choices, result.variant(edge.reference).choices)
         shown += [item.summary for item in variant.measurements[0].evidence if item.axis in axes]
-    return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.measured else [])])
+    return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.timed else [])])
 
 
 def notes_of(result: StudyResult) -> list[str]:
@@ -100,9 +100,9 @@ def notes_of(result: StudyResult) -> list[str]:
             f"A/A floor: two identical baselines differed by {100 * (result.floor - 1):.1f} %; "
             "≈ marks a speed-up that is no larger than that."
         )
-    elif any(variant.status.measured for variant in result.variants):
+    elif any(variant.status.timed and variant.samples for variant in result.variants):
         notes.append("No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈).")
-    samples = [len(m.latency_s) for v in result.variants for m in v.measurements if m.latency_s]
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
     protocol = result.config["protocol"]
     percent = f"{100 * result.confidence:g} %"
     if samples and result.schedule.kind == "interleaved":
@@ -112,6 +112,14 @@ def notes_of(result: StudyResult) -> list[str]:
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
         notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} intervals.{drift}")
+    if len(result.sittings) > 1:
+        notes.append(
+            f"Measured in {len(result.sittings)} sittings with processes of their own: a speed-up pairs rounds of the "
+            "same sitting alone, so it need not be the ratio of two latencies shown."
+        )
+    disturbing = sorted({other for sitting in result.sittings for other in sitting.disturbed_by})
+    if disturbing:
+        notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
     names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}
     memory = {
         "peak_allocated_gib": "peak that PyTorch allocated on the device",
@@ -139,8 +147,51 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     """The table and its notes, for a terminal of that many columns."""
     title = f"{result.name} on {result.environment.device['name']}"
     effects = [effects_table(result.effects)] if result.effects else []
+    effects += [quality_table(result)] if _quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in notes_of(result)]
     return Group(*_table(title, rows_of(result), width), *effects, *notes)
+
+
+def quality_table(result: StudyResult) -> Table:
+    """What the images are worth: the variant's own scores, and how far they are from the reference's."""
+    table = Table(title="quality", title_justify="left", box=box.SIMPLE_HEAD)
+    headings = _quality_columns(result)
+    for heading in ("variant", *headings):
+        table.add_column(heading.replace("_", "\n", 1), justify="left" if heading == "variant" else "right")
+    for cells in _quality_rows(result, headings):
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _quality_columns(result: StudyResult) -> list[str]:
+    """Every metric that some variant has; of pixels the PSNR alone, which says the same as the squared error."""
+    names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
+    shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
+    return [*shown, "broken"] if shown else []
+
+
+def _quality_rows(result: StudyResult, headings: Sequence[str]) -> list[tuple[str, ...]]:
+    rows = []
+    for variant in result.variants:
+        if not variant.images:
+            continue
+        edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
+        scores = variant.quality | (edge.quality if edge else {})
+        cells = []
+        for name in headings:
+            score = scores.get(name)
+            if name == "broken":
+                cells.append(f"{len(variant.trips)} of {len(variant.images)}" if variant.trips else "")
+            elif score is None:
+                cells.append("")
+            else:
+                cells.append("same" if name == "psnr_db" and score.estimate is None else _score(score.estimate))
+        rows.append((variant.name, *cells))
+    return rows
+
+
+def _score(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3g}"
 
 
 def effects_table(effects: Sequence[Effect]) -> Table:
@@ -213,8 +264,10 @@ def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | No
 
 def markdown_table(result: StudyResult) -> str:
     """The same as Markdown."""
+    columns = _quality_columns(result)
+    quality = markdown(("variant", *columns), _quality_rows(result, columns), []) if columns else ""
     effects = markdown(_EFFECT_HEADINGS, list(map(_effect_cells, result.effects)), []) if result.effects else ""
-    return markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result)) + "\n" + effects
+    return markdown(_HEADINGS, [_cells(row) for row in rows_of(result)], notes_of(result)) + "\n" + effects + quality
 
 
 def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:

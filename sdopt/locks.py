@@ -1,0 +1,124 @@
+"""What the sdopt processes of one user tell each other: who measures on a device, who writes a folder or a store.
+
+All of it is advisory `flock`: the kernel lets go of a lock when its process dies, so that none is ever stale.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdopt.measure.device import Device
+
+
+def runtime_folder() -> Path:
+    """Where this user's locks are: below `XDG_RUNTIME_DIR`, or a folder of the user's own in the temporary one.
+
+    Raises:
+        OSError: it cannot be made, or belongs to somebody else.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(base) / "sdopt" if base else Path(tempfile.gettempdir()) / f"sdopt-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+@contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Waits until no other process of this user does `what`, and keeps the others waiting meanwhile.
+
+    Where there is no folder for locks nobody waits: a full disk must not keep results from a tracking server.
+    """
+    try:
+        handle = os.open(_named(what), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _named(what: str) -> Path:
+    return runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Locks a folder for as long as it is written; False where another process writes it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass  # some network file systems lock no folders
+        yield True
+    finally:
+        os.close(handle)
+
+
+class Presence:
+    """This study's mark on a device, for as long as it is measured there, and the marks of others.
+
+    Args:
+        study: what other studies are told of this one.
+    """
+
+    def __init__(self, device: "Device", study: str) -> None:
+        self._device = str(device.attributes.get("uuid", device.torch_name)).replace(":", "-").replace("/", "-")
+        self._study = study
+        self._mark: Path | None = None
+        self._handle: int | None = None
+
+    def __enter__(self) -> "Presence":
+        with suppress(OSError):
+            folder = runtime_folder()
+            self._handle, name = tempfile.mkstemp(dir=folder)
+            # Locked before it bears a name that others look for: what they find unlocked is of a dead process.
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            os.write(self._handle, json.dumps({"process": os.getpid(), "study": self._study}).encode())
+            self._mark = Path(name).rename(f"{name}.{self._device}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mark is not None:
+            self._mark.unlink(missing_ok=True)
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def others(self) -> list[str]:
+        """Studies that other processes measure on this device now."""
+        found: list[str] = []
+        if self._mark is None:
+            return found
+        for mark in sorted(self._mark.parent.glob(f"*.{self._device}")):
+            if mark != self._mark:
+                with suppress(OSError, ValueError):
+                    said = _alive(mark)
+                    if said is not None:
+                        found.append(f"{said['study']} (process {said['process']})")
+        return found
+
+
+def _alive(mark: Path) -> dict[str, str] | None:
+    """What a mark says, or nothing where its process is gone; then it is taken away."""
+    with mark.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return dict(json.loads(stream.read()))
+    mark.unlink(missing_ok=True)
+    return None

@@ -1,0 +1,115 @@
+"""What processes tell each other by locks, and that a process that is killed leaves none."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sdopt.locks import Presence, alone, held, runtime_folder
+from sdopt.measure.device import Device
+from tests.command import SMOKE, sdopt
+
+_HERE = """
+import sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from sdopt.locks import Presence, alone, held
+from sdopt.measure.device import Device
+with {what}:
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def elsewhere(what: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds something until it is killed."""
+    code = _HERE.format(what=what)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestPresence:
+    def test_of_another_process_is_seen_until_it_is_killed(self) -> None:
+        with Presence(Device("cpu"), "ours") as ours:
+            assert ours.others() == []
+            with elsewhere("Presence(Device('cpu'), 'theirs')") as other:
+                assert ours.others() == [f"theirs (process {other.pid})"]
+                assert ours.others() == [f"theirs (process {other.pid})"]
+            assert ours.others() == []
+        assert not list(runtime_folder().glob("*.cpu"))
+
+    def test_is_of_a_device(self) -> None:
+        with (
+            elsewhere("Presence(Device('cuda', 0, attributes={'uuid': 'GPU-1/2'}), 'theirs')"),
+            Presence(Device("cpu"), "ours") as cpu,
+            Presence(Device("cuda", 1), "ours") as other,
+            Presence(Device("cuda", 3, attributes={"uuid": "GPU-1/2"}), "ours") as same,
+        ):
+            assert cpu.others() == other.others() == []
+            assert len(same.others()) == 1
+
+    def test_without_a_folder_for_it_nobody_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+        with Presence(Device("cpu"), "ours") as ours:
+            assert ours.others() == []
+        with alone("anything"):
+            pass
+
+    def test_a_folder_of_another_user_is_not_trusted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "sdopt").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(PermissionError):
+            runtime_folder()
+
+    def test_a_study_beside_another_says_so(self, tmp_path: Path) -> None:
+        with elsewhere("Presence(Device('cpu'), 'outputs/runs/theirs')") as other:
+            found = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0")
+        assert found.code == 0
+        assert f"also measured on this device now: outputs/runs/theirs (process {other.pid})" in found.shown
+        assert found.result.sittings[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
+        assert "Disturbed: also measured on this device meanwhile: outputs/runs/theirs" in found.shown
+
+
+class TestHeld:
+    def test_by_another_process_until_it_is_killed(self, tmp_path: Path) -> None:
+        with elsewhere(f"held(Path({str(tmp_path)!r}))"), held(tmp_path) as ours:
+            assert not ours
+        with held(tmp_path) as ours:
+            assert ours
+            with held(tmp_path) as again:
+                assert not again
+
+
+class TestAlone:
+    def test_waits_for_another_process(self) -> None:
+        with elsewhere("alone('something')") as other:
+            read, write = os.pipe()
+            code = "from sdopt.locks import alone\nwith alone('something'): print('mine')"
+            waiting = subprocess.Popen([sys.executable, "-c", code], stdout=write, text=True)
+            os.close(write)
+            with pytest.raises(subprocess.TimeoutExpired):
+                waiting.wait(2)
+            other.send_signal(signal.SIGKILL)
+            assert waiting.wait(60) == 0
+            assert os.read(read, 10) == b"mine\n"
+            os.close(read)
+
+    def test_an_error_within_goes_through(self) -> None:
+        with pytest.raises(OSError, match="within"), alone("something"):
+            raise OSError("within")
+        with alone("something"):
+            pass
