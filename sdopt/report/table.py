@@ -131,6 +131,10 @@ def notes_of(result: StudyResult) -> list[str]:
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
             "are faster (or larger) together than each by itself would make them."
         )
+    if any(v.config.get("model", {}).get("weights") == "random" for v in result.variants):
+        notes.append(
+            "Random weights: speed and memory are the model's; images show only how far variants agree."
+        )
     if any(v.status is Status.NOT_ENGAGED for v in result.variants):
         notes.append("not_engaged: the option ran without evidence of taking effect; its figures credit nothing.")
     return notes
