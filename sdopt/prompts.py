@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,13 @@ def _from_file(source: str, column: str | None) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             if suffix == ".jsonl":
                 rows = [(number, json.loads(line)) for number, line in enumerate(stream, 1) if line.strip()]
-            elif suffix in _TABLES:
+            elif suffix == ".csv":
                 # Strict, because a quote out of place would swallow the rest of the file into one prompt.
-                table = csv.DictReader(stream, dialect="excel-tab" if suffix == ".tsv" else "excel", strict=True)
+                table = csv.DictReader(stream, strict=True)
                 rows = [(table.line_num, row) for row in table]
+            elif suffix == ".tsv":
+                table = csv.DictReader(stream, dialect="excel-tab", quoting=csv.QUOTE_NONE)
+                rows = [(table.line_num, {k: _unquoted(v) for k, v in row.items()}) for row in table]
             else:
                 return [line.strip() for line in stream.read().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
@@ -72,6 +76,12 @@ def _from_file(source: str, column: str | None) -> list[str]:
         if not isinstance(prompt, str):
             raise UsageError(f"workload.prompts={source}: line {number} has no text in its column '{chosen}'")
     return [str(prompt).strip() for _, prompt in prompts if str(prompt).strip()]
+
+
+def _unquoted(field: Any) -> Any:
+    """Tables of tabs are written with quotes as in .csv (COCO's captions of MLPerf) and without (PartiPrompts)."""
+    quoted = isinstance(field, str) and re.fullmatch(r'"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 
 def _column_of(source: str, wanted: str | None, row: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from sdopt.errors import UsageError
@@ -89,3 +90,10 @@ def test_a_seed_beside_given_latents_would_do_nothing(tmp_path: Path, variant: C
     path = saved(tmp_path, torch.randn(1, *SHAPE))
     with pytest.raises(UsageError, match=r"workload\.seed=3: has no effect on noise that workload\.latents gives"):
         variant(f"workload.latents={path}", "workload.seed=3")
+
+
+def test_a_task_that_starts_from_an_image_takes_none(tmp_path: Path, variant: Compose) -> None:
+    path = saved(tmp_path, torch.randn(1, *SHAPE))
+    Image.new("RGB", (64, 64)).save(tmp_path / "image.png")
+    with pytest.raises(UsageError, match=r"workload\.latents=.*: task=img2img starts from its image"):
+        variant(f"workload.latents={path}", "task=img2img", f"task.image={tmp_path}/image.png")

@@ -37,8 +37,11 @@ def test_each_kind_of_file(tmp_path: Path, name: str, text: str) -> None:
 
 
 def test_quotes_within_a_field_stay(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.tsv", 'prompt\tnote\na sign that says "open"\tx\n"a ""quoted"" one"\ty\n')
-    assert prompts(path) == ('a sign that says "open"', 'a "quoted" one')
+    text = 'prompt\tnote\na sign that says "open"\tx\n"a ""quoted"" one, ""twice"""\ty\n"B I G" in red\tz\n'
+    expected = ('a sign that says "open"', 'a "quoted" one, "twice"', '"B I G" in red')
+    assert prompts(written(tmp_path, "a.tsv", text)) == expected
+    text = 'note,prompt\nx,a sign that says "open"\ny,"a ""quoted"" one, ""twice"""\nz,"""B I G"" in red"\n'
+    assert prompts(written(tmp_path, "a.csv", text)) == expected
 
 
 def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def test_every_metric_is_found_by_its_name() -> None:
     assert len(names) == len(FAMILIES)
 
 
-def test_a_metric_compares_with_something_and_its_limits_fit() -> None:
+def test_the_needs_and_limits_of_each_metric_fit() -> None:
     for family in FAMILIES:
-        assert family.needs_prompts + family.needs_pair + family.needs_reference_set == 1, family.name
+        assert family.needs_prompts + family.needs_pair + family.needs_reference_set <= 1, family.name
         assert family.per_image != family.needs_reference_set, family.name
         assert 1 <= family.least <= family.decides_from, family.name
         # Parity with the reference is all that random weights can show.
@@ -48,7 +48,7 @@ def test_other_features_are_named_too() -> None:
     "name", ["fid", "clip_score", "mse_emojiclip", "clip_score_effnet", "perceptual_inception", "x"]
 )
 def test_names_of_no_metric(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{name}: no such metric; there are mse, psnr_db, .*fid_<features>"):
+    with pytest.raises(UsageError, match=rf"^{name}: no such metric; there are .*psnr_db, .*fid_<features>"):
         metric_named(name)
 
 
