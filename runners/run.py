@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sdopt.forkserver import StartContext
     from sdopt.results import StudyResult
     from sdopt.schema import Tracking
+    from sdopt.timeline import Timeline
+    from sdopt.worker import Machine
 
 _INFORMATIVE = (
     "--help",
@@ -123,12 +125,16 @@ def _job(context: "StartContext") -> Any:
     from sdopt.errors import ConflictError, UsageError
     from sdopt.results import Status
     from sdopt.sweep import JobError, write_error
+    from sdopt.timeline import Timeline, process_begun
 
     console = Console()
     folder = job_folder()
+    # A sweep's later jobs begin where the one before them ended.
+    timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
     try:
+        timeline.enter("composing and planning")
         composer = HydraComposer.of_this_job()
-        result = _study(composer, context, folder, console, alone=not in_sweep())
+        result = _study(composer, context, folder, console, timeline, alone=not in_sweep())
     except UsageError as error:
         for problem in error.problems:
             print(f"sdopt: {problem}", file=sys.stderr)
@@ -150,7 +156,7 @@ def _job(context: "StartContext") -> Any:
 
 
 def _study(
-    composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
+    composer: Any, context: "StartContext", folder: Path, console: "Console", timeline: "Timeline", alone: bool
 ) -> "StudyResult | None":
     from sdopt.errors import ConflictError
     from sdopt.pipelines.hub import fetch_models
@@ -159,18 +165,14 @@ def _study(
     from sdopt.results import Status, write_result
     from sdopt.study import plan_result, run_study
     from sdopt.tracking import require_mlflow
-    from sdopt.worker import probe_machine
 
     run: RunConfig = composer.current
     if run.tracking.kind == "mlflow":
         require_mlflow()
     plan = run.study.plan(composer)
-    machine = probe_machine(context, run.hardware.device)
-    if machine.bad_fork:
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        machine = probe_machine(context, run.hardware.device)
+    timeline.enter("waiting for the fork server, and asking for the device")
+    machine, context = _machine(run, context)
+    timeline.enter("composing and planning")
     command = ["sdopt", "run", *sys.argv[1:]]
     design = type(run.study).__name__.lower()
     result = plan_result(plan, run.study.name, design, dict(run.recorded), machine, command)
@@ -191,13 +193,53 @@ def _study(
         return result
     fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
     try:
-        with Progress(console) as progress:
+        with Progress(console, timeline) as progress:
             run_study(plan, result, run.protocol, machine, context, folder, progress)
     finally:
+        timeline.enter("table and pictures")
         show(result, console, folder)
         _draw(result, folder, console)
+        timeline.enter("logging to MLflow")
         _track(result, folder, run.tracking, console)
+        with suppress(OSError):  # the result is what counts, and it is written
+            timeline.write(folder)
     return result
+
+
+def _machine(run: "RunConfig", context: "StartContext") -> "tuple[Machine, StartContext]":
+    """The machine that a study runs on, and how its workers start there.
+
+    Raises:
+        ConflictError: it is not the one that the configuration means.
+    """
+    from dataclasses import replace
+
+    from sdopt.config import data_sheets
+    from sdopt.errors import ConflictError, UsageError
+    from sdopt.hardware import planned_device, require_card, sheet_of
+    from sdopt.measure.device import describe_cpu
+    from sdopt.worker import Machine, probe_machine
+
+    hardware = run.hardware
+    if run.dry_run and hardware.sheet is not None:
+        return Machine(planned_device(hardware.sheet), describe_cpu(), False, False, hardware.sheet), context
+    try:
+        machine = probe_machine(context, hardware.device)
+    except UsageError as error:
+        if hardware.sheet is None:
+            raise
+        hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
+        raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
+    if machine.bad_fork:
+        import multiprocessing
+
+        context = multiprocessing.get_context("spawn")
+        machine = probe_machine(context, hardware.device)
+    require_card(hardware, machine.device)
+    sheet = None if hardware.emulate_memory else hardware.sheet
+    if sheet is None and machine.device.is_cuda:
+        sheet = sheet_of(machine.device.name, data_sheets().values())
+    return replace(machine, sheet=sheet), context
 
 
 def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
@@ -232,7 +274,11 @@ def _show_plan(result: "StudyResult", console: "Console") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{escape(result.name)}: what would be measured", title_justify="left")
+    environment = result.environment
+    # A plan is only ever made with a sheet of the device that is meant; a real one has a driver.
+    planned = environment.sheet is not None and environment.device["driver"] is None
+    where = f" on {environment.device['name']}, by its data sheet" if planned else ""
+    table = Table(title=escape(f"{result.name}: what would be measured{where}"), title_justify="left")
     for heading in ("variant", "choices beyond the defaults", "contract", "would run?"):
         table.add_column(heading)
     baseline = result.variant(result.baseline).choices

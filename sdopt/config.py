@@ -5,9 +5,11 @@ Nothing below this receives a `DictConfig`.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -21,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 import sdopt
 from sdopt.designs import Design, as_override, difference
 from sdopt.errors import UsageError
+from sdopt.hardware import require_sheet
 from sdopt.latents import require_latents
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.loading import require_model, require_options
@@ -35,6 +38,7 @@ from sdopt.schema import (
     Quality,
     Rule,
     Scheduler,
+    Sheet,
     Task,
     Tracking,
     Workload,
@@ -148,6 +152,7 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
         (_require_latents, ("workload", "model")),
         (require_rules, ("gate",)),
         (require_quality, ("quality", "gate", "model")),
+        (require_sheet, ("hardware",)),
     ]
     for check, names in checks:
         needed = [sections.get(name) for name in names]
@@ -245,14 +250,20 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         return None
     OmegaConf.set_readonly(schema, False)
     limits = {field.name: field.metadata for field in fields(cls)}
+    hints = get_type_hints(cls)
+    within: dict[str, Any] = {}
     before = len(problems)
     for key in values:
         full = f"{path}.{key}"
-        if key not in schema:
-            problems.append(f"{full}: unknown key; there are {', '.join(map(str, schema)) or 'none'}")
+        if key not in limits:
+            problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
             continue
         if OmegaConf.is_missing(node, key):
             problems.append(f"{full}: must be given, as in {full}=…")
+            continue
+        kind_within = _dataclass_within(hints[key])
+        if kind_within is not None and values[key] is not None:
+            within[key] = _typed(full, node[key], kind_within, problems)
             continue
         try:
             schema = OmegaConf.merge(schema, {key: node[key]})
@@ -265,11 +276,17 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     if len(problems) > before:
         return None
     try:
-        made = OmegaConf.to_object(schema)
+        made: Any = OmegaConf.to_object(schema)
     except OmegaConfBaseException as error:
         problems.append(f"{path}: {str(error).splitlines()[0]}")
         return None
-    return made
+    return replace(made, **within)
+
+
+def _dataclass_within(annotation: Any) -> Any:
+    """`Sheet` of `Sheet` and of `Sheet | None`."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    return next((kind for kind in kinds if is_dataclass(kind)), None)
 
 
 class HydraComposer:
@@ -378,7 +395,10 @@ class HydraComposer:
         shared = {
             "protocol": run.protocol == self.current.protocol,
             "tracking": run.tracking == self.current.tracking,
-            "hardware.device": run.hardware.device == self.current.hardware.device,
+            **{
+                f"hardware.{key}": getattr(run.hardware, key) == getattr(self.current.hardware, key)
+                for key in ("device", "sheet", "emulate_memory")
+            },
         }
         shared |= {"quality": run.quality == self.current.quality, "gate": run.gate == self.current.gate}
         wrong = [key for key, same in shared.items() if not same]
@@ -392,6 +412,21 @@ def tracking_of(overrides: Sequence[str]) -> Tracking:
     """The tracking section alone, for commands that measure nothing. Raises UsageError."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         return HydraComposer(overrides).current.tracking
+
+
+@cache
+def data_sheets() -> Mapping[str, Sheet]:
+    """The packaged data sheets, by option of the group `hardware`. Raises UsageError where a file is wrong."""
+    problems: list[str] = []
+    nodes = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "hardware").glob("*.yaml"))}
+    sheets = {
+        option: _typed(f"{option}.sheet", node.sheet, Sheet, problems)
+        for option, node in nodes.items()
+        if "sheet" in node and node.sheet is not None
+    }
+    if problems:
+        raise UsageError(problems)
+    return sheets
 
 
 class RememberFolder(Callback):

@@ -28,6 +28,7 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         cpu=machine.cpu,
         start_method="forkserver" if machine.preloaded else "spawn",
         command=command,
+        sheet=machine.sheet,
     )
 
 

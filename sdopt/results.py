@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UsageError
+from sdopt.schema import Sheet
 
 SCHEMA_VERSION = 1
 
@@ -275,6 +276,8 @@ class Environment:
     cpu: dict[str, Any]
     start_method: str
     command: list[str]
+    sheet: Sheet | None = None
+    """The device's data sheet, where there is one."""
 
 
 @dataclass

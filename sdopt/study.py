@@ -16,6 +16,7 @@ from sdopt.effects import effects_of
 from sdopt.environment import describe_environment
 from sdopt.errors import ConflictError
 from sdopt.forkserver import StartContext
+from sdopt.hardware import CUDA_CONTEXT_GIB
 from sdopt.optimizations.base import Contract
 from sdopt.report.progress import Progress
 from sdopt.results import Comparison, Measurement, Memory, Schedule, Status, StudyResult, VariantResult, write_result
@@ -25,7 +26,6 @@ from sdopt.variant import Variant
 from sdopt.worker import Machine, Worker, WorkerError
 
 _STARVED = (Status.OUT_OF_MEMORY, Status.KILLED)
-_CUDA_CONTEXT_GIB = 0.6  # what a process holds on the device before its first tensor, where NVML does not tell
 
 
 def plan_result(
@@ -111,6 +111,7 @@ def run_study(
             lane.kill()
         if result.status == "running":
             result.status = "crashed"
+        progress.timeline.enter("comparing")
         result.finished = _now()
         compare(result)
         result.effects = effects_of(result, plan.factors)
@@ -195,7 +196,8 @@ class _Run:
         return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
 
     def keep(self) -> None:
-        write_result(self.result, self.folder)
+        with self.progress.timeline.during("writing result.json"):
+            write_result(self.result, self.folder)
 
     # ----------------------------------------------------------------------------------------------------- solo pass
 
@@ -219,6 +221,8 @@ class _Run:
                 and alive
                 and self.protocol.schedule == "auto"
                 and self.result.schedule.kind == "interleaved"
+                # A card that is emulated is each worker's own: others take nothing of it.
+                and not lane.variant.hardware.emulate_memory
             ):
                 self._fall_back(f"'{lane.row.name}' ran out of memory beside {len(alive)} others")
                 lane.row.status, lane.row.reason = Status.PENDING, ""
@@ -250,9 +254,12 @@ class _Run:
                 other.kill()
 
     def _start(self, lane: _Lane) -> Worker:
-        self.progress.phase(lane.row.name, "loading")
+        self.progress.phase(lane.row.name, "starting")
         log = self.folder / "logs" / f"{lane.slug}.log"
-        lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s)
+        called = self.progress.timeline.called
+        lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s, called)
+        lane.worker.ask("hello")
+        self.progress.phase(lane.row.name, "loading")
         load_s = lane.worker.ask("prepare")
         if lane.measurement.load_s is None:
             lane.measurement.load_s = load_s
@@ -290,7 +297,8 @@ class _Run:
         for lane in self.lanes:
             if lane.active:
                 self._alone(lane, self._finish)
-            lane.stop()
+            with self.progress.timeline.during("ending workers"):
+                lane.stop()
 
     def _alone_in_round(self, lane: _Lane, number: int) -> None:
         try:
@@ -413,7 +421,7 @@ class _Run:
 def _footprint(memory: Memory) -> float:
     """What an idle worker keeps, and a running one needs, on the device that may run out."""
     if memory.cuda_peak_reserved_gib is not None:
-        return memory.nvml_process_gib or memory.cuda_peak_reserved_gib + _CUDA_CONTEXT_GIB
+        return memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
     return memory.process_peak_gib
 
 

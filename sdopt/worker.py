@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -31,7 +32,7 @@ from sdopt.errors import UsageError
 from sdopt.forkserver import StartContext
 from sdopt.latents import read_latents, take
 from sdopt.measure.device import Device, describe_cpu, energy_j, probe_device
-from sdopt.measure.memory import PeakMemory
+from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, denoiser_of, observed, plain
 from sdopt.measure.trace import trace_call
@@ -40,6 +41,7 @@ from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.quality.drawing import LATENTS, Draw, timed_draw
 from sdopt.results import Evidence, ImageRecord, Memory, Status
+from sdopt.schema import Sheet
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class Machine:
     cpu: dict[str, Any]
     preloaded: bool
     bad_fork: bool
+    sheet: Sheet | None = None
+    """The device's data sheet."""
 
 
 def probe_machine(context: StartContext, wanted: str) -> Machine:
@@ -108,6 +112,7 @@ class Worker:
     Args:
         log: file that takes everything the worker prints.
         timeout_s: limit for each request, in seconds.
+        called: told after each request how many seconds of it were calls of the pipeline.
     """
 
     def __init__(
@@ -117,8 +122,10 @@ class Worker:
         device: Device,
         log: Path,
         timeout_s: float,
+        called: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._timeout_s = timeout_s
+        self._called = called
         self._log = log
         self._cache = Path(tempfile.mkdtemp(prefix="sdopt-inductor-"))
         self._connection, theirs = context.Pipe()
@@ -144,9 +151,10 @@ class Worker:
                 raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}")
             if self._connection not in ready and not self._connection.poll(0.2):
                 raise EOFError
-            answer = self._connection.recv()
+            answer, in_calls_s = self._connection.recv()
         except (EOFError, OSError):
             raise self._died(request) from None
+        self._called(in_calls_s)
         if isinstance(answer, WorkerError):
             raise answer
         return answer
@@ -195,6 +203,8 @@ def _serve(connection: Connection, variant: Variant, device: Device, log: str, c
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    # What was imported is no garbage: to look through it took a fifth of a second before every timed call.
+    gc.freeze()
     # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
     tqdm.set_lock(threading.RLock())
     session = Session(variant, device)
@@ -203,13 +213,14 @@ def _serve(connection: Connection, variant: Variant, device: Device, log: str, c
             request, arguments = connection.recv()
         except EOFError:
             return
+        before = session.in_calls_s
         try:
             answer = getattr(session, request)(**arguments)
         except Exception as error:
             traceback.print_exc()
             answer = WorkerError(*_classify(error))
         try:
-            connection.send(answer)
+            connection.send((answer, session.in_calls_s - before))
         except OSError:
             return
 
@@ -244,6 +255,11 @@ class Session:
         self._inputs: dict[str, Any] = {}
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
+        self.in_calls_s = 0.0
+        """Seconds spent in calls of the pipeline, from prompts to images."""
+
+    def hello(self) -> None:
+        """Answers: the process has started."""
 
     def prepare(self) -> float:
         """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
@@ -252,6 +268,9 @@ class Session:
             torch.set_num_threads(self._variant.hardware.threads)
         if self._device.is_cuda:
             torch.cuda.set_device(self._device.index)
+        hardware = self._variant.hardware
+        if hardware.emulate_memory and hardware.sheet is not None:
+            cap_memory(self._device, hardware.sheet.memory_gib)
         load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
         variant = self._variant
         self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
@@ -260,6 +279,8 @@ class Session:
         self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
         load_s = time.perf_counter() - start
+        gc.collect()
+        gc.freeze()
         self._memory.loaded()
         return load_s
 
@@ -391,12 +412,16 @@ class Session:
             "num_images_per_prompt": workload.images_per_prompt,
             **self._inputs,
         }
-        with ExitStack() as stack:
-            stack.enter_context(noise_in_float32(self._pipe))
-            for _, option in self._variant.applied:
-                arguments |= option.call_kwargs()
-                stack.enter_context(option.context(self._pipe))
-            return self._pipe(**(arguments | changes))
+        start = time.perf_counter()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(noise_in_float32(self._pipe))
+                for _, option in self._variant.applied:
+                    arguments |= option.call_kwargs()
+                    stack.enter_context(option.context(self._pipe))
+                return self._pipe(**(arguments | changes))
+        finally:
+            self.in_calls_s += time.perf_counter() - start
 
     def _synchronize(self) -> None:
         if self._device.is_cuda:
