@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sdopt.results import StudyResult
     from sdopt.schema import Tracking
     from sdopt.timeline import Timeline
-    from sdopt.worker import Machine
 
 _INFORMATIVE = (
     "--help",
@@ -158,6 +157,7 @@ def _job(context: "StartContext") -> Any:
 def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", timeline: "Timeline", alone: bool
 ) -> "StudyResult | None":
+    from sdopt.config import data_sheets
     from sdopt.errors import ConflictError
     from sdopt.pipelines.hub import fetch_models
     from sdopt.report.progress import Progress
@@ -165,13 +165,18 @@ def _study(
     from sdopt.results import Status, write_result
     from sdopt.study import plan_result, run_study
     from sdopt.tracking import require_mlflow
+    from sdopt.worker import find_machine, planned_machine
 
     run: RunConfig = composer.current
     if run.tracking.kind == "mlflow":
         require_mlflow()
     plan = run.study.plan(composer)
     timeline.enter("waiting for the fork server, and asking for the device")
-    machine, context = _machine(run, context)
+    sheet = run.hardware.sheet
+    if run.dry_run and sheet is not None:
+        machine = planned_machine(sheet)
+    else:
+        machine, context = find_machine(context, run.hardware, data_sheets)
     timeline.enter("composing and planning")
     command = ["sdopt", "run", *sys.argv[1:]]
     design = type(run.study).__name__.lower()
@@ -204,42 +209,6 @@ def _study(
         with suppress(OSError):  # the result is what counts, and it is written
             timeline.write(folder)
     return result
-
-
-def _machine(run: "RunConfig", context: "StartContext") -> "tuple[Machine, StartContext]":
-    """The machine that a study runs on, and how its workers start there.
-
-    Raises:
-        ConflictError: it is not the one that the configuration means.
-    """
-    from dataclasses import replace
-
-    from sdopt.config import data_sheets
-    from sdopt.errors import ConflictError, UsageError
-    from sdopt.hardware import planned_device, require_card, sheet_of
-    from sdopt.measure.device import describe_cpu
-    from sdopt.worker import Machine, probe_machine
-
-    hardware = run.hardware
-    if run.dry_run and hardware.sheet is not None:
-        return Machine(planned_device(hardware.sheet), describe_cpu(), False, False, hardware.sheet), context
-    try:
-        machine = probe_machine(context, hardware.device)
-    except UsageError as error:
-        if hardware.sheet is None:
-            raise
-        hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
-        raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
-    if machine.bad_fork:
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        machine = probe_machine(context, hardware.device)
-    require_card(hardware, machine.device)
-    sheet = None if hardware.emulate_memory else hardware.sheet
-    if sheet is None and machine.device.is_cuda:
-        sheet = sheet_of(machine.device.name, data_sheets().values())
-    return replace(machine, sheet=sheet), context
 
 
 def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:

@@ -3,7 +3,8 @@
 Nothing below this receives a `DictConfig`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -296,6 +297,8 @@ class HydraComposer:
         # A search path given on the command line holds the user's own groups: every composition needs it.
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._overrides = list(overrides)
+        # To compose takes a tenth of a second, and a design asks for the same again and again.
+        self._parsed: dict[tuple[tuple[str, ...], frozenset[str], bool], RunConfig] = {}
         self.current = self._parse(self._overrides)
         """The job's own configuration. Building a composer raises UsageError where it is not valid."""
         self._default = self._parse([])
@@ -313,12 +316,11 @@ class HydraComposer:
             # A preset may have changed keys of an option, and would change them in the baseline's option too.
             reset = self._axes() - {_top(_key(override)) for override in overrides} if plain else set()
             run = self._parse(merged, reset)
-            asis = self._asis(run)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
         self._require_shared(name or "candidate", run)
         choices = {
-            axis: option + _changed_fields(_chosen(run, axis), _chosen(asis, axis))
+            axis: option + _changed_fields(_chosen(run, axis), self._asis(run, axis))
             for axis, option in run.choices.items()
         }
         chosen = difference(choices, self._default.choices)
@@ -348,20 +350,25 @@ class HydraComposer:
             f"{axis}={self._default.choices[axis]}" for axis in self._default.optimizations if "." not in axis
         ]
 
-    def _asis(self, run: RunConfig) -> RunConfig:
-        """The options of a configuration as their files have them, to see which of their keys were changed."""
-        chosen = [
-            f"{'' if axis in self._default.choices else '+'}{axis}={option}"
-            for axis, option in run.choices.items()
-            if "." not in axis and option != self._default.choices.get(axis)
-        ]
+    def _asis(self, run: RunConfig, axis: str) -> Any:
+        """The option of an axis as its file has it, to see which of its keys were changed."""
+        option, default = run.choices[axis], self._default.choices.get(axis)
+        if "." in axis or option == default:
+            return _chosen(self._default, axis)
         try:
-            return self._parse(chosen, whole=False) if chosen else self._default
+            prefix = "" if axis in self._default.choices else "+"
+            return _chosen(self._parse([f"{prefix}{axis}={option}"], whole=False), axis)
         except UsageError:
-            return run  # an option with a mandatory key does not stand alone
+            return _chosen(run, axis)  # an option with a mandatory key does not stand alone
 
     def _parse(self, overrides: Sequence[str], reset: Collection[str] = (), whole: bool = True) -> RunConfig:
-        """Composes and types; the axes in `reset` are as in the defaults, whatever chose or changed them."""
+        """Composes and types, once; the axes in `reset` are as in the defaults, whatever chose or changed them."""
+        key = (tuple(overrides), frozenset(reset), whole)
+        if key not in self._parsed:
+            self._parsed[key] = self._parse_anew(overrides, reset, whole)
+        return self._parsed[key]
+
+    def _parse_anew(self, overrides: Sequence[str], reset: Collection[str], whole: bool) -> RunConfig:
         try:
             cfg, choices = self._compose(overrides)
             if reset:
@@ -410,8 +417,24 @@ class HydraComposer:
 
 def tracking_of(overrides: Sequence[str]) -> Tracking:
     """The tracking section alone, for commands that measure nothing. Raises UsageError."""
+    with composer_of(overrides) as composer:
+        return composer.current.tracking
+
+
+@contextmanager
+def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[HydraComposer]:
+    """A composer outside of any Hydra job, with a folder of the user's own groups. Raises UsageError."""
+    path = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return HydraComposer(overrides).current.tracking
+        yield HydraComposer(overrides, path)
+
+
+def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Each option of each group that is neither a section of its own nor a preset: (group, option)."""
+    for folder in [CONF, *([config_dir] if config_dir else [])]:
+        for path in sorted(folder.glob("*/*.yaml")):
+            if path.parent.name not in (*_SECTIONS, "experiment"):
+                yield path.parent.name, path.stem
 
 
 @cache

@@ -7,6 +7,7 @@ the next, and a peak of memory must belong to one variant: so each has a process
 import gc
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -15,12 +16,12 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,8 +29,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from sdopt.errors import UsageError
+from sdopt.errors import ConflictError, UsageError
 from sdopt.forkserver import StartContext
+from sdopt.hardware import planned_device, require_card, sheet_of
 from sdopt.latents import read_latents, take
 from sdopt.measure.device import Device, describe_cpu, energy_j, probe_device
 from sdopt.measure.memory import PeakMemory, cap_memory
@@ -41,7 +43,7 @@ from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.quality.drawing import LATENTS, Draw, timed_draw
 from sdopt.results import Evidence, ImageRecord, Memory, Status
-from sdopt.schema import Sheet
+from sdopt.schema import Hardware, Sheet
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class WorkerError(Exception):
 
 # ----------------------------------------------------------------------------------------------------------- the parent
 
+
+T = TypeVar("T")
 
 _PROBE_LIMIT_S = 300
 
@@ -76,34 +80,79 @@ class Machine:
 
 def probe_machine(context: StartContext, wanted: str) -> Machine:
     """Asks a process of its own what `hardware.device` is. Raises UsageError where there is no such device."""
+    return in_process(context, _probe, wanted, what=f"hardware.device={wanted}")
+
+
+def find_machine(
+    context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]
+) -> tuple[Machine, StartContext]:
+    """The machine that the configuration means, with its data sheet, and how workers start there.
+
+    Args:
+        sheets: the packaged data sheets, asked for where a device's name may find one.
+
+    Raises:
+        UsageError: there is no such device.
+        ConflictError: the data sheet that was chosen is not that of the device.
+    """
+    try:
+        machine = probe_machine(context, hardware.device)
+    except UsageError as error:
+        if hardware.sheet is None:
+            raise
+        hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
+        raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
+    if machine.bad_fork:
+        context = multiprocessing.get_context("spawn")
+        machine = probe_machine(context, hardware.device)
+    require_card(hardware, machine.device)
+    sheet = None if hardware.emulate_memory else hardware.sheet
+    if sheet is None and machine.device.is_cuda:
+        sheet = sheet_of(machine.device.name, sheets().values())
+    return replace(machine, sheet=sheet), context
+
+
+def planned_machine(sheet: Sheet) -> Machine:
+    """The machine of a data sheet, for planning without it."""
+    return Machine(planned_device(sheet), describe_cpu(), False, False, sheet)
+
+
+def in_process(context: StartContext, function: Callable[..., T], *arguments: Any, what: str) -> T:
+    """What a function returns in a process of its own, which may touch the device; raises what it raises.
+
+    Raises:
+        UsageError: the process died, or gave no answer; begins with `what`.
+    """
     ours, theirs = context.Pipe()
-    process = context.Process(target=_probe, args=(theirs, wanted), daemon=True)
+    process = context.Process(target=_answer, args=(theirs, function, arguments), daemon=True)
     process.start()
     theirs.close()
     try:
         if not ours.poll(_PROBE_LIMIT_S):
             process.kill()
-            raise UsageError(f"hardware.device={wanted}: no answer within {_PROBE_LIMIT_S} s; is the device in use?")
+            raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?")
         answer = ours.recv()
     except EOFError:
         process.join()
-        raise UsageError(f"hardware.device={wanted}: asking for it ended with exit code {process.exitcode}") from None
+        raise UsageError(f"{what}: asking for it ended with exit code {process.exitcode}") from None
     process.join()
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def _probe(connection: Connection, wanted: str) -> None:
-    preload = sys.modules.get("sdopt.preload")
+def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
-        bad_fork = torch.cuda._is_in_bad_fork()
-        device = probe_device("cpu" if bad_fork else wanted)
-        connection.send(
-            Machine(device, describe_cpu(), preload is not None and os.getpid() != preload.SERVER_PID, bad_fork)
-        )
+        connection.send(function(*arguments))
     except Exception as error:
         connection.send(error)
+
+
+def _probe(wanted: str) -> Machine:
+    preload = sys.modules.get("sdopt.preload")
+    bad_fork = torch.cuda._is_in_bad_fork()
+    device = probe_device("cpu" if bad_fork else wanted)
+    return Machine(device, describe_cpu(), preload is not None and os.getpid() != preload.SERVER_PID, bad_fork)
 
 
 class Worker:
