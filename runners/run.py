@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sdopt.forkserver import StartContext
     from sdopt.results import StudyResult
     from sdopt.schema import Tracking
+    from sdopt.timeline import Timeline
     from sdopt.worker import Machine
 
 _INFORMATIVE = (
@@ -130,15 +131,19 @@ def _job(context: "StartContext") -> Any:
     from sdopt.locks import held
     from sdopt.results import Status
     from sdopt.sweep import JobError, write_error
+    from sdopt.timeline import Timeline, process_begun
 
     console = Console()
     folder = job_folder()
+    # A sweep's later jobs begin where the one before them ended.
+    timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
     try:
+        timeline.enter("composing and planning")
         composer = HydraComposer.of_this_job()
         with held(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
-            result = _study(composer, context, folder, console, alone=not in_sweep())
+            result = _study(composer, context, folder, console, timeline, alone=not in_sweep())
     except OccupiedError as error:
         print(f"sdopt: {error}", file=sys.stderr)
         RememberFolder.occupied = True  # an error.json there would be taken for the other's
@@ -164,8 +169,9 @@ def _job(context: "StartContext") -> Any:
 
 
 def _study(
-    composer: Any, context: "StartContext", folder: Path, console: "Console", alone: bool
+    composer: Any, context: "StartContext", folder: Path, console: "Console", timeline: "Timeline", alone: bool
 ) -> "StudyResult | None":
+    from sdopt.config import data_sheets
     from sdopt.errors import ConflictError, OccupiedError
     from sdopt.pipelines.hub import fetch_models
     from sdopt.report.progress import Progress
@@ -174,7 +180,7 @@ def _study(
     from sdopt.resume import go_on
     from sdopt.study import missing_of, plan_result, require_room, run_study
     from sdopt.tracking import require_mlflow, require_store
-    from sdopt.worker import probe_machine
+    from sdopt.worker import find_machine, planned_machine
 
     run: RunConfig = composer.current
     there = (folder / "result.json").is_file()
@@ -184,14 +190,16 @@ def _study(
     if run.tracking.kind == "mlflow":
         require_mlflow()
     plan = run.study.plan(composer)
-    machine = probe_machine(context, run.hardware.device)
-    if machine.bad_fork:
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        machine = probe_machine(context, run.hardware.device)
+    timeline.enter("waiting for the fork server, and asking for the device")
+    sheet = run.hardware.sheet
+    if run.dry_run and sheet is not None:
+        machine = planned_machine(sheet)
+    else:
+        machine, context = find_machine(context, run.hardware, data_sheets)
     if not run.dry_run:
+        timeline.enter("fetching models")
         fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
+    timeline.enter("composing and planning")
     command = ["sdopt", "run", *sys.argv[1:]]
     design = type(run.study).__name__.lower()
     result = plan_result(plan, run.study.name, design, dict(run.recorded), machine, command)
@@ -223,13 +231,18 @@ def _study(
     require_room(plan, folder)
     write_result(result, folder)  # a disk that is full is better found before measuring than after it
     try:
-        with Progress(console) as progress:
+        with Progress(console, timeline) as progress:
             run_study(plan, result, run.protocol, machine, context, folder, progress, run.quality)
+        timeline.enter("quality and verdicts")
         _assess(result, folder, run, machine, context, console)
     finally:
+        timeline.enter("table and pictures")
         show(result, console, folder)
         _draw(result, folder, console)
+        timeline.enter("logging to MLflow")
         _track(result, folder, run.tracking, console)
+        with suppress(OSError):  # the result is what counts, and it is written
+            timeline.write(folder)
     return result
 
 
@@ -305,7 +318,11 @@ def _show_plan(result: "StudyResult", console: "Console") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{escape(result.name)}: what would be measured", title_justify="left")
+    environment = result.environment
+    # A plan is only ever made with a sheet of the device that is meant; a real one has a driver.
+    planned = environment.sheet is not None and environment.device["driver"] is None
+    where = f" on {environment.device['name']}, by its data sheet" if planned else ""
+    table = Table(title=escape(f"{result.name}: what would be measured{where}"), title_justify="left")
     for heading in ("variant", "choices beyond the defaults", "contract", "would run?"):
         table.add_column(heading)
     baseline = result.variant(result.baseline).choices

@@ -8,6 +8,8 @@ COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",
+    "doctor": "say what this machine is, how fast it can be, and which options run on it",
+    "benchmark-overhead": "measure what sdopt itself takes beside the pipelines",
     "train-reference": "train the packaged reference model",
     "evaluate-reference": "judge the packaged reference model: all figures in one table",
 }

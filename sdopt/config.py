@@ -3,11 +3,14 @@
 Nothing below this receives a `DictConfig`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -21,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 import sdopt
 from sdopt.designs import Design, as_override, difference
 from sdopt.errors import UsageError
+from sdopt.hardware import require_sheet
 from sdopt.latents import require_latents
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.loading import require_model, require_options
@@ -35,6 +39,7 @@ from sdopt.schema import (
     Quality,
     Rule,
     Scheduler,
+    Sheet,
     Task,
     Tracking,
     Workload,
@@ -153,6 +158,7 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
         (_require_latents, ("workload", "model")),
         (require_rules, ("gate",)),
         (require_quality, ("quality", "gate", "model")),
+        (require_sheet, ("hardware",)),
     ]
     for check, names in checks:
         needed = [sections.get(name) for name in names]
@@ -250,14 +256,20 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         return None
     OmegaConf.set_readonly(schema, False)
     limits = {field.name: field.metadata for field in fields(cls)}
+    hints = get_type_hints(cls)
+    within: dict[str, Any] = {}
     before = len(problems)
     for key in values:
         full = f"{path}.{key}"
-        if key not in schema:
-            problems.append(f"{full}: unknown key; there are {', '.join(map(str, schema)) or 'none'}")
+        if key not in limits:
+            problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
             continue
         if OmegaConf.is_missing(node, key):
             problems.append(f"{full}: must be given, as in {full}=…")
+            continue
+        kind_within = _dataclass_within(hints[key])
+        if kind_within is not None and values[key] is not None:
+            within[key] = _typed(full, node[key], kind_within, problems)
             continue
         try:
             schema = OmegaConf.merge(schema, {key: node[key]})
@@ -270,11 +282,17 @@ def _typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     if len(problems) > before:
         return None
     try:
-        made = OmegaConf.to_object(schema)
+        made: Any = OmegaConf.to_object(schema)
     except OmegaConfBaseException as error:
         problems.append(f"{path}: {str(error).splitlines()[0]}")
         return None
-    return made
+    return replace(made, **within)
+
+
+def _dataclass_within(annotation: Any) -> Any:
+    """`Sheet` of `Sheet` and of `Sheet | None`."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    return next((kind for kind in kinds if is_dataclass(kind)), None)
 
 
 class HydraComposer:
@@ -284,6 +302,8 @@ class HydraComposer:
         # A search path given on the command line holds the user's own groups: every composition needs it.
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._overrides = list(overrides)
+        # To compose takes a tenth of a second, and a design asks for the same again and again.
+        self._parsed: dict[tuple[tuple[str, ...], frozenset[str], bool], RunConfig] = {}
         self.current = self._parse(self._overrides)
         """The job's own configuration. Building a composer raises UsageError where it is not valid."""
         self._default = self._parse([])
@@ -301,12 +321,11 @@ class HydraComposer:
             # A preset may have changed keys of an option, and would change them in the baseline's option too.
             reset = self._axes() - {_top(_key(override)) for override in overrides} if plain else set()
             run = self._parse(merged, reset)
-            asis = self._asis(run)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
         self._require_shared(name or "candidate", run)
         choices = {
-            axis: option + _changed_fields(_chosen(run, axis), _chosen(asis, axis))
+            axis: option + _changed_fields(_chosen(run, axis), self._asis(run, axis))
             for axis, option in run.choices.items()
         }
         chosen = difference(choices, self._default.choices)
@@ -336,20 +355,25 @@ class HydraComposer:
             f"{axis}={self._default.choices[axis]}" for axis in self._default.optimizations if "." not in axis
         ]
 
-    def _asis(self, run: RunConfig) -> RunConfig:
-        """The options of a configuration as their files have them, to see which of their keys were changed."""
-        chosen = [
-            f"{'' if axis in self._default.choices else '+'}{axis}={option}"
-            for axis, option in run.choices.items()
-            if "." not in axis and option != self._default.choices.get(axis)
-        ]
+    def _asis(self, run: RunConfig, axis: str) -> Any:
+        """The option of an axis as its file has it, to see which of its keys were changed."""
+        option, default = run.choices[axis], self._default.choices.get(axis)
+        if "." in axis or option == default:
+            return _chosen(self._default, axis)
         try:
-            return self._parse(chosen, whole=False) if chosen else self._default
+            prefix = "" if axis in self._default.choices else "+"
+            return _chosen(self._parse([f"{prefix}{axis}={option}"], whole=False), axis)
         except UsageError:
-            return run  # an option with a mandatory key does not stand alone
+            return _chosen(run, axis)  # an option with a mandatory key does not stand alone
 
     def _parse(self, overrides: Sequence[str], reset: Collection[str] = (), whole: bool = True) -> RunConfig:
-        """Composes and types; the axes in `reset` are as in the defaults, whatever chose or changed them."""
+        """Composes and types, once; the axes in `reset` are as in the defaults, whatever chose or changed them."""
+        key = (tuple(overrides), frozenset(reset), whole)
+        if key not in self._parsed:
+            self._parsed[key] = self._parse_anew(overrides, reset, whole)
+        return self._parsed[key]
+
+    def _parse_anew(self, overrides: Sequence[str], reset: Collection[str], whole: bool) -> RunConfig:
         try:
             cfg, choices = self._compose(overrides)
             if reset:
@@ -383,7 +407,10 @@ class HydraComposer:
         shared = {
             "protocol": run.protocol == self.current.protocol,
             "tracking": run.tracking == self.current.tracking,
-            "hardware.device": run.hardware.device == self.current.hardware.device,
+            **{
+                f"hardware.{key}": getattr(run.hardware, key) == getattr(self.current.hardware, key)
+                for key in ("device", "sheet", "emulate_memory")
+            },
         }
         shared |= {"quality": run.quality == self.current.quality, "gate": run.gate == self.current.gate}
         wrong = [key for key, same in shared.items() if not same]
@@ -395,8 +422,55 @@ class HydraComposer:
 
 def tracking_of(overrides: Sequence[str]) -> Tracking:
     """The tracking section alone, for commands that measure nothing. Raises UsageError."""
+    with composer_of(overrides) as composer:
+        return composer.current.tracking
+
+
+@contextmanager
+def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[HydraComposer]:
+    """A composer outside of any Hydra job, with a folder of the user's own groups. Raises UsageError."""
+    path = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return HydraComposer(overrides).current.tracking
+        yield HydraComposer(overrides, path)
+
+
+def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Each option of each group that is neither a section of its own nor a preset: (group, option)."""
+    for folder in [CONF, *([config_dir] if config_dir else [])]:
+        for path in sorted(folder.glob("*/*.yaml")):
+            if path.parent.name not in (*_SECTIONS, "experiment"):
+                yield path.parent.name, path.stem
+
+
+@cache
+def data_sheets() -> Mapping[str, Sheet]:
+    """The packaged data sheets, by option of the group `hardware`. Raises UsageError where a file is wrong."""
+    problems: list[str] = []
+    nodes = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "hardware").glob("*.yaml"))}
+    sheets = {
+        option: _typed(f"{option}.sheet", node.sheet, Sheet, problems)
+        for option, node in nodes.items()
+        if "sheet" in node and node.sheet is not None
+    }
+    if problems:
+        raise UsageError(problems)
+    return sheets
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """What judging a result that exists needs."""
+
+    gate: Gate
+    tracking: Tracking
+
+
+def gate_of(overrides: Sequence[str]) -> GateConfig:
+    """The gate, `default` where none is chosen, and the tracking section. Raises UsageError."""
+    chosen = any(_key(override) == "gate" for override in overrides)
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        run = HydraComposer([*([] if chosen else ["gate=default"]), *overrides]).current
+    return GateConfig(run.gate, run.tracking)
 
 
 class RememberFolder(Callback):

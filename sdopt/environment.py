@@ -30,6 +30,7 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         start_method="forkserver" if machine.preloaded else "spawn",
         command=command,
         code=fingerprint.code(),
+        sheet=machine.sheet,
     )
 
 

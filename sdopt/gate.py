@@ -313,7 +313,10 @@ class Sides:
 
     def pays(self) -> Ruling:
         """An option that claims latency or memory must gain in one of them, and harm none that it claims."""
-        gains, harms, open_, said = [], [], [], []
+        gains: list[str] = []
+        harms: list[str] = []
+        open_: list[str] = []
+        said: list[str] = []
         for metric, claim in PERFORMANCE.items():
             if claim not in self.claims:
                 continue

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.errors import UsageError
+from sdopt.schema import Sheet
 
 SCHEMA_VERSION = 1
 
@@ -306,6 +307,8 @@ class Environment:
     command: list[str]
     code: str | None = None
     """Digest of sdopt's own Python files."""
+    sheet: Sheet | None = None
+    """The device's data sheet, where there is one."""
 
 
 @dataclass

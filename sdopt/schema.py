@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MISSING: Any = "???"  # how OmegaConf writes a value that must be given
+
 
 def bounded(default: Any, **limits: Any) -> Any:
     """A dataclass field with a range: `ge`, `gt`, `le` or `choices`."""
@@ -110,6 +112,53 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """Peak rates by the type of the products that are multiplied, dense, in TFLOP/s (int8 in TOP/s).
+
+    `fp16`, `bf16` and `fp8` accumulate in float32, as PyTorch does. Null where there is no such unit.
+    """
+
+    fp32: float | None = bounded(None, gt=0)
+    tf32: float | None = bounded(None, gt=0)
+    fp16: float | None = bounded(None, gt=0)
+    bf16: float | None = bounded(None, gt=0)
+    fp8: float | None = bounded(None, gt=0)
+    int8: float | None = bounded(None, gt=0)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A data sheet: a card as its vendor describes it, or a machine as `sdopt doctor` measured it."""
+
+    name: str
+    device_names: list[str]
+    """What the driver calls it; `NVIDIA` in front and upper case do not matter."""
+    memory_gib: float = bounded(MISSING, gt=0)
+    """What a program finds there (`torch.cuda.mem_get_info`): less than is sold, and a little different by driver."""
+    bandwidth_gb_s: float = bounded(MISSING, gt=0)
+    compute_capability: float | None = bounded(None, ge=1)
+    """CUDA's, as in 8.6; null for a CPU."""
+    tdp_w: float | None = bounded(None, gt=0)
+    vector: Rates = field(default_factory=Rates)
+    """Of the ordinary units: CUDA cores, or a CPU."""
+    tensor: Rates = field(default_factory=Rates)
+    """Of the tensor cores."""
+    sources: list[str] = field(default_factory=list)
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        if self.compute_capability is None:
+            return None
+        major, minor = divmod(round(10 * self.compute_capability), 10)
+        return major, minor
+
+    def peak(self, kind: str) -> float | None:
+        """The rate of the fastest unit for products of a type (`fp32`, `tf32`, …), in TFLOP/s; none where unknown."""
+        known = [rate for rates in (self.tensor, self.vector) if (rate := getattr(rates, kind)) is not None]
+        return max(known, default=None)
+
+
+@dataclass(frozen=True)
 class Hardware:
     """Where to run. `auto` takes the first CUDA device, else the CPU."""
 
@@ -118,6 +167,10 @@ class Hardware:
     """Threads of a worker's CPU operations; PyTorch's choice where it is null."""
     price_per_hour: float | None = bounded(None, ge=0)
     """Price of this machine, in the currency of your choice, for the cost per image."""
+    emulate_memory: bool = False
+    """Caps each worker on a larger card to the memory of the sheet's card."""
+    sheet: Sheet | None = None
+    """The card that is meant; where it is null, the packaged sheet of the device's name."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sdopt.environment import describe_environment
 from sdopt.errors import ConflictError, UsageError
 from sdopt.fingerprint import inputs_of, of_model
 from sdopt.forkserver import StartContext
+from sdopt.hardware import CUDA_CONTEXT_GIB
 from sdopt.locks import Presence
 from sdopt.optimizations.base import Contract
 from sdopt.quality.drawing import Draw, ImageCache, content_key, draw_of, floor_draws
@@ -45,7 +46,6 @@ from sdopt.worker import Machine, Worker, WorkerError
 
 _STARVED = (Status.OUT_OF_MEMORY, Status.KILLED)
 _LOGS_BYTES = 4 * 2**20
-_CUDA_CONTEXT_GIB = 0.6  # what a process holds on the device before its first tensor, where NVML does not tell
 
 
 def plan_result(
@@ -189,6 +189,7 @@ def run_study(
             lane.kill()
         if result.status == "running":
             result.status = "crashed"
+        progress.timeline.enter("comparing")
         result.finished = _now()
         compare(result)
         result.effects = effects_of(result, plan.factors)
@@ -286,7 +287,7 @@ class _Run:
         self.result.sittings.append(Sitting(_now()))
         self._follow(schedule.kind, schedule.reason)
         self.rounds, self.lanes = missing.rounds, []
-        for replicate in range(self.protocol.replicates):
+        for replicate in range(self.protocol.replicates or 1):
             for row in rows:
                 timed = row.name in missing.timed
                 if not timed and any(m.complete for m in row.measurements if m.replicate == replicate):
@@ -321,7 +322,8 @@ class _Run:
     def keep(self) -> None:
         self._look_around()
         try:
-            write_result(self.result, self.folder)
+            with self.progress.timeline.during("writing result.json"):
+                write_result(self.result, self.folder)
         except OSError as error:
             if self.unwritten is None:
                 said = f"{self.folder / 'result.json'}: {error.strerror}"
@@ -374,6 +376,8 @@ class _Run:
             and others
             and self.protocol.schedule == "auto"
             and self.result.schedule.kind == "interleaved"
+            # A card that is emulated is each worker's own: others take nothing of it.
+            and not lane.variant.hardware.emulate_memory
         ):
             lane.kill()
             return f"'{lane.row.name}' ran out of memory beside {others} others"
@@ -410,12 +414,15 @@ class _Run:
                 other.kill()
 
     def _start(self, lane: _Lane) -> Worker:
-        self.progress.phase(lane.row.name, "loading")
+        self.progress.phase(lane.row.name, "starting")
         log = self.folder / "logs" / f"{lane.slug}.log"
+        called = self.progress.timeline.called
         try:
-            lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s)
+            lane.worker = Worker(self.context, lane.variant, self.machine.device, log, self.protocol.timeout_s, called)
         except OSError as error:
             raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
+        lane.worker.ask("hello")
+        self.progress.phase(lane.row.name, "loading")
         load_s = lane.worker.ask("prepare")
         if lane.measurement.load_s is None:
             lane.measurement.load_s = load_s
@@ -463,7 +470,8 @@ class _Run:
         for lane in self.lanes:
             if lane.active:
                 starved = self._alone(lane, self._finish) or starved
-            lane.stop()
+            with self.progress.timeline.during("ending workers"):
+                lane.stop()
         return starved
 
     def _time(self, lane: _Lane, number: int) -> None:
@@ -605,7 +613,7 @@ class _Run:
 def _footprint(memory: Memory) -> float:
     """What an idle worker keeps, and a running one needs, on the device that may run out."""
     if memory.cuda_peak_reserved_gib is not None:
-        return memory.nvml_process_gib or memory.cuda_peak_reserved_gib + _CUDA_CONTEXT_GIB
+        return memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
     return memory.process_peak_gib
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -116,6 +117,29 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
     client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
     client.set_tag(parent, _DIGEST, _digest(result))
     return parent, True
+
+
+def download_result(run: str, tracking: Tracking) -> Path:
+    """Fetches the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
+
+    Raises:
+        UsageError: there is no such run, or it is none of a study.
+        TrackingError: the server cannot be reached.
+    """
+    client = _client(tracking)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = client.get_run(run)
+        parent = found.data.tags.get("mlflow.parentRunId") if found.data.tags.get("sdopt.role") != "study" else None
+        names = [item.path for item in client.list_artifacts(parent or run)]
+        if "result.json" not in names:
+            raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
+        return Path(client.download_artifacts(parent or run, "result.json", tempfile.mkdtemp(prefix="sdopt-")))
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
 
 
 def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sdopt.hardware import emulated
 from sdopt.measure.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
@@ -65,7 +66,7 @@ class Variant:
         return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
 
     def context(self, device: Device) -> Context:
-        return Context(device, self.model, self.workload, self.optimizations)
+        return Context(emulated(device, self.hardware), self.model, self.workload, self.optimizations)
 
     def conflicts(self, device: Device) -> list[str]:
         """Every reason why this variant cannot run on `device`, each with the choice at fault."""

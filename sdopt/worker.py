@@ -7,6 +7,7 @@ the next, and a peak of memory must belong to one variant: so each has a process
 import gc
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
@@ -15,11 +16,12 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,11 +29,12 @@ from PIL import Image
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from sdopt.errors import UsageError
+from sdopt.errors import ConflictError, UsageError
 from sdopt.forkserver import StartContext
+from sdopt.hardware import planned_device, require_card, sheet_of
 from sdopt.latents import read_latents, take
 from sdopt.measure.device import Device, describe_cpu, energy_j, probe_device
-from sdopt.measure.memory import PeakMemory
+from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, denoiser_of, observed, plain
 from sdopt.measure.trace import trace_call
@@ -40,6 +43,7 @@ from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.quality.drawing import LATENTS, Draw, timed_draw
 from sdopt.results import Evidence, ImageRecord, Memory, Status
+from sdopt.schema import Hardware, Sheet
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -57,6 +61,8 @@ class WorkerError(Exception):
 # ----------------------------------------------------------------------------------------------------------- the parent
 
 
+T = TypeVar("T")
+
 _PROBE_LIMIT_S = 300
 
 
@@ -68,38 +74,85 @@ class Machine:
     cpu: dict[str, Any]
     preloaded: bool
     bad_fork: bool
+    sheet: Sheet | None = None
+    """The device's data sheet."""
 
 
 def probe_machine(context: StartContext, wanted: str) -> Machine:
     """Asks a process of its own what `hardware.device` is. Raises UsageError where there is no such device."""
+    return in_process(context, _probe, wanted, what=f"hardware.device={wanted}")
+
+
+def find_machine(
+    context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]
+) -> tuple[Machine, StartContext]:
+    """The machine that the configuration means, with its data sheet, and how workers start there.
+
+    Args:
+        sheets: the packaged data sheets, asked for where a device's name may find one.
+
+    Raises:
+        UsageError: there is no such device.
+        ConflictError: the data sheet that was chosen is not that of the device.
+    """
+    try:
+        machine = probe_machine(context, hardware.device)
+    except UsageError as error:
+        if hardware.sheet is None:
+            raise
+        hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
+        raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
+    if machine.bad_fork:
+        context = multiprocessing.get_context("spawn")
+        machine = probe_machine(context, hardware.device)
+    require_card(hardware, machine.device)
+    sheet = None if hardware.emulate_memory else hardware.sheet
+    if sheet is None and machine.device.is_cuda:
+        sheet = sheet_of(machine.device.name, sheets().values())
+    return replace(machine, sheet=sheet), context
+
+
+def planned_machine(sheet: Sheet) -> Machine:
+    """The machine of a data sheet, for planning without it."""
+    return Machine(planned_device(sheet), describe_cpu(), False, False, sheet)
+
+
+def in_process(context: StartContext, function: Callable[..., T], *arguments: Any, what: str) -> T:
+    """What a function returns in a process of its own, which may touch the device; raises what it raises.
+
+    Raises:
+        UsageError: the process died, or gave no answer; begins with `what`.
+    """
     ours, theirs = context.Pipe()
-    process = context.Process(target=_probe, args=(theirs, wanted), daemon=True)
+    process = context.Process(target=_answer, args=(theirs, function, arguments), daemon=True)
     process.start()
     theirs.close()
     try:
         if not ours.poll(_PROBE_LIMIT_S):
             process.kill()
-            raise UsageError(f"hardware.device={wanted}: no answer within {_PROBE_LIMIT_S} s; is the device in use?")
+            raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?")
         answer = ours.recv()
     except EOFError:
         process.join()
-        raise UsageError(f"hardware.device={wanted}: asking for it ended with exit code {process.exitcode}") from None
+        raise UsageError(f"{what}: asking for it ended with exit code {process.exitcode}") from None
     process.join()
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def _probe(connection: Connection, wanted: str) -> None:
-    preload = sys.modules.get("sdopt.preload")
+def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
-        bad_fork = torch.cuda._is_in_bad_fork()
-        device = probe_device("cpu" if bad_fork else wanted)
-        connection.send(
-            Machine(device, describe_cpu(), preload is not None and os.getpid() != preload.SERVER_PID, bad_fork)
-        )
+        connection.send(function(*arguments))
     except Exception as error:
         connection.send(error)
+
+
+def _probe(wanted: str) -> Machine:
+    preload = sys.modules.get("sdopt.preload")
+    bad_fork = torch.cuda._is_in_bad_fork()
+    device = probe_device("cpu" if bad_fork else wanted)
+    return Machine(device, describe_cpu(), preload is not None and os.getpid() != preload.SERVER_PID, bad_fork)
 
 
 class Worker:
@@ -108,6 +161,7 @@ class Worker:
     Args:
         log: file that takes everything the worker prints.
         timeout_s: limit for each request, in seconds.
+        called: told after each request how many seconds of it were calls of the pipeline.
     """
 
     def __init__(
@@ -117,8 +171,10 @@ class Worker:
         device: Device,
         log: Path,
         timeout_s: float,
+        called: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._timeout_s = timeout_s
+        self._called = called
         self._log = log
         self._cache = Path(tempfile.mkdtemp(prefix="sdopt-inductor-"))
         self._connection, theirs = context.Pipe()
@@ -146,9 +202,10 @@ class Worker:
                 raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}")
             if self._connection not in ready and not self._connection.poll(0.2):
                 raise EOFError
-            answer = self._connection.recv()
+            answer, in_calls_s = self._connection.recv()
         except (EOFError, OSError):
             raise self._died(request) from None
+        self._called(in_calls_s)
         if isinstance(answer, WorkerError):
             raise answer
         return answer
@@ -210,6 +267,8 @@ def _serve(connection: Connection, life: Connection, variant: Variant, device: D
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    # What was imported is no garbage: to look through it took a fifth of a second before every timed call.
+    gc.freeze()
     # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
     tqdm.set_lock(threading.RLock())
     session = Session(variant, device)
@@ -218,13 +277,14 @@ def _serve(connection: Connection, life: Connection, variant: Variant, device: D
             request, arguments = connection.recv()
         except EOFError:
             return
+        before = session.in_calls_s
         try:
             answer = getattr(session, request)(**arguments)
         except Exception as error:
             traceback.print_exc()
             answer = WorkerError(*_classify(error))
         try:
-            connection.send(answer)
+            connection.send((answer, session.in_calls_s - before))
         except OSError:
             return
 
@@ -259,6 +319,11 @@ class Session:
         self._inputs: dict[str, Any] = {}
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
+        self.in_calls_s = 0.0
+        """Seconds spent in calls of the pipeline, from prompts to images."""
+
+    def hello(self) -> None:
+        """Answers: the process has started."""
 
     def prepare(self) -> float:
         """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
@@ -267,6 +332,9 @@ class Session:
             torch.set_num_threads(self._variant.hardware.threads)
         if self._device.is_cuda:
             torch.cuda.set_device(self._device.index)
+        hardware = self._variant.hardware
+        if hardware.emulate_memory and hardware.sheet is not None:
+            cap_memory(self._device, hardware.sheet.memory_gib)
         load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
         variant = self._variant
         self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
@@ -275,6 +343,8 @@ class Session:
         self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
         load_s = time.perf_counter() - start
+        gc.collect()
+        gc.freeze()
         self._memory.loaded()
         return load_s
 
@@ -407,12 +477,16 @@ class Session:
             "num_images_per_prompt": workload.images_per_prompt,
             **self._inputs,
         }
-        with ExitStack() as stack:
-            stack.enter_context(noise_in_float32(self._pipe))
-            for _, option in self._variant.applied:
-                arguments |= option.call_kwargs()
-                stack.enter_context(option.context(self._pipe))
-            return self._pipe(**(arguments | changes))
+        start = time.perf_counter()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(noise_in_float32(self._pipe))
+                for _, option in self._variant.applied:
+                    arguments |= option.call_kwargs()
+                    stack.enter_context(option.context(self._pipe))
+                return self._pipe(**(arguments | changes))
+        finally:
+            self.in_calls_s += time.perf_counter() - start
 
     def _synchronize(self) -> None:
         if self._device.is_cuda:

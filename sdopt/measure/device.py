@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +65,7 @@ def probe_device(wanted: str) -> Device:
     if number >= torch.cuda.device_count():
         raise UsageError(f"hardware.device={wanted}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
     properties = torch.cuda.get_device_properties(number)
+    _require_kernels(wanted, properties.name, (properties.major, properties.minor))
     free, total = torch.cuda.mem_get_info(number)
     return Device(
         type="cuda",
@@ -80,6 +81,33 @@ def probe_device(wanted: str) -> Device:
             "uuid": str(properties.uuid),
         },
     )
+
+
+def _require_kernels(wanted: str, name: str, capability: tuple[int, int]) -> None:
+    # PyTorch itself only warns, and fails at the first kernel: its builds for CUDA 13 left out Pascal and Volta.
+    built = torch.cuda.get_arch_list()
+    if built and not runs_on(built, capability):
+        raise UsageError(
+            f"hardware.device={wanted}: this PyTorch ({torch.__version__}) has kernels for {', '.join(built)}, and "
+            f"{name} has compute capability {'.'.join(map(str, capability))}: install PyTorch for an older or a newer "
+            f"CUDA (https://pytorch.org/get-started), or choose hardware=cpu"
+        )
+
+
+def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a build with kernels for these architectures (`sm_86`, `compute_90`) runs on a compute capability.
+
+    A kernel runs on later minor versions of its major version; intermediate code (`compute_…`) is compiled for any
+    later one; an architecture that ends in `a` is that one alone.
+    """
+
+    def runs(architecture: str) -> bool:
+        kind, _, digits = architecture.rstrip("af").partition("_")
+        made_for = int(digits[:-1]), int(digits[-1])
+        later = made_for < capability and not architecture.endswith("a")
+        return made_for == capability or (later and (kind == "compute" or made_for[0] == capability[0]))
+
+    return any(map(runs, built))
 
 
 def describe_cpu() -> dict[str, Any]:

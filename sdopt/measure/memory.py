@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sdopt.hardware import CUDA_CONTEXT_GIB
 from sdopt.measure.device import Device, ask_nvml, nvml_handle
 from sdopt.results import Memory
 
@@ -15,6 +16,12 @@ _STATUS = Path("/proc/self/status")
 def resident_gib() -> float:
     """Resident set of this process (VmRSS), in GiB."""
     return _status_field("VmRSS")
+
+
+def cap_memory(device: Device, limit_gib: float) -> None:
+    """Lets PyTorch's allocator take no more than a card of `limit_gib` would leave it beside a CUDA context."""
+    fraction = (limit_gib - CUDA_CONTEXT_GIB) / device.memory_total_gib
+    torch.cuda.set_per_process_memory_fraction(min(fraction, 1.0), device.index)
 
 
 class PeakMemory:

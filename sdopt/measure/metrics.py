@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sdopt.hardware import peak_of
 from sdopt.results import StudyResult, VariantResult, Verdict
 from sdopt.statistics import latency, paired, within_floor
 
@@ -32,6 +33,10 @@ def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
         if variant.tflop_per_image:
             found["compute/tflop_per_image"] = variant.tflop_per_image
             found["compute/achieved_tflops"] = variant.tflop_per_image * images / estimate.estimate
+            peak = peak_rate(result, variant)
+            if peak is not None:
+                found["compute/peak_tflops"] = peak[1]
+                found["compute/of_peak"] = found["compute/achieved_tflops"] / peak[1]
         price = variant.config["hardware"]["price_per_hour"]
         if price is not None:
             found["cost/per_1000_images"] = 1000 * price / 3600 * estimate.estimate / images
@@ -79,6 +84,16 @@ def _quality(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     if verdicts:
         found["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))
     return found
+
+
+def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
+    """The dense rate that the data sheet gives for the types in which the variant's products ran, as evidence shows.
+
+    By name (`bf16`) and in TFLOP/s; none without a sheet, or where the types are not seen or not on it.
+    """
+    sheet = result.environment.sheet
+    types = [kind for m in variant.measurements for e in m.evidence for kind in e.facts.get("arithmetic", [])]
+    return peak_of(sheet, types) if sheet and types else None
 
 
 def _memory(variant: VariantResult) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sdopt.hardware import CUDNN_ATTENTION, FLASH_ATTENTION, MEM_EFFICIENT_ATTENTION, missing
 from sdopt.measure.stages import denoiser_of, plain
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
@@ -81,10 +82,10 @@ class Sdpa(Optimization):
 
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
-        if self.backend in ("mem_efficient", "cudnn"):
-            found += ctx.device.needs_cuda(f"the {self.backend} kernel", (8, 0) if self.backend == "cudnn" else (5, 0))
-        if self.backend == "flash" and ctx.device.is_cuda:
-            found += ctx.device.needs_cuda("the flash kernel", (8, 0))
+        kernels = {"mem_efficient": MEM_EFFICIENT_ATTENTION, "cudnn": CUDNN_ATTENTION, "flash": FLASH_ATTENTION}
+        # PyTorch has a flash kernel for CPUs as well.
+        if self.backend in kernels and (ctx.device.is_cuda or self.backend != "flash"):
+            found += missing(ctx.device, kernels[self.backend])
         precision = ctx.chosen.get("precision")
         if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and precision is not None:
             product = getattr(precision, "autocast", None) or getattr(precision, "weights", None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.utils._pytree import tree_map_only
 
+from sdopt.hardware import TRITON, missing
 from sdopt.measure.stages import denoiser_name, denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
@@ -58,7 +59,7 @@ class Inductor(Optimization):
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if ctx.device.is_cuda:
-            found += ctx.device.needs_cuda("Inductor's Triton back end", (7, 0))
+            found += missing(ctx.device, TRITON)
         else:
             # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
             compilers = [os.environ.get("CXX"), "g++", "clang++"]

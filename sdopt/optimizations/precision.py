@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from sdopt.hardware import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.stages import denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
@@ -46,9 +47,9 @@ class Precision(Optimization):
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if self.tf32 != "default":
-            found += ctx.device.needs_cuda("TensorFloat-32", (8, 0))
+            found += missing(ctx.device, TF32)
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
-            found += ctx.device.needs_cuda("bfloat16 arithmetic", (8, 0))
+            found += missing(ctx.device, BFLOAT16)
         return found
 
     def load_kwargs(self) -> dict[str, Any]:
@@ -79,7 +80,15 @@ class Precision(Optimization):
             summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
             if rounded is not None:
                 summary += f"; float32 products {'rounded to TF32' if rounded else 'in full'}"
-            return Finding(engaged, summary, {"weights": weights, "products": products, "rounded_to_tf32": rounded})
+            # Without a choice cuDNN's convolutions are rounded, on a device that can.
+            tf32 = _rounds_convolutions(pipe.device) if rounded is None else rounded
+            facts = {
+                "weights": weights,
+                "products": products,
+                "rounded_to_tf32": rounded,
+                "arithmetic": arithmetic(products, wanted, tf32),
+            }
+            return Finding(engaged, summary, facts)
 
         return proof
 
@@ -95,6 +104,12 @@ def _tf32(allowed: bool) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def _rounds_convolutions(device: torch.device) -> bool:
+    if device.type != "cuda" or not torch.backends.cudnn.allow_tf32:
+        return False
+    return torch.cuda.get_device_capability(device) >= TF32.capability
 
 
 def _products_are_rounded(device: torch.device) -> bool:

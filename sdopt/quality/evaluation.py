@@ -295,8 +295,8 @@ def evaluate_apart(
         process.kill()
     for mine, found in zip(result.variants, content.variants, strict=True):
         mine.quality, mine.trips = found.quality, found.trips
-    for mine, found in zip(result.comparisons, content.comparisons, strict=True):
-        mine.quality = found.quality
+    for edge, scored in zip(result.comparisons, content.comparisons, strict=True):
+        edge.quality = scored.quality
     result.floors, result.feature_digests = content.floors, content.feature_digests
 
 

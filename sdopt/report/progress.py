@@ -6,11 +6,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from sdopt.timeline import Timeline
+
 
 class Progress:
-    """Shows variant, phase, round and time left. Use as a context manager around a study."""
+    """Shows variant, phase, round and time left. Use as a context manager around a study.
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
+    Args:
+        timeline: books the time of each phase.
+    """
+
+    def __init__(self, console: Console, timeline: Timeline, quiet: bool = False) -> None:
+        self.timeline = timeline
         self._console = console
         self._quiet = quiet
         self._rounds = 0
@@ -49,6 +56,7 @@ class Progress:
 
     def phase(self, variant: str, phase: str, number: int | None = None) -> None:
         """What runs from now on; `number` is the round."""
+        self.timeline.enter(phase, variant)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
         # Without a terminal a line per variant, and per round, is enough.

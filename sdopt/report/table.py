@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.designs import difference
+from sdopt.measure.metrics import metrics_of, peak_rate
 from sdopt.results import Comparison, Effect, Interval, Status, StudyResult, VariantResult
 from sdopt.statistics import latency, within_floor
 
@@ -126,17 +127,40 @@ def notes_of(result: StudyResult) -> list[str]:
         "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
     }
     notes += [f"Memory: {memory[name]}." for name in sorted(names)]
+    notes += _card_notes(result)
     if result.effects:
         notes.append(
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
             "are faster (or larger) together than each by itself would make them."
         )
     if any(v.config.get("model", {}).get("weights") == "random" for v in result.variants):
-        notes.append(
-            "Random weights: speed and memory are the model's; images show only how far variants agree."
-        )
+        notes.append("Random weights: speed and memory are the model's; images show only how far variants agree.")
     if any(v.status is Status.NOT_ENGAGED for v in result.variants):
         notes.append("not_engaged: the option ran without evidence of taking effect; its figures credit nothing.")
+    return notes
+
+
+def _card_notes(result: StudyResult) -> list[str]:
+    """Which card's memory was emulated, and what share of the data sheet's peak the variants reached."""
+    notes = []
+    hardware, sheet = result.config["hardware"], result.environment.sheet
+    if hardware.get("emulate_memory"):  # results of earlier versions have no such key
+        card = hardware["sheet"]
+        notes.append(
+            f"Memory of an {card['name']} ({card['memory_gib']:g} GiB) emulated: PyTorch's allocator was capped; "
+            f"times are those of {result.environment.device['name']}."
+        )
+    shares: dict[tuple[str, float], list[str]] = {}
+    for variant in result.variants:
+        found = metrics_of(result, variant)
+        peak = peak_rate(result, variant)
+        if peak is not None and "compute/of_peak" in found:
+            shares.setdefault(peak, []).append(f"{variant.name} {100 * found['compute/of_peak']:.0f} %")
+    if shares and sheet is not None:
+        reached = "; ".join(
+            f"of {kind}'s {rate:g} TFLOP/s {', '.join(variants)}" for (kind, rate), variants in shares.items()
+        )
+        notes.append(f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {reached}.")
     return notes
 
 

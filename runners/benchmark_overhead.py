@@ -1,0 +1,70 @@
+"""sdopt benchmark-overhead: what sdopt itself takes beside the pipelines that it measures."""
+
+import argparse
+import subprocess
+import sys
+import time
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def main(argv: list[str]) -> int:
+    """Runs a study as a user would, and says where its time went; returns the study's exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt benchmark-overhead",
+        description="Run eight variants of the reference model for ten rounds, and say where the time went.",
+        epilog="The command is sdopt run experiment=overhead, in a process of its own, on a database that exists.",
+    )
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides of that run, as in protocol.rounds=2")
+    parser.add_argument("--folder", type=Path, help="where the run and overhead.json go (default: outputs/overhead/…)")
+    arguments = parser.parse_args(argv)
+
+    from rich.console import Console
+
+    from sdopt.forkserver import prepare_environment
+
+    prepare_environment()
+    from sdopt.overhead import overhead_tables, read_overhead, write_overhead
+
+    folder: Path = arguments.folder or Path("outputs/overhead") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    console = Console()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with console.status("creating the database"):
+            tracking = _warm_database(folder)
+    except OSError as error:
+        print(f"sdopt: {folder}: {error.strerror or error}", file=sys.stderr)
+        return 3
+    run = folder / "run"
+    overrides = ["experiment=overhead", f"hydra.run.dir='{run}'", *tracking, *arguments.overrides]
+    command = [sys.executable, "-m", "sdopt.cli", "run", *overrides]
+    began = time.monotonic()
+    try:
+        code = subprocess.run(command, check=False).returncode
+    except KeyboardInterrupt:  # it reached the whole foreground group
+        return 130
+    wall_s = time.monotonic() - began
+    if code:
+        print(f"sdopt: the run ended with {code}: there is nothing to tell of it", file=sys.stderr)
+        return code
+    found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
+    console.print(overhead_tables(found))
+    console.print(f"overhead: {write_overhead(found, folder)}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _warm_database(folder: Path) -> list[str]:
+    """Makes MLflow create its schema, which takes seconds once; the overrides that log there."""
+    if find_spec("mlflow") is None:
+        return ["tracking=none"]
+    from sdopt.schema import Tracking
+    from sdopt.tracking import ui_pages
+
+    uri = f"sqlite:///{folder}/mlflow.db"
+    ui_pages(Tracking(uri=uri))
+    return [f"tracking.uri='{uri}'", f"tracking.artifacts='{folder}/mlartifacts'"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

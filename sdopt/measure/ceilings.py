@@ -1,0 +1,110 @@
+"""What a device reaches at best with PyTorch: large matrix products by type, and a large copy."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from sdopt.hardware import BFLOAT16, FP8, TF32, has
+from sdopt.measure.device import Device
+
+SAMPLES = 7
+COPY = "copy"
+
+
+@dataclass
+class Ceiling:
+    """One kind of work, with its raw samples in seconds; `size` is the side of the matrices, or bytes."""
+
+    kind: str
+    """A rate of the data sheets (`fp32`, `bf16`, …), or `copy`."""
+    size: int
+    work: float
+    """What one sample did: operations (multiply and add count as two), or bytes read and written."""
+    samples_s: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """By the median sample: TFLOP/s (of int8 TOP/s), or GB/s of a copy."""
+        return self.work / statistics.median(self.samples_s) / (1e9 if self.kind == COPY else 1e12)
+
+    @property
+    def unit(self) -> str:
+        return "GB/s" if self.kind == COPY else "TOP/s" if self.kind == "int8" else "TFLOP/s"
+
+
+def measure_ceilings(device: Device) -> list[Ceiling]:
+    """Takes some seconds. Belongs in a process of its own: it touches the device, and sets its precision."""
+    if device.is_cuda:
+        torch.cuda.set_device(device.index)
+    kinds = ["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
+    possible = {
+        "tf32": has(device, TF32),
+        "bf16": has(device, BFLOAT16) or not device.is_cuda,
+        "fp8": has(device, FP8),
+        "int8": not device.is_cuda or (device.capability or (0, 0)) >= (7, 5),
+    }
+    return [_product(device, kind) for kind in kinds if possible.get(kind, True)] + [_copy(device)]
+
+
+def _product(device: Device, kind: str) -> Ceiling:
+    """Products of square matrices, so large that one takes a while, or fills a good part of the memory."""
+    torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
+    enough_s, largest = (0.004, 16384) if device.is_cuda else (0.04, 4096)
+    size = 256
+    while True:
+        multiply = _multiply(device, kind, size)
+        multiply()
+        took = _time(device, multiply)
+        if took >= enough_s or size >= largest or 40 * (2 * size) ** 2 > device.memory_free_gib * 2**30:
+            break
+        size *= 2
+    return _sample(device, Ceiling(kind, size, 2.0 * size**3), multiply, took, enough_s)
+
+
+def _multiply(device: Device, kind: str, size: int) -> Callable[[], object]:
+    where = device.torch_name
+    if kind == "int8":
+        left, right = (torch.randint(-9, 9, (size, size), dtype=torch.int8, device=where) for _ in range(2))
+        return lambda: torch._int_mm(left, right)
+    types = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+    left, right = (torch.randn(size, size, device=where).to(types.get(kind, torch.float32)) for _ in range(2))
+    if kind == "fp8":
+        one = torch.ones((), device=where)
+        return lambda: torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return lambda: left @ right
+
+
+def _copy(device: Device) -> Ceiling:
+    size = 2**30 if device.is_cuda else 2**28
+    while 4 * size > device.memory_free_gib * 2**30:
+        size //= 2
+    source = torch.ones(size, dtype=torch.uint8, device=device.torch_name)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    took = _time(device, lambda: target.copy_(source))
+    return _sample(device, Ceiling(COPY, size, 2.0 * size), lambda: target.copy_(source), took, 0.004)
+
+
+def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object], took_s: float, enough_s: float) -> Ceiling:
+    repeats = math.ceil(enough_s / took_s)
+
+    def repeated() -> None:
+        for _ in range(repeats):
+            work()
+
+    ceiling.samples_s = [_time(device, repeated) / repeats for _ in range(SAMPLES)]
+    return ceiling
+
+
+def _time(device: Device, work: Callable[[], object]) -> float:
+    if device.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
