@@ -99,7 +99,9 @@ class TestDisk:
             path.write_bytes(saved.read_bytes())
             assert "nothing is missing" in sdopt(disk, "run", f"resume={path.parent}").out
 
-    def test_nowhere_to_write_is_said(self, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nowhere_to_write_is_said(
+        self, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
         monkeypatch.setenv("HOME", str(tmp_path / "gone"))
         with pytest.raises(OSError, match=r"is lost: make room and `sdopt run resume="):
@@ -189,4 +191,3 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
     assert len(runs) == 2 * (1 + 3)
     assert {run.data.tags["sdopt.disturbed"] for run in runs if run.data.tags["sdopt.role"] == "study"} == {"true"}
-

@@ -53,9 +53,7 @@ class Server:
         command += ["--backend-store-uri", self._database, "--workers", str(self._workers)]
         command += ["--artifacts-destination", str(self._folder / "artifacts")]
         with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True
-            )
+            self._process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + 300
         while not self._answers():
             said = (self._folder / "server.log").read_text()
@@ -217,7 +215,7 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
         assert set(contents(server.client, measured)) > {row.name for row in measured.variants}
         with create_engine(database).connect() as connection:
             counted = {
-                table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar()  # noqa: S608
+                table: connection.execute(text(f"SELECT count(*) FROM {table}")).scalar()
                 for table in ("runs", "metrics", "params")
             }
         studies = [*results, measured]
