@@ -506,7 +506,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         return list(argv)
     folder = Path(_bare(named[0]).removeprefix("resume=")).expanduser()
     said = [argument for argument in argv if argument != named[0]]
-    kept = [argument for argument in said if _top(_bare(argument)) in ("tracking", "retry_failed")]
+    kept = [argument for argument in said if _top(_bare(argument).partition("=")[0]) in ("tracking", "retry_failed")]
     refused = [argument for argument in said if argument not in kept and argument not in ("-m", "--multirun")]
     if refused:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Going on with what broke off: killed at any point, a study is completed, and nothing is measured twice."""
+"""Going on with what broke off: killed at any point, studies and sweeps are completed, and nothing is lost."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]
 
 
 def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str) -> StudyResult:
-    """What a run leaves whose parent was killed once its result was `there`; none of its workers is left."""
+    """The result of a run whose parent was killed once it was `there`; none of its workers is left."""
     process = start(cwd, "run", *arguments)
     deadline = time.monotonic() + 240
     try:
