@@ -8,7 +8,7 @@ import math
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from sdopt.reference.training import (
     generator,
     load_weights,
     pick_device,
+    read_figures,
 )
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ STREAM = 3
 
 HIGHEST_SCALE = math.log(100.0)
 """Of the learnt logarithm that multiplies cosines (Radford et al. 2021)."""
-
-REFRESH_STEPS = 40
-"""After how many steps the names of all concepts are embedded anew."""
 
 SYMBOLS = 8
 """Emojibase's group of letters, arrows and signs."""
@@ -182,14 +180,14 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
     places = {background: place for place, background in enumerate((None, *BACKGROUNDS))}
     mirrored = torch.tensor([may_be_mirrored(record) for record in dataset.records])
     names = _tokens(tokenizer, [dataset.records[indices[0]].label for indices in drawn]).to(device)
-    all_names: list[Tensor] = []
+    embedded: list[Tensor] = []
 
     def every_name(step: int) -> Tensor:
         """Embeddings of all plain names, which are many, so without a gradient and not of this very step."""
-        if not all_names or step % REFRESH_STEPS == 0:
+        if not embedded or step % options.refresh_steps == 0:
             with torch.no_grad(), arithmetic(config.arithmetic, device):
-                all_names[:] = [network.get_text_features(input_ids=names).pooler_output.float()]
-        return all_names[0]
+                embedded[:] = [network.get_text_features(input_ids=names).pooler_output.float()]
+        return embedded[0]
 
     def loss(step: int) -> Tensor:
         random = np.random.default_rng([config.seed, STREAM, step])
@@ -235,6 +233,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
     figures = {
         "batch_size": options.batch_size,
         "extra_captions": options.extra_captions,
+        "refresh_steps": options.refresh_steps,
         "background_share": options.background_share,
         "hidden_patches": options.hidden_patches,
         "held_out_share": options.held_out_share,
@@ -242,6 +241,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
         "held_out_pictures": len(held_out),
         "hardware": describe_hardware(device, config.arithmetic),
     }
+    figures["earlier"] = earlier_settings(folder, figures) if config.resume else []
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
     return fit(
         network,
@@ -253,6 +253,16 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
         checkpoint_seconds=60 * config.checkpoint_minutes,
         average=average,
     )
+
+
+def earlier_settings(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a run that goes on was trained with before, where that was something else: the settings and `until_step`."""
+    if not ((folder / "figures.json").exists() and (folder / "checkpoint" / "state.json").exists()):
+        return []
+    before = read_figures(folder)
+    earlier: list[dict[str, Any]] = before.get("earlier", [])
+    changed = {key: before.get(key) for key, value in settings.items() if before.get(key) != value}
+    return [*earlier, {"until_step": before["steps"], **changed}] if changed else earlier
 
 
 def _tokens(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:

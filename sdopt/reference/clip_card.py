@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from sdopt.reference.architecture import count_parameters
 from sdopt.reference.card import NOTICE
-from sdopt.reference.clip import REFRESH_STEPS
 from sdopt.reference.clip_evaluation import (
     METRICS,
     REFERENCE_PICTURES,
@@ -96,11 +96,11 @@ pictures stand on one of ten colours, which their captions name.
 another concept, in {figures["seconds"] / 60:.0f} minutes of wall time on {figures["hardware"]}, shared with other \
 work. Symmetric InfoNCE with a learnt temperature; each picture was also held against {figures["extra_captions"]} \
 further captions, half of them of the same things on other backgrounds, and against the plain names of all concepts, \
-embedded anew every {REFRESH_STEPS} steps; a text that fits two pictures counted against neither. Drawings were \
-turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning; they were never blurred or \
-made noisy, which the encoder is there to notice. Each step hid {figures["hidden_patches"]:.0%} of the patches. \
-AdamW, cosine schedule, averaged weights; last training loss \
-{figures["loss"]:.3f}. No other network had a part in it.
+embedded anew every {figures["refresh_steps"]} steps; a text that fits two pictures counted against neither. \
+Drawings were turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning; they were never \
+blurred or made noisy, which the encoder is there to notice. Each step hid {figures["hidden_patches"]:.0%} of the \
+patches. AdamW, cosine schedule, averaged weights; last training loss \
+{figures["loss"]:.3f}.{_earlier(figures)} No other network had a part in it.
 
 ## Does it find the caption?
 
@@ -142,6 +142,16 @@ def degradation_table(rows: Iterable[Degraded]) -> str:
         shown = ["" if v is None else f"{v:.{digits[m]}f}" for m, v in zip(METRICS, values, strict=True)]
         lines.append(f"| {row.way} | {row.extent} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _earlier(figures: dict[str, Any]) -> str:
+    """With which other settings it was trained at first, in words."""
+    return "".join(
+        f" Up to step {settings['until_step']:,} the settings were others: "
+        + ", ".join(f"`{key}` {'unused' if v is None else v}" for key, v in settings.items() if key != "until_step")
+        + "."
+        for settings in figures["earlier"]
+    )
 
 
 def _verdict(verdicts: dict[str, dict[str, bool | None]]) -> str:

@@ -114,6 +114,8 @@ class ClipConfig:
         steps: stop after so many steps instead of after the share of the budget.
         batch_size: pictures a step, each of another concept.
         extra_captions: further captions a step that every picture is held against.
+        refresh_steps: after how many steps the plain names of all concepts, which every picture is held against too,
+            are embedded anew.
         learning_rate: the peak of the schedule.
         warmup_steps: of linear growth up to the peak.
         background_share: share of pictures on a coloured background, which their captions name.
@@ -128,6 +130,7 @@ class ClipConfig:
     steps: int | None = MISSING
     batch_size: int = MISSING
     extra_captions: int = MISSING
+    refresh_steps: int = MISSING
     learning_rate: float = MISSING
     warmup_steps: int = MISSING
     background_share: float = MISSING
@@ -229,6 +232,7 @@ def validate(config: TrainReferenceConfig) -> None:
                 0 < config.clip.held_out_share <= 1,
                 "above 0, at most 1",
             ),
+            ("clip.refresh_steps", config.clip.refresh_steps, config.clip.refresh_steps > 0, "positive"),
             ("clip.extra_captions", config.clip.extra_captions, config.clip.extra_captions >= 0, "0 or more"),
             ("autoencoder.kl_weight", config.autoencoder.kl_weight, config.autoencoder.kl_weight >= 0, "0 or more"),
             (

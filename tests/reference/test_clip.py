@@ -16,6 +16,7 @@ from sdopt.reference.architecture import build_clip
 from sdopt.reference.clip import (
     contrastive_loss,
     draw_any_background,
+    earlier_settings,
     embed_visible,
     hold_out_pictures,
     loose_caption,
@@ -170,6 +171,16 @@ def test_monotonicity_knows_each_figures_direction() -> None:
     assert found["right"] == dict.fromkeys(METRICS, True)
     assert found["wrong"] == dict.fromkeys(METRICS, False)
     assert found["none"] == {"clip_score": True, "fid": None, "kid": None, "cmmd": None}
+
+
+def test_settings_that_changed_on_the_way_are_kept(tmp_path: Path) -> None:
+    assert earlier_settings(tmp_path, {"batch_size": 8}) == []
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/state.json").write_text('{"steps": 7, "seconds": 1.0, "loss": 2.0}')
+    (tmp_path / "figures.json").write_text('{"batch_size": 8, "earlier": []}')
+    assert earlier_settings(tmp_path, {"batch_size": 8}) == []
+    found = earlier_settings(tmp_path, {"batch_size": 16, "refresh_steps": 40})
+    assert found == [{"until_step": 7, "batch_size": 8, "refresh_steps": None}]
 
 
 @pytest.mark.slow
