@@ -1,4 +1,4 @@
-"""The packaged reference model (`emoji/`) and everything that made it."""
+"""The packaged reference models (`emoji/` and its judge, `clip/`) and everything that made them."""
 
 from __future__ import annotations
 
@@ -9,3 +9,6 @@ MODEL = Path(__file__).parent / "emoji"
 
 PROMPTS = MODEL.with_name("prompts.json")
 """Captions by purpose; see `sdopt.reference.prompts.choose_prompts`."""
+
+CLIP = MODEL.with_name("clip")
+"""A small `CLIPModel` folder with its tokenizer, image processor and card."""

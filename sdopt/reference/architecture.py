@@ -10,13 +10,16 @@ from sdopt.reference.tokenizer import LENGTH, VOCABULARY
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
-    from transformers import CLIPTextModel
+    from transformers import CLIPModel, CLIPTextModel
 
 LATENT_CHANNELS = 8
 """Four, as in Stable Diffusion, would leave 256 numbers to a 64×64 picture, too few for its outlines."""
 
 LATENT_SIZE = IMAGE_SIZE // 8
 TEXT_WIDTH = 144
+
+CLIP_WIDTH = 128
+"""Numbers in a CLIP embedding. The covariance of the FID needs more pictures than this."""
 
 
 def build_autoencoder() -> AutoencoderKL:
@@ -73,6 +76,36 @@ def build_text_encoder() -> CLIPTextModel:
     )
 
 
+def build_clip() -> CLIPModel:
+    """An untrained CLIP: pictures (n, 3, 64, 64) in [-1, 1] and token ids (n, at most 24) to embeddings (n, 128)."""
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 96,
+        "intermediate_size": 4 * 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": LENGTH,
+        "hidden_act": "quick_gelu",
+        "projection_dim": CLIP_WIDTH,
+        "bos_token_id": VOCABULARY - 2,
+        "eos_token_id": VOCABULARY - 1,
+        "pad_token_id": VOCABULARY - 1,
+    }
+    vision = {
+        "hidden_size": 128,
+        "intermediate_size": 4 * 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": IMAGE_SIZE,
+        "patch_size": 8,
+        "hidden_act": "quick_gelu",
+        "projection_dim": CLIP_WIDTH,
+    }
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_WIDTH))
+
+
 def build_scheduler() -> DDIMScheduler:
     """Stable Diffusion's noise schedule with v-prediction; every multistep solver of diffusers reads this config.
 
@@ -96,13 +129,14 @@ def build_scheduler() -> DDIMScheduler:
 
 def parameters(folder: Path) -> dict[str, int]:
     """Parameters of each network of a pipeline folder, read from the headers of its weight files."""
+    return {file.parent.name: count_parameters(file) for file in sorted(folder.glob("*/*.safetensors"))}
+
+
+def count_parameters(file: Path) -> int:
+    """Numbers in a safetensors file, read from its header."""
     import math
 
     from safetensors import safe_open
 
-    counts: dict[str, int] = {}
-    for file in sorted(folder.glob("*/*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            names = weights.keys()
-            counts[file.parent.name] = sum(math.prod(weights.get_slice(name).get_shape()) for name in names)
-    return counts
+    with safe_open(file, "pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118

@@ -18,6 +18,7 @@ class Stage(Enum):
     tokenizer = "tokenizer"
     autoencoder = "autoencoder"
     denoiser = "denoiser"
+    clip = "clip"
     export = "export"
 
 
@@ -105,6 +106,42 @@ class DenoiserConfig:
 
 
 @dataclass
+class ClipConfig:
+    """The stage of the CLIP, which also writes its folder.
+
+    Attributes:
+        share: of `budget_minutes` that goes to this stage.
+        steps: stop after so many steps instead of after the share of the budget.
+        batch_size: pictures a step, each of another concept.
+        extra_captions: further captions a step that every picture is held against.
+        refresh_steps: after how many steps the plain names of all concepts, which every picture is held against too,
+            are embedded anew.
+        learning_rate: the peak of the schedule.
+        warmup_steps: of linear growth up to the peak.
+        background_share: share of pictures on a coloured background, which their captions name.
+        style_share: share of captions that name the style where `caption` would.
+        hidden_patches: share of each picture's patches that a step leaves out.
+        held_out_share: share of the concepts drawn in several styles of which one picture is kept from training.
+        ema: decay of the average whose weights are exported.
+        target: the folder that becomes a `CLIPModel` with its tokenizer, image processor and card.
+    """
+
+    share: float = MISSING
+    steps: int | None = MISSING
+    batch_size: int = MISSING
+    extra_captions: int = MISSING
+    refresh_steps: int = MISSING
+    learning_rate: float = MISSING
+    warmup_steps: int = MISSING
+    background_share: float = MISSING
+    style_share: float = MISSING
+    hidden_patches: float = MISSING
+    held_out_share: float = MISSING
+    ema: float = MISSING
+    target: str = MISSING
+
+
+@dataclass
 class ExportConfig:
     """What the export writes, and when.
 
@@ -150,6 +187,7 @@ class TrainReferenceConfig:
     data: DataConfig = field(default_factory=DataConfig)
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
     denoiser: DenoiserConfig = field(default_factory=DenoiserConfig)
+    clip: ClipConfig = field(default_factory=ClipConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
 
 
@@ -181,6 +219,21 @@ def validate(config: TrainReferenceConfig) -> None:
                 config.autoencoder.edge_weight >= 0,
                 "0 or more",
             ),
+            ("clip.style_share", config.clip.style_share, 0 <= config.clip.style_share <= 1, "from 0 to 1"),
+            (
+                "clip.hidden_patches",
+                config.clip.hidden_patches,
+                0 <= config.clip.hidden_patches < 1,
+                "from 0, below 1",
+            ),
+            (
+                "clip.held_out_share",
+                config.clip.held_out_share,
+                0 < config.clip.held_out_share <= 1,
+                "above 0, at most 1",
+            ),
+            ("clip.refresh_steps", config.clip.refresh_steps, config.clip.refresh_steps > 0, "positive"),
+            ("clip.extra_captions", config.clip.extra_captions, config.clip.extra_captions >= 0, "0 or more"),
             ("autoencoder.kl_weight", config.autoencoder.kl_weight, config.autoencoder.kl_weight >= 0, "0 or more"),
             (
                 "export.every_minutes",
@@ -191,7 +244,11 @@ def validate(config: TrainReferenceConfig) -> None:
         )
         if not fine
     ]
-    for name, stage in (("autoencoder", config.autoencoder), ("denoiser", config.denoiser)):
+    for name, stage in (
+        ("autoencoder", config.autoencoder),
+        ("denoiser", config.denoiser),
+        ("clip", config.clip),
+    ):
         problems += [
             f"{name}.{key}={value}: must be {wanted}"
             for key, value, fine, wanted in (

@@ -1,4 +1,4 @@
-"""From checkpoints to a diffusers pipeline folder with its recipe, its card, prompts, references and contact sheet."""
+"""From checkpoints to folders that diffusers and transformers load, with recipes, cards, prompts and references."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdopt.reference import MODEL
 from sdopt.reference.architecture import build_scheduler
 from sdopt.reference.autoencoder import load_autoencoder
 from sdopt.reference.card import write_card
+from sdopt.reference.clip import load_clip
+from sdopt.reference.clip_card import write_clip_card
+from sdopt.reference.clip_evaluation import (
+    draw_in_fewer_steps,
+    evaluate_clip,
+    judged_captions,
+    write_clip_evaluation,
+)
 from sdopt.reference.config import TrainReferenceConfig
-from sdopt.reference.data import Dataset
+from sdopt.reference.data import IMAGE_SIZE, Dataset
 from sdopt.reference.denoiser import load_networks
 from sdopt.reference.prompts import choose_prompts, write_prompts
 from sdopt.reference.references import write_references
@@ -22,6 +31,7 @@ from sdopt.reference.training import read_figures
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+    from transformers import CLIPTokenizer
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
@@ -48,26 +58,25 @@ def assemble(folder: Path) -> StableDiffusionPipeline:
 def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
     """What was done to make these weights: the data, each training, and the recipe of the weights it started from."""
     stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
-    found: dict[str, Any] = {
-        "seed": config.seed,
-        "data": {
-            "pictures": dict(Counter(record.style for record in dataset.records)),
-            "concepts": len({record.concept for record in dataset.records}),
-            "held_out_concepts": len({record.concept for record in dataset.records if record.held_out}),
-        },
-        **stages,
-    }
+    found: dict[str, Any] = {"seed": config.seed, "data": data_recipe(dataset), **stages}
     starts = [Path(start) / "recipe.json" for stage in stages.values() if (start := stage.pop("start_from", None))]
     if starts:
         found["started_from"] = json.loads(starts[0].read_text()) if starts[0].is_file() else {}
     return found
 
 
+def data_recipe(dataset: Dataset) -> dict[str, Any]:
+    """How much of what the data holds."""
+    return {
+        "pictures": dict(Counter(record.style for record in dataset.records)),
+        "concepts": len({record.concept for record in dataset.records}),
+        "held_out_concepts": len({record.concept for record in dataset.records if record.held_out}),
+    }
+
+
 def export(config: TrainReferenceConfig) -> None:
     """Write the pipeline folder in half precision with its recipe and card, prompts and references beside it, and the
     contact sheet.
-
-    Files are swapped in one by one, each complete: whoever reads the folder meanwhile never sees half a file.
 
     Raises:
         UsageError: a stage has not run.
@@ -86,6 +95,55 @@ def export(config: TrainReferenceConfig) -> None:
     pipeline.to(dtype=torch.float32)
     (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
     write_card(fresh)
+    swap_in(fresh, target)
+    # What was said of other weights does not hold for these.
+    (target / "evaluation.json").unlink(missing_ok=True)
+    write_prompts(prompts, target.with_name("prompts.json"))
+    write_references(dataset, prompts["gate"], target.parent)
+    captions = prompts["contact_sheet"]
+    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
+
+
+def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, folder: Path) -> None:
+    """Write the CLIP's folder in half precision with its recipe, judge it, and write its figures and card.
+
+    What is judged is what ships: weights rounded to half precision, computed in single, and the packaged generator.
+
+    Args:
+        config: the whole configuration.
+        dataset: what it was trained on.
+        tokenizer: of the captions.
+        folder: where `train_clip` left its weights.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    import torch
+    from diffusers import StableDiffusionPipeline
+    from transformers import CLIPImageProcessorPil
+
+    target = Path(config.clip.target)
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    load_clip(folder).half().save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    processor = CLIPImageProcessorPil(
+        size=side, do_center_crop=False, crop_size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    processor.save_pretrained(fresh)
+    made_of = {"seed": config.seed, "data": data_recipe(dataset), "clip": read_figures(folder)}
+    (fresh / "recipe.json").write_text(json.dumps(made_of, indent=1) + "\n")
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
+    captions = judged_captions(dataset, config.seed)
+    evaluation = evaluate_clip(fresh, dataset, captions, draw_in_fewer_steps(pipeline, captions, config.seed))
+    write_clip_evaluation(evaluation, fresh / "evaluation.json")
+    write_clip_card(fresh)
+    swap_in(fresh, target)
+
+
+def swap_in(fresh: Path, target: Path) -> None:
+    """Move the files of `fresh` over those of `target`, one by one: a reader never sees half a file."""
     for file in sorted(fresh.rglob("*")):
         if file.is_file():
             place = target / file.relative_to(fresh)
@@ -94,9 +152,3 @@ def export(config: TrainReferenceConfig) -> None:
             file.chmod(0o644)
             file.replace(place)
     shutil.rmtree(fresh)
-    # What was said of other weights does not hold for these.
-    (target / "evaluation.json").unlink(missing_ok=True)
-    write_prompts(prompts, target.with_name("prompts.json"))
-    write_references(dataset, prompts["gate"], target.parent)
-    captions = prompts["contact_sheet"]
-    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from sdopt.reference.autoencoder import load_autoencoder, train_autoencoder
+from sdopt.reference.clip import train_clip
 from sdopt.reference.config import Stage, TrainReferenceConfig
 from sdopt.reference.data import Dataset, build, caption, draw_background
 from sdopt.reference.denoiser import train_denoiser
-from sdopt.reference.export import export
+from sdopt.reference.export import export, export_clip
 from sdopt.reference.tokenizer import load_tokenizer, train_tokenizer
 
 CAPTIONS_PER_PICTURE = 3
@@ -31,7 +32,7 @@ def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterato
 def run(config: TrainReferenceConfig) -> None:
     """Run one stage, or all of them; each reads what the ones before it left in `config.folder`.
 
-    With `resume`, `stage=all` keeps a data set and a tokenizer that are already there, and the two trainings go on
+    With `resume`, `stage=all` keeps a data set and a tokenizer that are already there, and the trainings go on
     from their checkpoints.
 
     Raises:
@@ -45,8 +46,8 @@ def run(config: TrainReferenceConfig) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder = Path(config.folder)
-    data, tokenizer, autoencoder, denoiser = (
-        folder / stage.value for stage in (Stage.data, Stage.tokenizer, Stage.autoencoder, Stage.denoiser)
+    data, tokenizer, autoencoder, denoiser, clip = (
+        folder / stage.value for stage in (Stage.data, Stage.tokenizer, Stage.autoencoder, Stage.denoiser, Stage.clip)
     )
 
     def wanted(stage: Stage, product: Path | None = None) -> bool:
@@ -79,5 +80,9 @@ def run(config: TrainReferenceConfig) -> None:
             denoiser,
             export=lambda: export(config),
         )
+    if wanted(Stage.clip):
+        dataset, words = Dataset.load(data), load_tokenizer(tokenizer)
+        train_clip(config, dataset, words, clip)
+        export_clip(config, dataset, words, clip)
     if wanted(Stage.export):
         export(config)

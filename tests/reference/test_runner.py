@@ -15,7 +15,7 @@ from sdopt.reference.config import Stage
     [
         ("nonsense=1", "nonsense"),
         ("autoencoder.nonsense=1", "autoencoder.nonsense"),
-        ("stage=nonsense", "all, data, tokenizer, autoencoder, denoiser, export"),
+        ("stage=nonsense", "all, data, tokenizer, autoencoder, denoiser, clip, export"),
         ("device=tpu", "auto, cpu, cuda"),
         ("seed=many", "seed"),
         ("denoiser.batch_size=1.5", "denoiser.batch_size"),
@@ -36,12 +36,12 @@ def test_a_mistake_exits_with_2_and_names_the_key(
 
 
 def test_all_values_out_of_range_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["denoiser.ema=1", "autoencoder.share=2", "threads=0"]) == 2
+    assert main(["denoiser.ema=1", "autoencoder.share=2", "clip.hidden_patches=1", "threads=0"]) == 2
     shown = capsys.readouterr().err
-    assert all(key in shown for key in ("denoiser.ema", "autoencoder.share", "threads"))
+    assert all(key in shown for key in ("denoiser.ema", "autoencoder.share", "clip.hidden_patches", "threads"))
 
 
-@pytest.mark.parametrize("stage", ["tokenizer", "autoencoder", "denoiser", "export"])
+@pytest.mark.parametrize("stage", ["tokenizer", "autoencoder", "denoiser", "clip", "export"])
 def test_a_stage_without_its_predecessor_says_which_to_run(
     stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
