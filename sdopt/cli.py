@@ -6,6 +6,8 @@ from pathlib import Path
 
 COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
+    "gate": "judge a result that exists, or hold it against an earlier one",
+    "calibrate": "measure what a gate's margins are made of, for a model",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",
     "doctor": "say what this machine is, how fast it can be, and which options run on it",

@@ -305,6 +305,9 @@ class EvaluationError(Exception):
 
 
 def _serve(connection: Connection, result: StudyResult, folder: Path, settings: Settings) -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     try:
         evaluate(result, folder, settings, lambda text: connection.send(("note", text)))
         connection.send(("done", result))

@@ -303,8 +303,8 @@ def write_clip_evaluation(evaluation: ClipEvaluation, file: Path) -> None:
 def read_clip_evaluation(file: Path) -> ClipEvaluation:
     """Reads what `write_clip_evaluation` wrote."""
     kept = json.loads(file.read_text(encoding="utf-8"))
-    retrievals = (Retrieval(**kept[name]) for name in ("held_out", "seen", "background"))
-    return ClipEvaluation(*retrievals, tuple(Degraded(**row) for row in kept["rows"]))
+    held_out, seen, background = (Retrieval(**kept[name]) for name in ("held_out", "seen", "background"))
+    return ClipEvaluation(held_out, seen, background, tuple(Degraded(**row) for row in kept["rows"]))
 
 
 def _cosines(pictures: Tensor, texts: Tensor) -> np.ndarray:

@@ -183,12 +183,16 @@ def terminal_table(result: StudyResult, width: int) -> Group:
 def quality_table(result: StudyResult) -> Table:
     """What the images are worth: the variant's own scores, and how far they are from the reference's."""
     table = Table(title="quality", title_justify="left", box=box.SIMPLE_HEAD)
-    headings = _quality_columns(result)
+    # The terminal shows those that are asked for first; the Markdown and MLflow have them all.
+    headings = [name for name in _quality_columns(result) if name.startswith(_FIRST)]
     for heading in ("variant", *headings):
-        table.add_column(heading.replace("_", "\n", 1), justify="left" if heading == "variant" else "right")
+        table.add_column(heading.replace("_", " "), justify="left" if heading == "variant" else "right")
     for cells in _quality_rows(result, headings):
         table.add_row(*map(escape, cells))
     return table
+
+
+_FIRST = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", "broken")
 
 
 def _quality_columns(result: StudyResult) -> list[str]:

@@ -1,0 +1,74 @@
+"""sdopt calibrate: measure how much a model's images differ by chance, which is what a gate's margins are made of."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+PROMPTS = 240
+
+_STUDY = (
+    "study=explicit",
+    "study.name=calibration",
+    "study.variants={baseline:[]}",
+    "study.edges=[]",
+    "protocol=smoke",
+    "protocol.rounds=1",
+    "tracking=none",
+    "gate=none",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Draws the plain pipeline's images twice, from other noise, and writes their spread; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt calibrate",
+        description="Measure the spread of a model's images from prompt to prompt and from noise to noise, once, with "
+        "no optimization: gates state their margins as shares of it.",
+        epilog="example: sdopt calibrate model=sd15 model.weights=hub workload.prompts=prompts.txt --output sd15.json, "
+        "and then sdopt run … gate=default gate.calibration=sd15.json",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="model, workload, scheduler, quality, hardware"
+    )
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="how many prompts (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.prompts < 2:
+        parser.error("--prompts: at least 2")
+
+    from .run import main as run
+
+    with tempfile.TemporaryDirectory(prefix="sdopt-calibrate-") as folder:
+        counts = [f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}"]
+        code = run([*_STUDY, *counts, *arguments.overrides, f"hydra.run.dir={folder}/run"])
+        if not Path(folder, "run", "result.json").is_file():
+            return code
+        return _write(Path(folder, "run"), arguments.output)
+
+
+def _write(folder: Path, output: Path | None) -> int:
+    from sdopt.quality.calibration import Calibration, calibration_file, write_calibration
+    from sdopt.results import read_result
+
+    result = read_result(folder)
+    spreads = result.floors.get("sampling")
+    if not spreads:
+        print("sdopt: nothing to calibrate from: the images could not be drawn or scored", file=sys.stderr)
+        return 3
+    baseline, model = result.variant(result.baseline), result.config["model"]["name"]
+    digests = {"model": baseline.inputs.get("model", ""), **result.feature_digests}
+    path = output or calibration_file(model)
+    try:
+        write_calibration(Calibration(model, dict(result.config["workload"]), digests, spreads), path)
+    except OSError as error:
+        print(f"sdopt: {path}: {error.strerror}; name another file with --output", file=sys.stderr)
+        return 2
+    for name, spread in sorted(spreads.items()):
+        print(f"{name:<24} mean {spread.mean:10.4g}   deviation {spread.deviation:10.4g}   n {spread.n}")
+    print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
