@@ -176,6 +176,7 @@ def _study(
     from sdopt.pipelines.hub import fetch_models
     from sdopt.report.progress import Progress
     from sdopt.report.table import show, terminal_table
+    from sdopt.report.verdicts import verdict_table
     from sdopt.results import Status, read_result, write_result
     from sdopt.resume import go_on
     from sdopt.study import missing_of, plan_result, require_room, run_study
@@ -238,6 +239,8 @@ def _study(
     finally:
         timeline.enter("table and pictures")
         show(result, console, folder)
+        if result.judgements:
+            console.print(verdict_table(result, result.judgements))
         _draw(result, folder, console)
         timeline.enter("logging to MLflow")
         _track(result, folder, run.tracking, console)
