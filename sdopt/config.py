@@ -155,7 +155,7 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
         (require_options, ("scheduler",)),
         (resolve_prompts, ("workload", "model")),
         (require_inputs, ("task", "model", "workload")),
-        (_require_latents, ("workload", "model")),
+        (require_latents, ("workload", "task", "model")),
         (require_rules, ("gate",)),
         (require_quality, ("quality", "gate", "model")),
         (require_sheet, ("hardware",)),
@@ -166,12 +166,8 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
             if None not in needed:
                 check(*needed)
         except UsageError as error:
-            problems += error.problems
+            problems += [problem for problem in error.problems if problem not in problems]
     return problems
-
-
-def _require_latents(workload: Workload, model: Model) -> None:
-    require_latents(workload, model, len(resolve_prompts(workload, model)))
 
 
 def _settled(sections: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.loading import PACKAGED
-from sdopt.schema import Model, Workload
+from sdopt.pipelines.loading import architecture_folder
+from sdopt.prompts import resolve_prompts
+from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,25 +50,29 @@ def read_latents(file: str) -> "Tensor":
     return latents.float()
 
 
-def require_latents(workload: Workload, model: Model, prompts: int) -> None:
+def require_latents(workload: Workload, task: Task, model: Model) -> None:
     """Checks a workload's latents as far as it can be done without loading the model.
 
-    Args:
-        prompts: how many prompts there are.
-
     Raises:
-        UsageError: as `read_latents` and `take`; or a seed is given beside them.
+        UsageError: as `read_latents` and `take`; or something else is given that they leave without effect.
     """
     if workload.latents is None:
         return
+    if task.kind != "txt2img":
+        raise UsageError(f"workload.latents={workload.latents}: task={task.kind} starts from its image, not from these")
     if workload.seed:
         raise UsageError(f"workload.seed={workload.seed}: has no effect on noise that workload.latents gives")
     latents = read_latents(workload.latents)
-    config = (PACKAGED / model.name if model.weights == "packaged" else Path(model.path or "")) / "vae" / "config.json"
-    channels = json.loads(config.read_text())["latent_channels"] if config.is_file() else latents.shape[1]
     side = (workload.size or model.size) // 8
-    images = range(prompts * workload.images_per_prompt)
-    take(latents, images, (channels, side, side), workload.latents)
+    images = range(len(resolve_prompts(workload, model)) * workload.images_per_prompt)
+    take(latents, images, (_channels(model) or latents.shape[1], side, side), workload.latents)
+
+
+def _channels(model: Model) -> int | None:
+    """Of a model's latents; None where that is not known before it is fetched or read."""
+    folder = Path(model.path or "") if model.weights == "path" else architecture_folder(model)
+    config = folder / "vae" / "config.json" if folder else None
+    return json.loads(config.read_text())["latent_channels"] if config and config.is_file() else None
 
 
 def take(latents: "Tensor", images: Sequence[int], shape: tuple[int, ...], file: str) -> "list[Tensor]":

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from sdopt.errors import UsageError
 from sdopt.latents import read_latents
+from sdopt.quality.drawing import timed_draw
 from tests.conftest import Compose, Load
 
 SHAPE = (8, 8, 8)
@@ -29,8 +30,8 @@ def test_one_latent_serves_all_images(tmp_path: Path, session: Load, name: str) 
     latent = torch.randn(1, *SHAPE)
     path = saved(tmp_path, latent, name)
     made = session(f"workload.latents={path}", "workload.batch_size=2", "workload.prompt_count=3")
-    torch.testing.assert_close(made._batch(0)["latents"], latent.expand(2, -1, -1, -1))
-    torch.testing.assert_close(made._batch(1)["latents"], latent.expand(2, -1, -1, -1))
+    torch.testing.assert_close(made._batch(0, timed_draw(made._variant))["latents"], latent.expand(2, -1, -1, -1))
+    torch.testing.assert_close(made._batch(1, timed_draw(made._variant))["latents"], latent.expand(2, -1, -1, -1))
 
 
 def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
@@ -41,14 +42,16 @@ def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
         *(f"workload.latents={path}", "workload.images_per_prompt=2"),
         *("workload.prompt_count=3", "workload.batch_size=2"),
     )
-    torch.testing.assert_close(made._batch(0)["latents"], latents[[0, 1, 2, 3]])
-    torch.testing.assert_close(made._batch(1)["latents"], latents[[4, 5, 0, 1]])
+    torch.testing.assert_close(made._batch(0, timed_draw(made._variant))["latents"], latents[[0, 1, 2, 3]])
+    torch.testing.assert_close(made._batch(1, timed_draw(made._variant))["latents"], latents[[4, 5, 0, 1]])
 
 
 def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
     noise = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(0))
     drawn, given = session(), session(f"workload.latents={saved(tmp_path, noise)}")
-    images = [made._call(**made._batch(0), output_type="pt").images for made in (drawn, given)]
+    images = [
+        made._call(**made._batch(0, timed_draw(made._variant)), output_type="pt").images for made in (drawn, given)
+    ]
     torch.testing.assert_close(images[0], images[1])
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.prompts import resolve_prompts
-from sdopt.schema import Workload
+from sdopt.schema import Model, Workload
 
 
 def prompts(path: Path, column: str | None = None, count: int = 100) -> tuple[str, ...]:
-    return resolve_prompts(Workload(prompts=str(path), prompt_column=column, prompt_count=count))
+    return resolve_prompts(Workload(prompts=str(path), prompt_column=column, prompt_count=count), Model())
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -92,4 +92,4 @@ def test_a_column_of_what_has_none(source: str | list[str]) -> None:
     with pytest.raises(
         UsageError, match=r"workload\.prompt_column=prompt: .* has no columns; name a file that ends in"
     ):
-        resolve_prompts(Workload(prompts=source, prompt_column="prompt"))
+        resolve_prompts(Workload(prompts=source, prompt_column="prompt"), Model())
