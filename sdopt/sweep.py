@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sdopt.gate import exit_code as judged_code
 from sdopt.report.table import Row, rows_of
-from sdopt.results import Status, StudyResult, read_result
+from sdopt.results import Status, StudyResult, read_result, write_atomically
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class JobError:
 
 def write_error(error: JobError, folder: Path) -> None:
     """Raises OSError where the folder cannot be written."""
-    (folder / "error.json").write_text(json.dumps(asdict(error), indent=1))
+    write_atomically(folder / "error.json", json.dumps(asdict(error), indent=1).encode())
 
 
 def exit_code(folder: Path) -> int:

@@ -81,12 +81,14 @@ def _why_unwritable(path: Path) -> str | None:
     if not path.exists():
         parent = next(parent for parent in path.parents if parent.exists())
         return None if parent.is_dir() and os.access(parent, os.W_OK) else f"{parent} cannot be written"
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):  # its journal lies beside it
+        return "it cannot be written"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as database:
             database.execute("BEGIN IMMEDIATE")
     except sqlite3.Error as error:
-        # Another writer is none: MLflow waits for it.
-        return None if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY else str(error)
+        # Another writer is no problem: MLflow waits for it.
+        return None if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else str(error)
     return None
 
 

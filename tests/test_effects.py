@@ -118,3 +118,20 @@ def test_without_cells_or_options_there_are_none() -> None:
     assert effects_of(result, []) == []
     result.variants = result.variants[:1]
     assert effects_of(result, OPTIONS) == []
+
+
+def test_cells_of_different_sittings_are_compared_by_the_baselines_beside_them() -> None:
+    """Half of the cells were measured later, on a machine three times as slow, and the baseline with them again."""
+    result = study(noise=0.0)
+    later = result.variants[4:]
+    for row in later:
+        row.measurements[0].sitting = 1
+        row.measurements[0].latency_s = [3 * sample for sample in row.measurements[0].latency_s]
+    baseline = result.variants[0]
+    again = [3 * sample for sample in baseline.measurements[0].latency_s]
+    baseline.measurements.append(Measurement(0, 1, latency_s=again, memory=baseline.measurements[0].memory))
+    expected = {effect.options: effect.speedup for effect in effects_of(study(noise=0.0), OPTIONS)}
+    for effect in effects_of(result, OPTIONS):
+        assert effect.speedup is not None
+        assert effect.speedup.estimate == pytest.approx(expected[effect.options].estimate)  # type: ignore[union-attr]
+        assert effect.memory_ratio is not None

@@ -61,8 +61,9 @@ class TestDisk:
         with small_disk(tmp_path / "disk", "1m") as disk:
             full(disk)
             finished = sdopt(disk, "run", *QUICK)
-            assert finished.code == 2
-            assert "No space left on device" in finished.err
+            assert finished.code in (2, 3)  # by whether there was room for the folder itself
+            assert finished.err.startswith("sdopt: outputs/runs/")
+            assert finished.err.endswith("No space left on device\n")
             assert "Traceback" not in finished.err
 
     def test_a_read_only_folder(self, tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ class TestDatabase:
         with small_disk(tmp_path / "disk", "16m") as disk:
             (disk / "there.db").touch()
             read_only(disk)
-            for name, reason in (("there.db", "readonly database"), ("new/new.db", "cannot be written")):
+            for name, reason in (("there.db", "it cannot be written"), ("new/new.db", "disk cannot be written")):
                 uri = f"sqlite:///{disk}/{name}"
                 finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri={uri}")
                 assert finished.code == 2
@@ -154,7 +155,7 @@ class TestMemory:
         assert all(row.status is Status.OK for row in result.variants)
         # Two rounds were whole; the block makes up for the other two.
         assert [len(m.latency_s) for m in candidate.measurements] == [2, 2]
-        assert all(edge.speedup is not None and edge.speedup.n == 4 for edge in result.comparisons)
+        assert [edge.speedup.n for edge in result.comparisons if edge.speedup] in ([4, 4], [4, 5])
         assert len(candidate.images) == 1
 
     def test_that_runs_out_alone_is_a_result(self, tmp_path: Path) -> None:
@@ -175,9 +176,13 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     from mlflow import MlflowClient
 
     places = [f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", f"tracking.artifacts={tmp_path}/artifacts"]
-    study = [*SMALL, "tracking=mlflow", *places, "workload.steps=2", "protocol.rounds=60", "precision=bf16"]
+    study = [*SMALL, "tracking=mlflow", *places, "workload.steps=1", "protocol.rounds=40", "precision=bf16"]
     processes = [start(tmp_path, "run", *study) for _ in range(2)]
-    ended = [process.finish(550) for process in processes]
+    try:
+        ended = [process.finish(550) for process in processes]
+    finally:
+        for process in processes:
+            process.popen.kill()
     for process, one in zip(processes, ended, strict=True):
         assert one.code == 0, one.shown
         assert process.left_behind() == []

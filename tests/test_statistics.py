@@ -324,3 +324,77 @@ class TestCompare:
         result = study(baseline, control, comparisons=[])
         compare(result)
         assert result.floor is None
+
+
+def sat(*samples: tuple[int, Any], name: str = "variant", role: str = "variant", replicate: int = 0) -> VariantResult:
+    """A variant of one replicate that was measured in several sittings: their numbers and latencies."""
+    found = variant(*(times for _, times in samples), name=name, role=role)
+    for measurement, (number, _) in zip(found.measurements, samples, strict=True):
+        measurement.replicate, measurement.sitting = replicate, number
+    return found
+
+
+class TestSittings:
+    """Processes of different sittings are not comparable: the machine may have changed."""
+
+    def test_rounds_are_paired_within_a_sitting_alone(self) -> None:
+        baseline = sat((0, [1, 1, 1, 1]), (1, [10, 10, 10]), name="baseline")
+        candidate = sat((0, [0.5, 0.5, 0.5, 0.5]), (1, [5, 5, 5]))
+        found = speedup(candidate, baseline, 0.95)
+        assert found is not None
+        assert (found.estimate, found.n, found.unit) == (pytest.approx(2), 7, "round")
+        assert (found.low, found.high) == (pytest.approx(2), pytest.approx(2))
+
+    def test_of_which_they_share_none_nothing_is_said(self) -> None:
+        baseline, candidate = sat((0, [1, 1])), sat((1, [0.5, 0.5]))
+        assert speedup(candidate, baseline, 0.95) is None
+        result = study(baseline, candidate, sat((0, [1, 1]), role="control"), comparisons=[])
+        baseline.name, candidate.name = "baseline", "candidate"
+        result.baseline = "baseline"
+        result.comparisons = [Comparison("candidate", "baseline", "x")]
+        compare(result)
+        assert result.comparisons[0].speedup is None
+        assert result.comparisons[0].note == "no round was timed of both in the same sitting"
+
+    def test_a_round_that_only_one_side_has_is_left_out(self) -> None:
+        found = speedup(sat((0, [1, 1]), (1, [1])), sat((0, [2, 2, 100]), (1, [2, 100])), 0.95)
+        assert found is not None
+        assert (found.estimate, found.n) == (pytest.approx(2), 3)
+
+    def test_a_block_that_broke_off_is_paired_with_nothing(self) -> None:
+        baseline, candidate = sat((0, [1, 1])), sat((0, [0.5, 0.5]))
+        candidate.measurements[0].latency_before_s = [1.0, 1.0]
+        assert speedup(candidate, baseline, 0.95) is None
+        candidate.measurements[0].latency_after_s = [1.0, 1.0]
+        assert speedup(candidate, baseline, 0.95) is not None
+
+    def test_interleaved_rounds_and_blocks_go_together(self) -> None:
+        baseline, candidate = sat((0, [1, 1]), (1, [3, 3])), sat((0, [0.5, 0.5]), (1, [2, 2]))
+        candidate.measurements[1].latency_before_s, candidate.measurements[1].latency_after_s = [2, 2], [8, 8]
+        found = speedup(candidate, baseline, 0.95)
+        assert found is not None
+        assert (found.estimate, found.n) == (pytest.approx(2), 4)
+
+    def test_of_several_replicates_each_is_one_ratio(self) -> None:
+        """What the machine was slower by in one sitting is no difference between the processes."""
+        mine, other = variant([0.5, 0.5], [0.4, 0.4], [5, 5], [4, 4]), variant([1, 1], [1, 1], [10, 10], [10, 10])
+        for side in (mine, other):
+            for number, measurement in enumerate(side.measurements):
+                measurement.replicate, measurement.sitting = number % 2, number // 2
+        found = speedup(mine, other, 0.95)
+        low, high = stats.t.interval(0.95, 1, loc=np.log([2, 2.5]).mean(), scale=stats.sem(np.log([2, 2.5])))
+        assert found == Interval(
+            pytest.approx(math.sqrt(5)), pytest.approx(math.exp(low)), pytest.approx(math.exp(high)), 0.95, 2, "process"
+        )
+
+    def test_the_floor_is_that_of_the_sittings_of_a_comparison(self) -> None:
+        baseline = sat((0, [1, 1]), (1, [1, 1]), name="baseline")
+        control = sat((0, [1.1, 1.1]), (1, [1.3, 1.3]), name="control", role="control")
+        first, second = sat((0, [0.5, 0.5]), name="first"), sat((1, [0.5, 0.5]), name="second")
+        edges = [Comparison(name, "baseline", "x") for name in ("first", "second", "control")]
+        compare(study(baseline, first, second, control, comparisons=edges))
+        assert [edge.floor for edge in edges] == pytest.approx([1.1, 1.3, math.sqrt(1.1 * 1.3)])
+
+    def test_latency_is_of_all_rounds(self) -> None:
+        found = latency(sat((0, [1, 2]), (1, [3])), "median", 0.95)
+        assert found == Interval(2.0, n=3)

@@ -189,6 +189,11 @@ class TestUndone:
         del pipeline(loaded).unet.forward
         assert not evidence(loaded, "attention").engaged
 
+    def test_larger_attention_slices_than_there_are_heads_are_a_conflict(self, variant: Compose) -> None:
+        [found] = variant("attention=sliced", "attention.slice_size=5").conflicts(CPU)
+        assert "attention.slice_size=5: a layer of this model has 4 heads; choose at most 4" in found
+        assert variant("attention=sliced", "attention.slice_size=4").conflicts(CPU) == []
+
     def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:
         """The model has four heads: without guidance, four rows at once are all there are."""
         loaded = session("attention=sliced", "attention.slice_size=4", "workload.guidance_scale=1")
