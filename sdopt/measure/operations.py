@@ -34,16 +34,17 @@ def tflop_per_image(pipe: "DiffusionPipeline", workload: Workload, size: int) ->
         states = torch.empty(samples, length, denoiser.config.cross_attention_dim)
         counted = {
             "text_encoder": sum(
-                _tflop(encoder, torch.zeros(samples, length, dtype=torch.long)) for encoder in fresh_encoders
+                tflop(encoder, torch.zeros(samples, length, dtype=torch.long)) for encoder in fresh_encoders
             )
             / workload.images_per_prompt,
-            "denoiser": calls * _tflop(fresh_denoiser, sample, torch.tensor(1), states),
-            "vae_decoder": _tflop(fresh_vae.decode, torch.empty(1, vae.config.latent_channels, latent, latent)),
+            "denoiser": calls * tflop(fresh_denoiser, sample, torch.tensor(1), states),
+            "vae_decoder": tflop(fresh_vae.decode, torch.empty(1, vae.config.latent_channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
 
 
-def _tflop(function: Any, *inputs: torch.Tensor) -> float:
+def tflop(function: Any, *inputs: torch.Tensor) -> float:
+    """Operations of one call, in TFLOP; give it modules and tensors on the meta device."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs)
     return counter.get_total_flops() / 1e12

@@ -9,3 +9,9 @@ MODEL = Path(__file__).parent / "emoji"
 
 PROMPTS = MODEL.with_name("prompts.json")
 """Captions by purpose; see `sdopt.reference.prompts.choose_prompts`."""
+
+TINY_AUTOENCODER = MODEL.with_name("tiny_autoencoder")
+"""A folder for `AutoencoderTiny.from_pretrained`: the model's own stand-in for TAESD."""
+
+LORAS = MODEL.with_name("loras")
+"""Two style LoRAs for the model, of the same rank and layers; see the card in it."""

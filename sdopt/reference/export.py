@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 from sdopt.reference.architecture import build_scheduler
 from sdopt.reference.autoencoder import load_autoencoder
 from sdopt.reference.card import write_card
-from sdopt.reference.config import TrainReferenceConfig
+from sdopt.reference.config import Stage, TrainReferenceConfig
 from sdopt.reference.data import Dataset
 from sdopt.reference.denoiser import load_networks
 from sdopt.reference.prompts import choose_prompts, write_prompts
 from sdopt.reference.references import write_references
 from sdopt.reference.sheet import draw_sheet, generate
+from sdopt.reference.tiny_autoencoder import load_tiny_autoencoder, write_tiny_card
 from sdopt.reference.tokenizer import load_tokenizer
-from sdopt.reference.training import read_figures
+from sdopt.reference.training import missing_stage, read_figures
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+
+DECODED_CAPTIONS = 48
+"""How many captions the tiny autoencoder's figure for generated latents rests on."""
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
@@ -86,6 +90,48 @@ def export(config: TrainReferenceConfig) -> None:
     pipeline.to(dtype=torch.float32)
     (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
     write_card(fresh)
+    swap_in(fresh, target)
+    # What was said of other weights does not hold for these.
+    (target / "evaluation.json").unlink(missing_ok=True)
+    write_prompts(prompts, target.with_name("prompts.json"))
+    write_references(dataset, prompts["gate"], target.parent)
+    captions = prompts["contact_sheet"]
+    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
+
+
+def export_companions(config: TrainReferenceConfig) -> None:
+    """Write the tiny autoencoder and the LoRAs to `export.companions`, each in a folder named like its stage.
+
+    The tiny autoencoder's card is written here, for some of its figures need the denoiser.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    folder = Path(config.folder)
+    dataset = Dataset.load(folder / "data")
+    models = {stage: folder / stage / "model" for stage in (Stage.tiny_autoencoder.value, Stage.loras.value)}
+    for stage, model in models.items():
+        if not model.exists():
+            raise missing_stage(stage, model)
+    work = folder / Stage.tiny_autoencoder.value
+    write_tiny_card(
+        work / "model" / "README.md",
+        load_tiny_autoencoder(work),
+        assemble(folder),
+        choose_prompts(dataset, config.seed)["training"][:DECODED_CAPTIONS],
+        read_figures(work),
+        config.seed,
+    )
+    for stage, model in models.items():
+        target = Path(config.export.companions) / stage
+        fresh = target.with_name(f"{stage}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(model, fresh)
+        swap_in(fresh, target)
+
+
+def swap_in(fresh: Path, target: Path) -> None:
+    """Move the files of `fresh` over those of `target`, one by one: a reader never sees half a file."""
     for file in sorted(fresh.rglob("*")):
         if file.is_file():
             place = target / file.relative_to(fresh)
@@ -94,9 +140,3 @@ def export(config: TrainReferenceConfig) -> None:
             file.chmod(0o644)
             file.replace(place)
     shutil.rmtree(fresh)
-    # What was said of other weights does not hold for these.
-    (target / "evaluation.json").unlink(missing_ok=True)
-    write_prompts(prompts, target.with_name("prompts.json"))
-    write_references(dataset, prompts["gate"], target.parent)
-    captions = prompts["contact_sheet"]
-    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))

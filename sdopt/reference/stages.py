@@ -12,7 +12,9 @@ from sdopt.reference.autoencoder import load_autoencoder, train_autoencoder
 from sdopt.reference.config import Stage, TrainReferenceConfig
 from sdopt.reference.data import Dataset, build, caption, draw_background
 from sdopt.reference.denoiser import train_denoiser
-from sdopt.reference.export import export
+from sdopt.reference.export import assemble, export, export_companions
+from sdopt.reference.loras import train_loras
+from sdopt.reference.tiny_autoencoder import train_tiny_autoencoder
 from sdopt.reference.tokenizer import load_tokenizer, train_tokenizer
 
 CAPTIONS_PER_PICTURE = 3
@@ -31,7 +33,7 @@ def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterato
 def run(config: TrainReferenceConfig) -> None:
     """Run one stage, or all of them; each reads what the ones before it left in `config.folder`.
 
-    With `resume`, `stage=all` keeps a data set and a tokenizer that are already there, and the two trainings go on
+    With `resume`, `stage=all` keeps a data set and a tokenizer that are already there, and the trainings go on
     from their checkpoints.
 
     Raises:
@@ -45,8 +47,16 @@ def run(config: TrainReferenceConfig) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder = Path(config.folder)
-    data, tokenizer, autoencoder, denoiser = (
-        folder / stage.value for stage in (Stage.data, Stage.tokenizer, Stage.autoencoder, Stage.denoiser)
+    data, tokenizer, autoencoder, tiny_autoencoder, denoiser, loras = (
+        folder / stage.value
+        for stage in (
+            Stage.data,
+            Stage.tokenizer,
+            Stage.autoencoder,
+            Stage.tiny_autoencoder,
+            Stage.denoiser,
+            Stage.loras,
+        )
     )
 
     def wanted(stage: Stage, product: Path | None = None) -> bool:
@@ -70,6 +80,8 @@ def run(config: TrainReferenceConfig) -> None:
             train_tokenizer(training_captions(Dataset.load(data), config), tokenizer)
     if wanted(Stage.autoencoder):
         train_autoencoder(config, Dataset.load(data), autoencoder)
+    if wanted(Stage.tiny_autoencoder):
+        train_tiny_autoencoder(config, Dataset.load(data), load_autoencoder(autoencoder), tiny_autoencoder)
     if wanted(Stage.denoiser):
         train_denoiser(
             config,
@@ -79,5 +91,8 @@ def run(config: TrainReferenceConfig) -> None:
             denoiser,
             export=lambda: export(config),
         )
+    if wanted(Stage.loras):
+        train_loras(config, Dataset.load(data), assemble(folder), loras)
     if wanted(Stage.export):
+        export_companions(config)
         export(config)
