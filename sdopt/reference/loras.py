@@ -7,6 +7,7 @@ import json
 import os
 import re
 import unicodedata
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ STREAM = 5
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 """The layers of the denoiser's transformers that are updated, the same ones for every style."""
 
-COMPARED = 40
+COMPARED = 32
 """Concepts of each kind that the card's figures rest on."""
 
 
@@ -228,7 +229,6 @@ def _train(
     import torch
     from diffusers import StableDiffusionPipeline
     from diffusers.models.attention_processor import AttnProcessor
-    from diffusers.utils import convert_state_dict_to_diffusers
     from peft import get_peft_model_state_dict
 
     options, device = config.loras, pick_device(config.device)
@@ -282,7 +282,8 @@ def _train(
     with torch.no_grad():
         for live, kept in zip(updates, average, strict=True):
             live.copy_(kept)
-    weights = convert_state_dict_to_diffusers(get_peft_model_state_dict(denoiser.cpu()))
+    # Under PEFT's own names: diffusers' converter renames the attention's layers alone, and its loader skips them then.
+    weights = get_peft_model_state_dict(denoiser.cpu())
     StableDiffusionPipeline.save_lora_weights(
         model,
         unet_lora_layers={name: tensor.half().contiguous() for name, tensor in weights.items()},
@@ -295,8 +296,9 @@ def compare(
 ) -> dict[str, dict[str, float]]:
     """What a LoRA changes: generated pictures set against the style's and the flat drawings of the same concepts.
 
-    The distance is Euclidean between mean latents of the pipeline's own autoencoder, after encoding both pictures.
-    A contact sheet lands in `folder`: without the LoRA, with it, and the style's own drawing, concept by concept.
+    All figures are of mean latents of the pipeline's own autoencoder, after encoding the pictures. A linear probe,
+    fitted to the drawings of the LoRA's training concepts in both styles, tells the styles apart whatever is drawn. A
+    contact sheet lands in `folder`: without the LoRA, with it, and the style's own drawing, concept by concept.
 
     Args:
         pipeline: in single precision; the LoRA is loaded as a user would, and unloaded again.
@@ -307,9 +309,10 @@ def compare(
         folder: for the contact sheet.
 
     Returns:
-        For `training` and `held_out` concepts: how many `concepts`; the mean distance to the style's drawing, `before`
-        and `after`; and the share of pictures nearer to it than to the flat drawing, `nearer_before` and
-        `nearer_after`.
+        For `training` and `held_out` concepts: how many `concepts`; the mean Euclidean distance to the style's drawing,
+        `before` and `after`; the share of pictures nearer to it than to the flat drawing, `nearer_before` and
+        `nearer_after`; and the share that the probe takes for the style's, `probe_before` and `probe_after`, beside
+        that of the `probe_drawings` and of the `probe_flat_drawings`.
     """
     flat = {record.concept: index for index, record in enumerate(base.records) if record.style == "flat"}
     random = np.random.default_rng([seed, STREAM])
@@ -326,15 +329,28 @@ def compare(
     def latents(pictures: np.ndarray) -> Tensor:
         return encode_all(pipeline.vae, pictures)[0].flatten(1)
 
+    def both(places: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Of the style's drawings and of the flat ones."""
+        concepts = [dataset.records[i].concept for i in places]
+        return latents(dataset.images[places]), latents(base.images[[flat[concept] for concept in concepts]])
+
+    is_styled = fit_probe(*both(dataset.indices(held_out=False)))
     figures: dict[str, dict[str, float]] = {}
     for split, places in chosen.items():
-        own = latents(dataset.images[places])
-        other = latents(base.images[[flat[dataset.records[i].concept] for i in places]])
-        figures[split] = {"concepts": len(places)}
+        own, other = both(places)
+        figures[split] = {
+            "concepts": len(places),
+            "probe_drawings": is_styled(own),
+            "probe_flat_drawings": is_styled(other),
+        }
         for time, pictures in (("before", before[split]), ("after", after[split])):
             made = latents(pictures)
             near, far = (made - own).norm(dim=1), (made - other).norm(dim=1)
-            figures[split] |= {time: float(near.mean()), f"nearer_{time}": float((near < far).float().mean())}
+            figures[split] |= {
+                time: float(near.mean()),
+                f"nearer_{time}": float((near < far).float().mean()),
+                f"probe_{time}": is_styled(made),
+            }
     shown, titles = [], []
     for split, places in chosen.items():
         for i, place in enumerate(places[:SHOWN]):
@@ -342,6 +358,24 @@ def compare(
             titles += [captions[split][i], f"with the LoRA ({split.replace('_', ' ')})", "the style's own"]
     draw_sheet(np.stack(shown), titles, folder / "contact_sheet.png")
     return figures
+
+
+def fit_probe(styled: Tensor, flat: Tensor) -> Callable[[Tensor], float]:
+    """Ridge regression that tells two equally large sets of features (n, d) apart.
+
+    Returns:
+        A function from features (m, d) to the share of them that are taken for `styled`.
+    """
+    import torch
+
+    features = torch.cat([styled, flat])
+    target = torch.cat([torch.ones(len(styled)), -torch.ones(len(flat))])
+    centre = features.mean(dim=0)
+    spread = features - centre
+    # As strong as the data itself: there are about as many numbers to fit as drawings.
+    ridge = spread.square().mean() * len(features) * torch.eye(features.shape[1])
+    weights = torch.linalg.solve(spread.T @ spread + ridge, spread.T @ target)
+    return lambda other: float(((other - centre) @ weights > 0).float().mean())
 
 
 def write_card(file: Path, figures: dict[str, dict[str, Any]]) -> None:
@@ -365,8 +399,10 @@ def write_card(file: Path, figures: dict[str, dict[str, Any]]) -> None:
         for split, title in (("training", "trained on"), ("held_out", "held out")):
             part = seen["comparison"][split]
             comparison.append(
-                f"| `{style.name}` | {title} | {part['concepts']} | {part['before']:.1f} | {part['after']:.1f} "
-                f"| {part['nearer_before']:.0%} | {part['nearer_after']:.0%} |"
+                f"| `{style.name}` | {title} | {part['concepts']} | {part['before']:.1f} → {part['after']:.1f} "
+                f"| {part['nearer_before']:.0%} → {part['nearer_after']:.0%} "
+                f"| {part['probe_before']:.0%} → {part['probe_after']:.0%} "
+                f"| {part['probe_drawings']:.0%} against {part['probe_flat_drawings']:.0%} |"
             )
     rank = figures[STYLES[0].name]["rank"]
     newline = "\n"
@@ -401,12 +437,16 @@ updates train; the denoiser and the text encoder stay as they are.
 
 ## Does it change the style?
 
-Generated pictures ({STEPS} DDIM steps, guidance {GUIDANCE:g}, the same noise without and with the LoRA) are set \
-against two drawings of the same concept: the style's own, and the flat one that the model draws without a LoRA. The \
-distance is Euclidean between latents of the model's own autoencoder. *Nearer* is the share of pictures that are \
-nearer to the style's drawing than to the flat one.
+Pictures ({STEPS} DDIM steps, guidance {GUIDANCE:g}) without the LoRA → with it, from the same noise, in latents of \
+the model's own autoencoder:
 
-| LoRA | concepts | tried | distance to the style's drawing, without | with | nearer, without | with |
+- *distance*: mean Euclidean distance to the style's own drawing of the concept;
+- *nearer*: share of pictures nearer to that drawing than to the flat one;
+- *probe*: share that a linear probe takes for the style's, whatever they show. It was fitted to drawings of the \
+concepts trained on, in this style and in the flat one; beside it, what it says of the drawings themselves, the style's \
+against the flat ones.
+
+| LoRA | concepts | tried | distance | nearer | probe | probe of drawings |
 |---|---|---:|---:|---:|---:|---:|
 {newline.join(comparison)}
 

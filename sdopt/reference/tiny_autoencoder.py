@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sdopt.measure.operations import tflop
 from sdopt.reference.architecture import LATENT_CHANNELS, LATENT_SIZE, build_autoencoder, build_tiny_autoencoder
 from sdopt.reference.autoencoder import edge_loss, peak_signal_to_noise, pixels
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 STREAM = 4
 """This stage's place in the seed's path."""
 
+VIEWS = 2
+"""How many times each training picture is shown, with other backgrounds and other noise."""
+
 
 def train_tiny_autoencoder(
     config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL, folder: Path
@@ -54,34 +59,25 @@ def train_tiny_autoencoder(
         folder: for checkpoints, the log, `figures.json` and `model/`.
     """
     import torch
-    from diffusers.models.attention_processor import AttnProcessor
 
     options, device = config.tiny_autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
     network = build_tiny_autoencoder().to(device, memory_format=torch.channels_last)
     average = copy.deepcopy(network)
-    guide = copy.deepcopy(teacher).to(device, memory_format=torch.channels_last)
-    guide.set_attn_processor(AttnProcessor())
-    scale = guide.config.scaling_factor
-    chosen = dataset.indices(held_out=False)
+    pictures, latents, disturbed, targets = prepare_lessons(config, dataset, teacher)
 
     def loss(step: int) -> Tensor:
         random = generator(config.seed, STREAM, step)
-        picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
-        colours = torch.randint(256, (options.batch_size, 3), generator=random, dtype=torch.uint8)
-        colours[torch.rand(options.batch_size, generator=random) >= options.background_share] = 255
-        pictures = pixels(dataset.on(chosen[picked.numpy()], colours.numpy()))
-        pictures = pictures.to(device, memory_format=torch.channels_last)
-        with torch.no_grad(), arithmetic(config.arithmetic, device):
-            latents = scale * guide.encode(pictures).latent_dist.mode().float()
-            reach = options.latent_noise * torch.rand(options.batch_size, 1, 1, 1, generator=random)
-            disturbed = latents + (reach * torch.randn(latents.shape, generator=random)).to(device)
-            target = guide.decode(disturbed / scale).sample.float().clamp(-1, 1)
+        picked = torch.randint(len(pictures), (options.batch_size,), generator=random).numpy()
+        shown, target = (
+            pixels(images[picked]).to(device, memory_format=torch.channels_last) for images in (pictures, targets)
+        )
         with arithmetic(config.arithmetic, device):
-            encoded = network.encode(pictures).latents.float()
-            output = network.decode(disturbed).sample.float()
+            encoded = network.encode(shown).latents.float()
+            output = network.decode(disturbed[picked].to(device, memory_format=torch.channels_last)).sample.float()
         pixel = (output - target).abs().mean() + (output - target).square().mean()
-        return pixel + options.edge_weight * edge_loss(output, target) + (encoded - latents).square().mean()
+        latent = (encoded - latents[picked].to(device)).square().mean()
+        return pixel + options.edge_weight * edge_loss(output, target) + latent
 
     schedule = Schedule(
         options.learning_rate,
@@ -113,6 +109,42 @@ def train_tiny_autoencoder(
     figures |= compare_on_pictures(finished.float(), teacher, dataset)
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
     return done
+
+
+def prepare_lessons(
+    config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
+) -> tuple[np.ndarray, Tensor, Tensor, np.ndarray]:
+    """What the teacher makes of every training picture, once and for all: to run it costs more than to train.
+
+    Returns:
+        Each picture `VIEWS` times, on white or on a random colour, uint8 (n, 64, 64, 3); its scaled latents, float32
+        (n, 8, 8, 8); the same with noise on them; and the picture that the teacher decodes from those, like the first.
+    """
+    import torch
+    from diffusers.models.attention_processor import AttnProcessor
+
+    options, device = config.tiny_autoencoder, pick_device(config.device)
+    guide = copy.deepcopy(teacher).to(device, memory_format=torch.channels_last)
+    guide.set_attn_processor(AttnProcessor())
+    scale = guide.config.scaling_factor
+    chosen = np.tile(dataset.indices(held_out=False), VIEWS)
+    random = generator(config.seed, STREAM)
+    colours = torch.randint(256, (len(chosen), 3), generator=random, dtype=torch.uint8)
+    colours[torch.rand(len(chosen), generator=random) >= options.background_share] = 255
+    pictures = dataset.on(chosen, colours.numpy())
+    found, moved, decoded = [], [], []
+    with torch.inference_mode():
+        for batch in np.array_split(pictures, -(-len(pictures) // 64)):
+            shown = pixels(batch).to(device, memory_format=torch.channels_last)
+            with arithmetic(config.arithmetic, device):
+                latents = scale * guide.encode(shown).latent_dist.mode().float()
+                reach = options.latent_noise * torch.rand(len(batch), 1, 1, 1, generator=random)
+                disturbed = latents + (reach * torch.randn(latents.shape, generator=random)).to(device)
+                output = guide.decode(disturbed / scale).sample.float()
+            found.append(latents.cpu())
+            moved.append(disturbed.cpu())
+            decoded.append(output.clamp(-1, 1).add(1).mul(127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy())
+    return pictures, torch.cat(found).clone(), torch.cat(moved).clone(), np.concatenate(decoded)
 
 
 def load_tiny_autoencoder(folder: Path) -> AutoencoderTiny:
@@ -195,7 +227,6 @@ def compare_speed(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Ten
     Returns:
         The geometric mean of the rounds' ratios of wall time, with its 95 % interval.
     """
-    import numpy as np
     import torch
 
     seconds: list[list[float]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
-from sdopt.reference.loras import STYLES
+from sdopt.reference.loras import STYLES, TARGETS
 
 SIZE_LIMIT = 24e6
 TINY_LIMIT = 0.45e6
@@ -120,6 +121,19 @@ def test_the_loras_have_the_same_layers_and_rank() -> None:
     shapes = [{name: tensor.shape for name, tensor in load_file(LORAS / file).items()} for file in STYLE_FILES]
     assert shapes[0] == shapes[1]
     assert all(name.startswith("unet.") for name in shapes[0])
+    assert all(any(f".{target}.lora_A" in name for name in shapes[0]) for target in TARGETS)
+
+
+@pytest.mark.parametrize("file", STYLE_FILES)
+def test_every_update_of_a_lora_is_loaded(without_loras, file: str) -> None:  # type: ignore[no-untyped-def]
+    weights = load_file(LORAS / file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        without_loras.load_lora_weights(LORAS, weight_name=file, adapter_name="style")
+    loaded = without_loras.unet.state_dict()
+    for name, tensor in weights.items():
+        place = name.removeprefix("unet.").replace(".weight", ".style.weight")
+        assert torch.equal(loaded[place], tensor.float())
 
 
 def test_a_lora_changes_the_style(without_loras) -> None:  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ import pytest
 from sdopt.errors import UsageError
 from sdopt.reference.architecture import build_denoiser
 from sdopt.reference.data import Dataset, Record, plain_caption
-from sdopt.reference.loras import STYLES, TARGETS, Style, add_lora, draw_style, icon_key
+from sdopt.reference.loras import STYLES, TARGETS, Style, add_lora, draw_style, fit_probe, icon_key
 
 RECORD = Record("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
 
@@ -51,6 +51,17 @@ def test_its_captions_name_no_style() -> None:
     captions = {plain_caption(replace(RECORD, style="fxemoji"), random) for _ in range(300)}
     assert {"star", "a star", "star, night"} <= captions
     assert not any("style" in caption for caption in captions)
+
+
+def test_a_probe_tells_styles_apart_whatever_is_drawn() -> None:
+    import torch
+
+    content = torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
+    style = torch.zeros(64)
+    style[:8] = 2.0
+    is_styled = fit_probe(content[:100] + style, content[100:200])
+    assert is_styled(content[200:300] + style) > 0.9
+    assert is_styled(content[300:]) < 0.1
 
 
 def test_only_the_updates_train_and_they_start_without_effect() -> None:
