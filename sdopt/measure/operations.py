@@ -40,13 +40,11 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: "Variant") -> dict[str, 
         sample = torch.empty(samples, channels, latent, latent)
         added = {"added_cond_kwargs": _conditions(fresh_encoders, samples)} if len(fresh_encoders) > 1 else {}
         counted = {
-            TEXT_ENCODER: sum(
-                _tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders
-            )
+            TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
             / workload.images_per_prompt,
-            VAE_ENCODER: _ENCODED[variant.task.kind] * _tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
-            DENOISER: _denoiser_calls(pipe, variant) * _tflop(fresh_denoiser, sample, torch.tensor(1), states, **added),
-            VAE_DECODER: _tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
+            VAE_ENCODER: _ENCODED[variant.task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
+            DENOISER: _denoiser_calls(pipe, variant) * tflop(fresh_denoiser, sample, torch.tensor(1), states, **added),
+            VAE_DECODER: tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
 
@@ -66,7 +64,8 @@ def _conditions(encoders: list[Any], samples: int) -> dict[str, torch.Tensor]:
     return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
 
 
-def _tflop(function: Any, *inputs: Any, **more: Any) -> float:
+def tflop(function: Any, *inputs: Any, **more: Any) -> float:
+    """Operations of one call, in TFLOP; give it modules and tensors on the meta device."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return counter.get_total_flops() / 1e12

@@ -12,3 +12,9 @@ PROMPTS = MODEL.with_name("prompts.json")
 
 CLIP = MODEL.with_name("clip")
 """A small `CLIPModel` folder with its tokenizer, image processor and card."""
+
+TINY_AUTOENCODER = MODEL.with_name("tiny_autoencoder")
+"""A folder for `AutoencoderTiny.from_pretrained`: the model's own stand-in for TAESD."""
+
+LORAS = MODEL.with_name("loras")
+"""Two style LoRAs for the model, of the same rank and layers; see the card in it."""

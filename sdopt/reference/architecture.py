@@ -9,7 +9,7 @@ from sdopt.reference.data import IMAGE_SIZE
 from sdopt.reference.tokenizer import LENGTH, VOCABULARY
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+    from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, UNet2DConditionModel
     from transformers import CLIPModel, CLIPTextModel
 
 LATENT_CHANNELS = 8
@@ -34,6 +34,23 @@ def build_autoencoder() -> AutoencoderKL:
         latent_channels=LATENT_CHANNELS,
         norm_num_groups=8,
         sample_size=IMAGE_SIZE,
+    )
+
+
+def build_tiny_autoencoder() -> AutoencoderTiny:
+    """An untrained stand-in for the autoencoder: (n, 3, 64, 64) in [-1, 1] to *scaled* latents (n, 8, 8, 8) and back.
+
+    What a decoder costs it spends at full size, so it has blocks only where the picture is still small, and sixteen
+    channels, the width of a vector register: wider ones were slower than the operation count promises.
+    """
+    from diffusers import AutoencoderTiny
+
+    return AutoencoderTiny(
+        encoder_block_out_channels=(16,) * 4,
+        decoder_block_out_channels=(16,) * 4,
+        num_encoder_blocks=(1, 3, 3, 3),
+        num_decoder_blocks=(4, 4, 2, 0),
+        latent_channels=LATENT_CHANNELS,
     )
 
 

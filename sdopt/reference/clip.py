@@ -179,15 +179,6 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
     drawn = list(pictures.values())
     places = {background: place for place, background in enumerate((None, *BACKGROUNDS))}
     mirrored = torch.tensor([may_be_mirrored(record) for record in dataset.records])
-    names = _tokens(tokenizer, [dataset.records[indices[0]].label for indices in drawn]).to(device)
-    embedded: list[Tensor] = []
-
-    def every_name(step: int) -> Tensor:
-        """Embeddings of all plain names, which are many, so without a gradient and not of this very step."""
-        if not embedded or step % options.refresh_steps == 0:
-            with torch.no_grad(), arithmetic(config.arithmetic, device):
-                embedded[:] = [network.get_text_features(input_ids=names).pooler_output.float()]
-        return embedded[0]
 
     def loss(step: int) -> Tensor:
         random = np.random.default_rng([config.seed, STREAM, step])
@@ -203,7 +194,6 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
             for index, background in zip(indices, behind, strict=True)
         ]
         told = np.array([(concept, places[background]) for concept, background in zip(concepts, behind, strict=True)])
-        told = np.concatenate([told, [(concept, places[None]) for concept in range(len(drawn))]])
         count = len(own)
         same = torch.from_numpy((told[:count, None] == told).all(axis=2)).fill_diagonal_(False)
         chosen = np.array(indices[:count])
@@ -219,8 +209,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
         with arithmetic(config.arithmetic, device):
             seen = embed_visible(network, shown, options.hidden_patches, torch_random)
             read = network.get_text_features(input_ids=_tokens(tokenizer, texts).to(device)).pooler_output
-        candidates = torch.cat([read.float(), every_name(step)])
-        return contrastive_loss(seen.float(), candidates, network.logit_scale, same.to(device))
+        return contrastive_loss(seen.float(), read.float(), network.logit_scale, same.to(device))
 
     schedule = Schedule(
         options.learning_rate,
@@ -233,7 +222,6 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
     figures = {
         "batch_size": options.batch_size,
         "extra_captions": options.extra_captions,
-        "refresh_steps": options.refresh_steps,
         "background_share": options.background_share,
         "hidden_patches": options.hidden_patches,
         "held_out_share": options.held_out_share,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -17,7 +20,9 @@ class Stage(Enum):
     data = "data"
     tokenizer = "tokenizer"
     autoencoder = "autoencoder"
+    tiny_autoencoder = "tiny_autoencoder"
     denoiser = "denoiser"
+    loras = "loras"
     clip = "clip"
     export = "export"
 
@@ -77,8 +82,36 @@ class AutoencoderConfig:
 
 
 @dataclass
-class DenoiserConfig:
-    """The denoiser stage, which trains the text encoder too.
+class TinyAutoencoderConfig:
+    """The tiny autoencoder's stage, which distils the autoencoder.
+
+    Attributes:
+        share: of `budget_minutes` that goes to this stage.
+        steps: stop after so many steps instead of after the share of the budget.
+        batch_size: pictures a step.
+        learning_rate: the peak of the schedule.
+        warmup_steps: of linear growth up to the peak.
+        edge_weight: weight of the L1 distance between the pictures' finite differences.
+        latent_noise: latents to decode are drawn up to so many standard deviations away from the pictures' own, for
+            those that a denoiser makes are never quite right.
+        background_share: share of pictures shown on a random colour instead of on white.
+        ema: decay of the average whose weights are kept.
+    """
+
+    share: float = MISSING
+    steps: int | None = MISSING
+    batch_size: int = MISSING
+    learning_rate: float = MISSING
+    warmup_steps: int = MISSING
+    edge_weight: float = MISSING
+    latent_noise: float = MISSING
+    background_share: float = MISSING
+    ema: float = MISSING
+
+
+@dataclass
+class DiffusionConfig:
+    """What every training with the diffusion loss can be told.
 
     Attributes:
         share: of `budget_minutes` that goes to this stage.
@@ -88,7 +121,6 @@ class DenoiserConfig:
         warmup_steps: of linear growth up to the peak.
         snr_gamma: signal-to-noise ratio at which the loss's weight is cut.
         caption_dropout: share of captions replaced by the empty one, for guidance.
-        flat_weight: how much oftener pictures in the style of plain captions are drawn than the others.
         background_share: share of pictures on a coloured background, which their captions name.
         ema: decay of the average whose weights are exported.
     """
@@ -100,9 +132,33 @@ class DenoiserConfig:
     warmup_steps: int = MISSING
     snr_gamma: float = MISSING
     caption_dropout: float = MISSING
-    flat_weight: float = MISSING
     background_share: float = MISSING
     ema: float = MISSING
+
+
+@dataclass
+class DenoiserConfig(DiffusionConfig):
+    """The denoiser stage, which trains the text encoder too.
+
+    Attributes:
+        flat_weight: how much oftener pictures in the style of plain captions are drawn than the others.
+    """
+
+    flat_weight: float = MISSING
+
+
+@dataclass
+class LorasConfig(DiffusionConfig):
+    """The stage of the style LoRAs, which share the time and the steps given here are each one's.
+
+    Attributes:
+        rank: of the low-rank updates.
+        held_out_concepts: that the denoiser knows and the LoRAs never see, to tell a style from drawings learnt by
+            heart.
+    """
+
+    rank: int = MISSING
+    held_out_concepts: int = MISSING
 
 
 @dataclass
@@ -114,8 +170,6 @@ class ClipConfig:
         steps: stop after so many steps instead of after the share of the budget.
         batch_size: pictures a step, each of another concept.
         extra_captions: further captions a step that every picture is held against.
-        refresh_steps: after how many steps the plain names of all concepts, which every picture is held against too,
-            are embedded anew.
         learning_rate: the peak of the schedule.
         warmup_steps: of linear growth up to the peak.
         background_share: share of pictures on a coloured background, which their captions name.
@@ -130,7 +184,6 @@ class ClipConfig:
     steps: int | None = MISSING
     batch_size: int = MISSING
     extra_captions: int = MISSING
-    refresh_steps: int = MISSING
     learning_rate: float = MISSING
     warmup_steps: int = MISSING
     background_share: float = MISSING
@@ -147,11 +200,13 @@ class ExportConfig:
 
     Attributes:
         target: the folder that becomes a diffusers pipeline; `prompts.json` lands beside it.
+        companions: the folder that gets `tiny_autoencoder/` and `loras/`.
         contact_sheet: the PNG file to draw, beside the export.
         every_minutes: also export while the denoiser trains; null exports only at the end.
     """
 
     target: str = MISSING
+    companions: str = MISSING
     contact_sheet: str = MISSING
     every_minutes: float | None = MISSING
 
@@ -186,7 +241,9 @@ class TrainReferenceConfig:
     checkpoint_minutes: float = MISSING
     data: DataConfig = field(default_factory=DataConfig)
     autoencoder: AutoencoderConfig = field(default_factory=AutoencoderConfig)
+    tiny_autoencoder: TinyAutoencoderConfig = field(default_factory=TinyAutoencoderConfig)
     denoiser: DenoiserConfig = field(default_factory=DenoiserConfig)
+    loras: LorasConfig = field(default_factory=LorasConfig)
     clip: ClipConfig = field(default_factory=ClipConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
 
@@ -205,19 +262,13 @@ def validate(config: TrainReferenceConfig) -> None:
             ("threads", config.threads, config.threads is None or config.threads > 0, "positive, or null"),
             ("seed", config.seed, config.seed >= 0, "0 or more"),
             ("data.held_out_concepts", config.data.held_out_concepts, config.data.held_out_concepts >= 0, "0 or more"),
-            ("denoiser.snr_gamma", config.denoiser.snr_gamma, config.denoiser.snr_gamma > 0, "positive"),
             ("denoiser.flat_weight", config.denoiser.flat_weight, config.denoiser.flat_weight > 0, "positive"),
+            ("loras.rank", config.loras.rank, config.loras.rank > 0, "positive"),
             (
-                "denoiser.caption_dropout",
-                config.denoiser.caption_dropout,
-                0 <= config.denoiser.caption_dropout <= 1,
-                "from 0 to 1",
-            ),
-            (
-                "autoencoder.edge_weight",
-                config.autoencoder.edge_weight,
-                config.autoencoder.edge_weight >= 0,
-                "0 or more",
+                "loras.held_out_concepts",
+                config.loras.held_out_concepts,
+                config.loras.held_out_concepts > 0,
+                "positive: the card compares the LoRAs on them",
             ),
             ("clip.style_share", config.clip.style_share, 0 <= config.clip.style_share <= 1, "from 0 to 1"),
             (
@@ -232,9 +283,20 @@ def validate(config: TrainReferenceConfig) -> None:
                 0 < config.clip.held_out_share <= 1,
                 "above 0, at most 1",
             ),
-            ("clip.refresh_steps", config.clip.refresh_steps, config.clip.refresh_steps > 0, "positive"),
             ("clip.extra_captions", config.clip.extra_captions, config.clip.extra_captions >= 0, "0 or more"),
             ("autoencoder.kl_weight", config.autoencoder.kl_weight, config.autoencoder.kl_weight >= 0, "0 or more"),
+            (
+                "tiny_autoencoder.latent_noise",
+                config.tiny_autoencoder.latent_noise,
+                config.tiny_autoencoder.latent_noise >= 0,
+                "0 or more",
+            ),
+            (
+                "export.companions",
+                config.export.companions,
+                Path(config.export.companions).resolve() != Path(config.folder).resolve(),
+                "another folder than `folder`, where the stages of these names work",
+            ),
             (
                 "export.every_minutes",
                 config.export.every_minutes,
@@ -244,23 +306,25 @@ def validate(config: TrainReferenceConfig) -> None:
         )
         if not fine
     ]
-    for name, stage in (
-        ("autoencoder", config.autoencoder),
-        ("denoiser", config.denoiser),
-        ("clip", config.clip),
-    ):
+    # Where several stages have a key, it means the same.
+    ranges: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "share": (lambda value: 0 < value <= 1, "above 0, at most 1"),
+        "steps": (lambda value: value is None or value > 0, "positive, or null"),
+        "batch_size": (lambda value: value > 0, "positive"),
+        "learning_rate": (lambda value: value > 0, "positive"),
+        "warmup_steps": (lambda value: value >= 0, "0 or more"),
+        "edge_weight": (lambda value: value >= 0, "0 or more"),
+        "snr_gamma": (lambda value: value > 0, "positive"),
+        "caption_dropout": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "background_share": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "ema": (lambda value: 0 <= value < 1, "from 0, below 1"),
+    }
+    for name in ("autoencoder", "tiny_autoencoder", "denoiser", "loras", "clip"):
+        stage = asdict(getattr(config, name))
         problems += [
-            f"{name}.{key}={value}: must be {wanted}"
-            for key, value, fine, wanted in (
-                ("share", stage.share, 0 < stage.share <= 1, "above 0, at most 1"),
-                ("steps", stage.steps, stage.steps is None or stage.steps > 0, "positive, or null"),
-                ("batch_size", stage.batch_size, stage.batch_size > 0, "positive"),
-                ("learning_rate", stage.learning_rate, stage.learning_rate > 0, "positive"),
-                ("warmup_steps", stage.warmup_steps, stage.warmup_steps >= 0, "0 or more"),
-                ("ema", stage.ema, 0 <= stage.ema < 1, "from 0, below 1"),
-                ("background_share", stage.background_share, 0 <= stage.background_share <= 1, "from 0 to 1"),
-            )
-            if not fine
+            f"{name}.{key}={stage[key]}: must be {wanted}"
+            for key, (fine, wanted) in ranges.items()
+            if key in stage and not fine(stage[key])
         ]
     if problems:
         raise UsageError(problems)

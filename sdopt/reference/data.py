@@ -422,13 +422,10 @@ def draw_background(record: Record, random: np.random.Generator, share: float) -
     return str(random.choice([name for name in BACKGROUNDS if name != record.unseen_background]))
 
 
-def caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
-    """One caption of a picture as training sees it.
+def plain_caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
+    """One caption of a picture without a word for its style.
 
-    A plain name stands for the *flat* style most of the time and for no other style ever: were it spread over four
-    vendors' drawings, a small model would blend them, and a plain prompt would look soft. The other styles are always
-    asked for by their word (`police officer, noto style`). Tags and articles come and go, so that longer and looser
-    prompts are not foreign to the model.
+    Tags and articles come and go, so that longer and looser prompts are not foreign to the model.
     """
     text = on_background(record.label, background)
     if random.random() < 0.2:
@@ -436,6 +433,17 @@ def caption(record: Record, random: np.random.Generator, background: str | None 
     if record.tags and random.random() < 0.25:
         tags = random.choice(record.tags, size=min(len(record.tags), int(random.integers(1, 3))), replace=False)
         text = ", ".join([text, *tags])
+    return text
+
+
+def caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
+    """One caption of a picture as training sees it.
+
+    A plain name stands for the *flat* style most of the time and for no other style ever: were it spread over four
+    vendors' drawings, a small model would blend them, and a plain prompt would look soft. The other styles are always
+    asked for by their word (`police officer, noto style`).
+    """
+    text = plain_caption(record, random, background)
     if record.style != "flat" or random.random() < 0.2:
         text = f"{text}, {record.style} style"
     return text

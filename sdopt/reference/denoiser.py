@@ -12,8 +12,8 @@ import numpy as np
 
 from sdopt.reference.architecture import build_denoiser, build_scheduler, build_text_encoder
 from sdopt.reference.autoencoder import encode_all
-from sdopt.reference.config import TrainReferenceConfig
-from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, caption, draw_background
+from sdopt.reference.config import DiffusionConfig, TrainReferenceConfig
+from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, Record, caption, draw_background
 from sdopt.reference.training import (
     Progress,
     Schedule,
@@ -84,6 +84,79 @@ def spread_timesteps(count: int, timesteps: int, random: np.random.Generator) ->
     return random.permutation((places * timesteps).astype(np.int64))
 
 
+def diffusion_loss(
+    config: TrainReferenceConfig,
+    options: DiffusionConfig,
+    dataset: Dataset,
+    chosen: np.ndarray,
+    tokenizer: CLIPTokenizer,
+    autoencoder: AutoencoderKL,
+    predict: Callable[[Tensor, Tensor, Tensor], Tensor],
+    *,
+    chances: np.ndarray,
+    put: Callable[[Record, np.random.Generator], str | None],
+    write: Callable[[Record, np.random.Generator, str | None], str],
+    path: tuple[int, ...],
+) -> Callable[[int], Tensor]:
+    """The weighted v-prediction loss of one step, as `fit` calls it, over latents that are computed here once.
+
+    Args:
+        config: the whole configuration.
+        options: of the stage.
+        dataset: pictures and captions.
+        chosen: positions of the pictures to train on, shape (n,).
+        tokenizer: of the captions.
+        autoencoder: encodes the pictures; its `scaling_factor` must be set.
+        predict: noisy latents (b, 8, 8, 8), timesteps (b,) and token ids (b, 24) to predicted velocities (b, 8, 8, 8).
+        chances: of each chosen picture to be drawn, shape (n,), with sum 1.
+        put: chooses the background of a picture; None is white.
+        write: one caption of a picture on that background.
+        path: the stage's place in the seed's path.
+    """
+    import torch
+
+    device = pick_device(config.device)
+    alphas = build_scheduler().alphas_cumprod.to(device)
+    weights = loss_weights(alphas, options.snr_gamma)
+    records = [dataset.records[i] for i in chosen]
+    # Of every picture the latents on white, and then on each background.
+    backgrounds = {None: 0} | {name: place for place, name in enumerate(BACKGROUNDS, start=1)}
+    encoded = [
+        encode_all(autoencoder, dataset.on(chosen, np.array([colour] * len(chosen), np.uint8)))
+        for colour in (WHITE, *BACKGROUNDS.values())
+    ]
+    means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
+    scale = autoencoder.config.scaling_factor
+
+    def loss(step: int) -> Tensor:
+        # Two streams for one step: numpy's has weighted choices, torch's fills the noise on its own device.
+        random = np.random.default_rng([config.seed, *path, step])
+        picked = random.choice(len(records), size=options.batch_size, p=chances)
+        behind = [put(records[index], random) for index in picked]
+        texts = [
+            "" if random.random() < options.caption_dropout else write(records[index], random, background)
+            for index, background in zip(picked, behind, strict=True)
+        ]
+        places = [backgrounds[background] for background in behind]
+        tokens = tokenizer(
+            texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+        )
+        timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
+        torch_random = generator(config.seed, *path, step)
+        shape = (2, options.batch_size, *means.shape[2:])
+        sampling, noise = torch.randn(shape, generator=torch_random).to(device)
+        clean = scale * (means[places, picked] + deviations[places, picked] * sampling)
+        signal = alphas[timesteps, None, None, None].sqrt()
+        sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
+        noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
+        with arithmetic(config.arithmetic, device):
+            predicted = predict(noisy, timesteps, tokens.input_ids.to(device))
+        error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
+        return (weights[timesteps] * error).mean()
+
+    return loss
+
+
 def train_denoiser(
     config: TrainReferenceConfig,
     dataset: Dataset,
@@ -106,22 +179,10 @@ def train_denoiser(
     from diffusers.models.attention_processor import AttnProcessor
 
     options, device = config.denoiser, pick_device(config.device)
-    scheduler = build_scheduler()
-    alphas = scheduler.alphas_cumprod.to(device)
-    weights = loss_weights(alphas, options.snr_gamma)
-
     chosen = dataset.indices(held_out=False)
     records = [dataset.records[i] for i in chosen]
     chances = np.array([options.flat_weight if record.style == "flat" else 1.0 for record in records])
     chances /= chances.sum()
-    # Of every picture the latents on white, and then on each background.
-    backgrounds = {None: 0} | {name: place for place, name in enumerate(BACKGROUNDS, start=1)}
-    encoded = [
-        encode_all(autoencoder, dataset.on(chosen, np.array([colour] * len(chosen), np.uint8)))
-        for colour in (WHITE, *BACKGROUNDS.values())
-    ]
-    means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
-    scale = autoencoder.config.scaling_factor
 
     torch.manual_seed(config.seed)
     denoiser, text_encoder = start_networks(config.start_from)
@@ -133,33 +194,26 @@ def train_denoiser(
     networks = join(denoiser, text_encoder)
     average = copy.deepcopy(networks)
 
-    def loss(step: int) -> Tensor:
-        # Two streams for one step: numpy's has weighted choices, torch's fills the noise on its own device.
-        random = np.random.default_rng([config.seed, STREAM, step])
-        picked = random.choice(len(records), size=options.batch_size, p=chances)
-        behind = [draw_background(records[index], random, options.background_share) for index in picked]
-        texts = [
-            "" if random.random() < options.caption_dropout else caption(records[index], random, background)
-            for index, background in zip(picked, behind, strict=True)
-        ]
-        places = [backgrounds[background] for background in behind]
-        tokens = tokenizer(
-            texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
-        )
-        timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
-        torch_random = generator(config.seed, STREAM, step)
-        shape = (2, options.batch_size, *means.shape[2:])
-        sampling, noise = torch.randn(shape, generator=torch_random).to(device)
-        clean = scale * (means[places, picked] + deviations[places, picked] * sampling)
-        signal = alphas[timesteps, None, None, None].sqrt()
-        sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
-        noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
-        with arithmetic(config.arithmetic, device):
-            states = text_encoder(tokens.input_ids.to(device)).last_hidden_state
-            predicted = denoiser(noisy, timesteps, states).sample
-        error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
-        return (weights[timesteps] * error).mean()
+    def predict(noisy: Tensor, timesteps: Tensor, tokens: Tensor) -> Tensor:
+        states = text_encoder(tokens).last_hidden_state
+        return denoiser(noisy, timesteps, states).sample
 
+    def put(record: Record, random: np.random.Generator) -> str | None:
+        return draw_background(record, random, options.background_share)
+
+    loss = diffusion_loss(
+        config,
+        options,
+        dataset,
+        chosen,
+        tokenizer,
+        autoencoder,
+        predict,
+        chances=chances,
+        put=put,
+        write=caption,
+        path=(STREAM,),
+    )
     schedule = Schedule(
         options.learning_rate,
         options.warmup_steps,

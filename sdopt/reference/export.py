@@ -20,18 +20,22 @@ from sdopt.reference.clip_evaluation import (
     judged_captions,
     write_clip_evaluation,
 )
-from sdopt.reference.config import TrainReferenceConfig
+from sdopt.reference.config import Stage, TrainReferenceConfig
 from sdopt.reference.data import IMAGE_SIZE, Dataset
 from sdopt.reference.denoiser import load_networks
 from sdopt.reference.prompts import choose_prompts, write_prompts
 from sdopt.reference.references import write_references
 from sdopt.reference.sheet import draw_sheet, generate
+from sdopt.reference.tiny_autoencoder import load_tiny_autoencoder, write_tiny_card
 from sdopt.reference.tokenizer import load_tokenizer
-from sdopt.reference.training import read_figures
+from sdopt.reference.training import missing_stage, read_figures
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
     from transformers import CLIPTokenizer
+
+DECODED_CAPTIONS = 48
+"""How many captions the tiny autoencoder's figure for generated latents rests on."""
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
@@ -140,6 +144,37 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
     write_clip_evaluation(evaluation, fresh / "evaluation.json")
     write_clip_card(fresh)
     swap_in(fresh, target)
+
+
+def export_companions(config: TrainReferenceConfig) -> None:
+    """Write the tiny autoencoder and the LoRAs to `export.companions`, each in a folder named like its stage.
+
+    The tiny autoencoder's card is written here, for some of its figures need the denoiser.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    folder = Path(config.folder)
+    dataset = Dataset.load(folder / "data")
+    models = {stage: folder / stage / "model" for stage in (Stage.tiny_autoencoder.value, Stage.loras.value)}
+    for stage, model in models.items():
+        if not model.exists():
+            raise missing_stage(stage, model)
+    work = folder / Stage.tiny_autoencoder.value
+    write_tiny_card(
+        work / "model" / "README.md",
+        load_tiny_autoencoder(work),
+        assemble(folder),
+        choose_prompts(dataset, config.seed)["training"][:DECODED_CAPTIONS],
+        read_figures(work),
+        config.seed,
+    )
+    for stage, model in models.items():
+        target = Path(config.export.companions) / stage
+        fresh = target.with_name(f"{stage}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(model, fresh)
+        swap_in(fresh, target)
 
 
 def swap_in(fresh: Path, target: Path) -> None:

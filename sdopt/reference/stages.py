@@ -13,7 +13,9 @@ from sdopt.reference.clip import train_clip
 from sdopt.reference.config import Stage, TrainReferenceConfig
 from sdopt.reference.data import Dataset, build, caption, draw_background
 from sdopt.reference.denoiser import train_denoiser
-from sdopt.reference.export import export, export_clip
+from sdopt.reference.export import assemble, export, export_clip, export_companions
+from sdopt.reference.loras import train_loras
+from sdopt.reference.tiny_autoencoder import train_tiny_autoencoder
 from sdopt.reference.tokenizer import load_tokenizer, train_tokenizer
 
 CAPTIONS_PER_PICTURE = 3
@@ -46,8 +48,17 @@ def run(config: TrainReferenceConfig) -> None:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     folder = Path(config.folder)
-    data, tokenizer, autoencoder, denoiser, clip = (
-        folder / stage.value for stage in (Stage.data, Stage.tokenizer, Stage.autoencoder, Stage.denoiser, Stage.clip)
+    data, tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, clip = (
+        folder / stage.value
+        for stage in (
+            Stage.data,
+            Stage.tokenizer,
+            Stage.autoencoder,
+            Stage.tiny_autoencoder,
+            Stage.denoiser,
+            Stage.loras,
+            Stage.clip,
+        )
     )
 
     def wanted(stage: Stage, product: Path | None = None) -> bool:
@@ -71,6 +82,8 @@ def run(config: TrainReferenceConfig) -> None:
             train_tokenizer(training_captions(Dataset.load(data), config), tokenizer)
     if wanted(Stage.autoencoder):
         train_autoencoder(config, Dataset.load(data), autoencoder)
+    if wanted(Stage.tiny_autoencoder):
+        train_tiny_autoencoder(config, Dataset.load(data), load_autoencoder(autoencoder), tiny_autoencoder)
     if wanted(Stage.denoiser):
         train_denoiser(
             config,
@@ -80,9 +93,12 @@ def run(config: TrainReferenceConfig) -> None:
             denoiser,
             export=lambda: export(config),
         )
+    if wanted(Stage.loras):
+        train_loras(config, Dataset.load(data), assemble(folder), loras)
     if wanted(Stage.clip):
         dataset, words = Dataset.load(data), load_tokenizer(tokenizer)
         train_clip(config, dataset, words, clip)
         export_clip(config, dataset, words, clip)
     if wanted(Stage.export):
+        export_companions(config)
         export(config)

@@ -16,6 +16,7 @@ import pytest
 
 from sdopt.reference import MODEL
 from sdopt.reference.data import DRAWINGS, EMOJIBASE, Dataset, DrawingSet, Package, build
+from sdopt.reference.loras import STYLES, Style, icon_key
 
 COLOURS = ("red", "blue", "green", "orange", "purple", "brown", "black", "teal")
 SHAPES = {
@@ -81,3 +82,16 @@ def work_folder(tmp_path: Path, dataset: Dataset) -> Path:
     dataset.save(folder / "data")
     shutil.copytree(MODEL / "tokenizer", folder / "tokenizer")
     return folder
+
+
+@pytest.fixture
+def styles(work_folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[Style, ...]:
+    """The LoRAs' styles with fake archives: black discs and green triangles for every concept."""
+    bodies = ('<circle cx="16" cy="16" r="14"/>', '<path d="M16 2 30 30H2Z" fill="green"/>')
+    fakes = []
+    for style, body in zip(STYLES, bodies, strict=True):
+        icons = {icon_key(record, style): {"body": body} for record in dataset.records}
+        content = {"icons.json": {"icons": icons, "width": 32, "height": 32}}
+        fakes.append(replace(style, package=pack(work_folder / "packages", style.package, content)))
+    monkeypatch.setattr("sdopt.reference.loras.STYLES", tuple(fakes))
+    return tuple(fakes)

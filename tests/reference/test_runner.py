@@ -15,11 +15,14 @@ from sdopt.reference.config import Stage
     [
         ("nonsense=1", "nonsense"),
         ("autoencoder.nonsense=1", "autoencoder.nonsense"),
-        ("stage=nonsense", "all, data, tokenizer, autoencoder, denoiser, clip, export"),
+        ("stage=nonsense", "all, data, tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, clip, export"),
         ("device=tpu", "auto, cpu, cuda"),
         ("seed=many", "seed"),
         ("denoiser.batch_size=1.5", "denoiser.batch_size"),
         ("denoiser.batch_size=0", "denoiser.batch_size=0: must be positive"),
+        ("loras.rank=0", "loras.rank=0: must be positive"),
+        ("loras.held_out_concepts=0", "loras.held_out_concepts"),
+        ("tiny_autoencoder.latent_noise=-1", "tiny_autoencoder.latent_noise=-1.0: must be 0 or more"),
         ("budget_minutes=-1", "budget_minutes"),
         ("seed=", "seed"),
         ("(", "("),
@@ -41,7 +44,9 @@ def test_all_values_out_of_range_are_reported_at_once(capsys: pytest.CaptureFixt
     assert all(key in shown for key in ("denoiser.ema", "autoencoder.share", "clip.hidden_patches", "threads"))
 
 
-@pytest.mark.parametrize("stage", ["tokenizer", "autoencoder", "denoiser", "clip", "export"])
+@pytest.mark.parametrize(
+    "stage", ["tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "clip", "export"]
+)
 def test_a_stage_without_its_predecessor_says_which_to_run(
     stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from runners.train_reference import configure
 from sdopt.errors import UsageError
+from sdopt.reference import MODEL
 from sdopt.reference.architecture import build_autoencoder
 from sdopt.reference.autoencoder import (
     edge_loss,
@@ -26,7 +27,7 @@ from sdopt.reference.autoencoder import (
 )
 from sdopt.reference.config import Device, Precision
 from sdopt.reference.data import Dataset
-from sdopt.reference.denoiser import loss_weights, spread_timesteps
+from sdopt.reference.denoiser import join, loss_weights, spread_timesteps
 from sdopt.reference.export import assemble
 from sdopt.reference.sheet import draw_sheet, generate
 from sdopt.reference.stages import run
@@ -163,11 +164,13 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("styles")
 def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.reference.training.LINE_SECONDS", 0.0)
     common = [
         f"folder={work_folder}",
         f"export.target={work_folder}/emoji",
+        f"export.companions={work_folder}/companions",
         f"export.contact_sheet={work_folder}/sheet.png",
         "device=cpu",
         "arithmetic=fp32",
@@ -175,12 +178,20 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
         "autoencoder.warmup_steps=5",
         "denoiser.batch_size=8",
         "denoiser.warmup_steps=5",
+        "tiny_autoencoder.batch_size=8",
+        "tiny_autoencoder.warmup_steps=5",
+        "loras.batch_size=8",
+        "loras.held_out_concepts=2",
     ]
 
     run(configure([*common, "stage=autoencoder", "autoencoder.steps=40"]))
     autoencoder = losses(work_folder / "autoencoder")
     assert autoencoder[-1] < 0.7 * autoencoder[0]
     assert 0 < load_autoencoder(work_folder / "autoencoder").config.scaling_factor < 100
+
+    run(configure([*common, "stage=tiny_autoencoder", "tiny_autoencoder.steps=40"]))
+    tiny_autoencoder = losses(work_folder / "tiny_autoencoder")
+    assert tiny_autoencoder[-1] < 0.8 * tiny_autoencoder[0]
 
     run(configure([*common, "stage=denoiser", "denoiser.steps=40"]))
     denoiser = losses(work_folder / "denoiser")
@@ -190,6 +201,9 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     assert json.loads((work_folder / "denoiser/checkpoint/state.json").read_text())["steps"] == 45
     assert len(losses(work_folder / "denoiser")) == 45
 
+    with pytest.raises(UsageError, match="stage=loras"):
+        run(configure([*common, "stage=export"]))
+    run(configure([*common, "stage=loras", "loras.steps=1"]))
     run(configure([*common, "stage=export"]))
     assert (work_folder / "sheet.png").exists()
     assert set(json.loads((work_folder / "prompts.json").read_text())) == {
@@ -202,6 +216,44 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     assert "45 steps of 8 latents" in card
     assert "PSNR" in card
     assert "| held out | 4 |" in card
+    companions = {str(file.relative_to(work_folder / "companions")) for file in work_folder.glob("companions/*/*")}
+    assert companions == {
+        "tiny_autoencoder/README.md",
+        "tiny_autoencoder/config.json",
+        "tiny_autoencoder/diffusion_pytorch_model.safetensors",
+        "loras/README.md",
+        "loras/fxemoji.safetensors",
+        "loras/high_contrast.safetensors",
+    }
+    assert "dB" in (work_folder / "companions/tiny_autoencoder/README.md").read_text()
+    assert "| `high_contrast` | held out | 2 |" in (work_folder / "companions/loras/README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("styles")
+def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the packaged weights: on those of a few steps there is nothing for a LoRA to restyle."""
+    from diffusers import StableDiffusionPipeline
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr("sdopt.reference.training.LINE_SECONDS", 0.0)
+    packaged = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32)
+    packaged.vae.save_pretrained(work_folder / "autoencoder/model")
+    (work_folder / "denoiser/checkpoint").mkdir(parents=True)
+    networks = join(packaged.unet, packaged.text_encoder).state_dict()
+    save_file({k: v.contiguous() for k, v in networks.items()}, work_folder / "denoiser/checkpoint/average.safetensors")
+    common = [f"folder={work_folder}", "stage=loras", "device=cpu", "arithmetic=fp32", "loras.held_out_concepts=2"]
+    run(configure([*common, "loras.batch_size=16", "loras.warmup_steps=1", "loras.steps=30"]))
+    for style in ("fxemoji", "high_contrast"):
+        log = losses(work_folder / "loras" / style)
+        assert log[-1] < 0.8 * log[0]
+        figures = json.loads((work_folder / "loras" / style / "figures.json").read_text())
+        trained = figures["comparison"]["training"]
+        assert trained["after"] < trained["before"]
+        assert figures["pictures"] == 10
+        assert (work_folder / "loras" / style / "contact_sheet.png").exists()
 
 
 @pytest.mark.slow
