@@ -71,9 +71,12 @@ def main(argv: list[str]) -> int:
 def _evaluate(model: Path, folder: Path, note: "Note") -> "list[Figure]":
     from sdopt.errors import UsageError
     from sdopt.quality.features import feature_extractor, require_features
+    from sdopt.reference.clip_evaluation import clip_figures, draw_in_fewer_steps, evaluate_clip, judged_captions
     from sdopt.reference.data import Dataset, build
     from sdopt.reference.evaluation import evaluate_generator
+    from sdopt.reference.loras import lora_figures
     from sdopt.reference.prompts import read_prompts
+    from sdopt.reference.tiny_autoencoder import tiny_figures
 
     require_features("effnet")
     if not (model / "recipe.json").is_file():
@@ -86,11 +89,26 @@ def _evaluate(model: Path, folder: Path, note: "Note") -> "list[Figure]":
     dataset = Dataset.load(folder / "data")
 
     import torch
-    from diffusers import StableDiffusionPipeline
+    from diffusers import AutoencoderTiny, StableDiffusionPipeline
 
     pipeline = StableDiffusionPipeline.from_pretrained(model, dtype=torch.float32, local_files_only=True)
     prompts = read_prompts(model.with_name("prompts.json"))
-    return evaluate_generator(pipeline, dataset, prompts, feature_extractor("effnet"), folder / "features", note=note)
+    judge, seed = feature_extractor("effnet"), json.loads((model / "recipe.json").read_text())["seed"]
+    figures = evaluate_generator(pipeline, dataset, prompts, judge, folder / "features", seed=seed, note=note)
+    # The companions are beside the model where there are some.
+    clip, tiny, loras = (model.with_name(name) for name in ("clip", "tiny_autoencoder", "loras"))
+    if (clip / "model.safetensors").is_file():
+        note("the CLIP")
+        captions = judged_captions(dataset, seed)
+        made = draw_in_fewer_steps(pipeline, captions, seed)
+        figures += clip_figures(evaluate_clip(clip, dataset, captions, made))
+    if (tiny / "config.json").is_file():
+        note("the tiny autoencoder")
+        network = AutoencoderTiny.from_pretrained(tiny, torch_dtype=torch.float32)
+        figures += tiny_figures(network, pipeline, dataset, prompts["training"][:32], seed)
+    if (loras / "figures.json").is_file():
+        figures += lora_figures(json.loads((loras / "figures.json").read_text()))
+    return figures
 
 
 def _table(figures: "list[Figure]") -> "Table":

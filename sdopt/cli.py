@@ -7,6 +7,7 @@ from pathlib import Path
 COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
     "gate": "judge a result that exists, or hold it against an earlier one",
+    "gate-trial": "try the gate on sabotaged options, and on pairs that differ by chance",
     "calibrate": "measure what a gate's margins are made of, for a model",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",

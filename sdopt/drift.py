@@ -13,6 +13,7 @@ from sdopt.gate import Sides, judgement
 from sdopt.optimizations.base import Contract
 from sdopt.quality.calibration import Calibration
 from sdopt.quality.metrics import family_of
+from sdopt.quality.settings import PERFORMANCE
 from sdopt.results import Comparison, Interval, Judgement, Score, StudyResult, VariantResult
 from sdopt.schema import Gate
 from sdopt.statistics import speedup_drift
@@ -96,9 +97,13 @@ def judge_drift(
     paired = folders is not None and contract is Contract.EQUIVALENT
     if not paired:
         notes.append("images were not compared pair by pair" + ("" if folders else ": those of both runs are not here"))
-    rules = [rule for rule in gate.rules.get(contract, []) if paired or not family_of(rule.metric).needs_pair]
-    # Memory of two runs was not measured side by side.
-    rules = [rule for rule in rules if rule.metric != "memory_ratio"]
+    rules = [
+        rule
+        for rule in gate.rules.get(contract, [])
+        # Memory of two runs was not measured side by side.
+        if rule.metric != "memory_ratio"
+        and (paired or rule.metric in PERFORMANCE or not family_of(rule.metric).needs_pair)
+    ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     return [
         _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)

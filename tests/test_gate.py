@@ -73,7 +73,7 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
 
 
 def study(candidate: VariantResult, reference: VariantResult | None = None, **paired: Score) -> StudyResult:
-    reference = reference or variant("baseline")
+    reference = reference or variant("baseline", contract="exact")
     environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
     config = {"protocol": {"confidence": 0.95, "estimator": "median"}, "model": {"name": "emoji"}}
     control = variant("control", role="control", seconds=0.1)

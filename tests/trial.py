@@ -27,6 +27,8 @@ class Sabotage(Optimization):
     stage: ClassVar[Stage] = Stage.COMPONENTS
     promise: str = "lossy"
     claim: str = ""
+    caught_by: str = ""
+    """Rules of which one should not let it pass, by metric or name, with bars between."""
 
     @property
     def contract(self) -> Contract:

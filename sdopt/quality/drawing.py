@@ -82,12 +82,17 @@ def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environ
         },
         "hardware": [variant.hardware.device, variant.hardware.threads],
         "draw": asdict(draw),
+        "latents": _digest_of(variant.workload.latents),
         "inputs": dict(inputs),
         "device": {k: v for k, v in environment.device.items() if "free" not in k},
         "cpu": environment.cpu,
         "versions": [environment.python, environment.packages, environment.sdopt_version, environment.code],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _digest_of(file: str | None) -> str:
+    return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() if file else ""
 
 
 class ImageCache:

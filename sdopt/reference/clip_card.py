@@ -95,8 +95,8 @@ pictures stand on one of ten colours, which their captions name.
 `sdopt train-reference stage=clip` repeats it. {figures["steps"]:,} steps of {figures["batch_size"]} pictures, each of \
 another concept, in {figures["seconds"] / 60:.0f} minutes of wall time on {figures["hardware"]}, shared with other \
 work. Symmetric InfoNCE with a learnt temperature; each picture was also held against {figures["extra_captions"]} \
-further captions, half of them of the same things on other backgrounds, and against the plain names of all concepts, \
-embedded anew every {figures["refresh_steps"]} steps; a text that fits two pictures counted against neither. \
+further captions, half of them of the same things on other backgrounds; a text that fits two pictures counted against \
+neither. \
 Drawings were turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning; they were never \
 blurred or made noisy, which the encoder is there to notice. Each step hid {figures["hidden_patches"]:.0%} of the \
 patches. AdamW, cosine schedule, averaged weights; last training loss \

@@ -32,6 +32,7 @@ from sdopt.reference.data import (
     svg,
 )
 from sdopt.reference.denoiser import diffusion_loss
+from sdopt.reference.evaluation import Figure
 from sdopt.reference.sheet import GUIDANCE, STEPS, draw_sheet, generate
 from sdopt.reference.training import Schedule, describe_hardware, fit, pick_device, read_figures
 
@@ -213,7 +214,9 @@ def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDif
             "comparison": compare(pipeline, model / f"{style.name}.safetensors", dataset, base, config.seed, work),
         }
         (work / "figures.json").write_text(json.dumps(figures, indent=1))
-    write_card(model / "README.md", {style.name: read_figures(folder / style.name) for style in STYLES})
+    known = {style.name: read_figures(folder / style.name) for style in STYLES}
+    (model / "figures.json").write_text(json.dumps(known, indent=1) + "\n")
+    write_card(model / "README.md", known)
 
 
 def _train(
@@ -358,6 +361,19 @@ def compare(
             titles += [captions[split][i], f"with the LoRA ({split.replace('_', ' ')})", "the style's own"]
     draw_sheet(np.stack(shown), titles, folder / "contact_sheet.png")
     return figures
+
+
+def lora_figures(figures: dict[str, dict[str, Any]]) -> list[Figure]:
+    """What the table of the reference family says of each LoRA, as it was measured after training."""
+    return [
+        Figure(
+            f"LoRA {name}",
+            f"pictures that a probe takes for the style's (without it {100 * unseen['probe_before']:.0f} %)",
+            100 * unseen["probe_after"],
+            "%",
+        )
+        for name, unseen in ((name, of_style["comparison"]["held_out"]) for name, of_style in figures.items())
+    ]
 
 
 def fit_probe(styled: Tensor, flat: Tensor) -> Callable[[Tensor], float]:

@@ -16,6 +16,7 @@ from sdopt.measure.operations import tflop
 from sdopt.reference.architecture import LATENT_CHANNELS, LATENT_SIZE, build_autoencoder, build_tiny_autoencoder
 from sdopt.reference.autoencoder import edge_loss, peak_signal_to_noise, pixels
 from sdopt.reference.config import TrainReferenceConfig
+from sdopt.reference.evaluation import Figure, at_least
 from sdopt.reference.sheet import GUIDANCE, STEPS
 from sdopt.reference.training import (
     Progress,
@@ -239,6 +240,27 @@ def compare_speed(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Ten
             seconds.append([after - before for before, after in pairwise(marks)])
     slow, fast = np.log(seconds[3:]).T
     return ratio(slow - fast, 0.95, "round")
+
+
+def tiny_figures(
+    network: AutoencoderTiny, pipeline: StableDiffusionPipeline, dataset: Dataset, captions: Sequence[str], seed: int
+) -> list[Figure]:
+    """What the table of the reference family says of the distilled networks, beside the pipeline's autoencoder."""
+    latents = generated_latents(pipeline, captions, seed)
+    fast, slow = count_operations()
+    speed = compare_speed(network, pipeline.vae, latents)
+    held_out = compare_on_pictures(network, pipeline.vae, dataset)
+    return [
+        at_least("tiny autoencoder", f"times faster to decode {len(captions)} pictures", speed.estimate, "", 3),
+        Figure("tiny autoencoder", "times fewer operations to decode", slow / fast),
+        Figure(
+            "tiny autoencoder",
+            "PSNR against the full decoder, generated latents",
+            compare_on_latents(network, pipeline.vae, latents),
+            "dB",
+        ),
+        Figure("tiny autoencoder", "… held-out pictures' latents", held_out["held_out_psnr_db"], "dB"),
+    ]
 
 
 def count_operations() -> tuple[float, float]:
