@@ -26,7 +26,7 @@ NEAREST = (1, 10)
 """How many of the nearest concepts are looked at for the right one."""
 
 CANDIDATES = 300
-"""Concepts among which a picture on a coloured background is ranked: features of all on each colour would take an hour."""
+"""Concepts among which a picture on a coloured background is ranked: features of all on each colour take too long."""
 
 Note = Callable[[str], None]
 """Told what is being done."""
