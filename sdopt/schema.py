@@ -30,6 +30,8 @@ class Model:
     weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
     path: str | None = None
     """For `path`: the folder of a StableDiffusionPipeline or StableDiffusionXLPipeline, or a `.safetensors` file."""
+    tokenizer: str | None = None
+    """For a single file, which holds no vocabulary: a folder with CLIP's, as `tokenizer/` of any diffusers folder."""
     hub_id: str | None = None
     """For `hub`: the repository, as in `owner/name`."""
     revision: str | None = None

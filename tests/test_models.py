@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import CLIPTokenizer
 
 from sdopt.config import CONF, HydraComposer
 from sdopt.errors import UsageError
@@ -92,6 +94,16 @@ class TestTokenizer:
         assert cat[-1] == dog[-1] == 49407
         assert cat != dog
         assert max(cat[1:-1]) < 2048
+
+    def test_takes_a_vocabulary_that_is_given(self, tmp_path: Path) -> None:
+        """With the special tokens and the length of the architecture."""
+        given = tmp_path / "vocabulary"
+        shutil.copytree(EMOJI / "tokenizer", given)
+        own = CLIPTokenizer.from_pretrained(given)
+        for name, pad in (("tokenizer", own.eos_token_id), ("tokenizer_2", own.convert_tokens_to_ids("!"))):
+            tokenizer = load_tokenizer(ARCHITECTURES / "sdxl" / name, given)
+            assert tokenizer("a cat").input_ids == own("a cat").input_ids
+            assert (tokenizer.model_max_length, tokenizer.pad_token_id) == (77, pad)
 
     @pytest.mark.parametrize(
         ("folder", "pad"),
@@ -257,10 +269,20 @@ class TestWeights:
             ),
             (["model.weights=hub"], "model.hub_id: model.weights=hub needs a repository"),
             (
-                ["model=folder", "model.path=x", "model.weights=random"],
+                ["model=folder", "model.path=null", "model.weights=random"],
                 "model.weights=random: the architecture of 'folder'",
             ),
             (["model=sdxl", "model.weights=path"], "model.path: model.weights=path needs the folder"),
+            (["model.path=x"], "model.path=x: goes with model.weights=path; here model.weights=packaged"),
+            (
+                ["model=sd15", "model.weights=random", "model.revision=v"],
+                "model.revision=v: goes with model.weights=hub",
+            ),
+            (["model.weights=random", "model.variant=fp16"], "model.variant=fp16: goes with a repository or a folder"),
+            (
+                ["model=folder", f"model.path={EMOJI}", "model.tokenizer=x"],
+                "model.tokenizer=x: goes with model.path of a single file",
+            ),
             (
                 ["model=sdxl", "model.weights=download"],
                 "model.weights=download: choose one of packaged, hub, path, random",
@@ -318,8 +340,20 @@ class TestSingleFile:
         assert "a single file does not say how it is to be run; choose model=sd15, sd21, sd21_base, sdxl" in found
 
     def test_of_another_architecture(self, composer: Composers, single: Path) -> None:
-        found = problem(composer, "model=sd15", "model.weights=path", f"model.path={single}")
+        vocabulary = f"model.tokenizer={EMOJI / 'tokenizer'}"
+        found = problem(composer, "model=sd15", "model.weights=path", f"model.path={single}", vocabulary)
         assert "not of the architecture model=sd15: a StableDiffusionPipeline whose text has 144 channels" in found
+
+    def test_needs_its_vocabulary(self, composer: Composers, tmp_path: Path) -> None:
+        """Of a published model; the reference model's own comes with sdopt."""
+        path = tmp_path / "sd15.safetensors"
+        names = ["model.diffusion_model.a", "first_stage_model.a", "cond_stage_model.a"]
+        save_file({name: torch.zeros(1) for name in names}, path)
+        chosen = ["model=sd15", "model.weights=path", f"model.path={path}"]
+        assert problem(composer, *chosen).startswith("model.tokenizer: a single file holds no vocabulary")
+        assert "holds neither tokenizer.json nor" in problem(composer, *chosen, f"model.tokenizer={tmp_path}")
+        found = problem(composer, *chosen, f"model.tokenizer={EMOJI / 'tokenizer'}")
+        assert "not of the architecture model=sd15" in found
 
     def test_that_is_something_else(self, composer: Composers, tmp_path: Path) -> None:
         other = tmp_path / "model.gguf"

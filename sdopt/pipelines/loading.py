@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import hub_folder
 from sdopt.pipelines.tasks import adapt, pipeline_class
+from sdopt.pipelines.tokenizer import has_vocabulary, load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def require_model(model: Model) -> None:
     Raises:
         UsageError: the model does not offer these weights, or its files are not there, not whole or not safetensors.
     """
+    _require_no_idle_keys(model)
     if model.weights == "packaged":
         if not (PACKAGED / model.name / "model_index.json").is_file():
             raise UsageError(
@@ -56,6 +58,24 @@ def require_model(model: Model) -> None:
             _require_original(path, model)
         else:
             require_folder(path, model)
+
+
+def _require_no_idle_keys(model: Model) -> None:
+    """Raises UsageError for a key that these weights do not read: it would be ignored."""
+    file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
+    reads = {
+        "path": (model.weights == "path", "model.weights=path"),
+        "tokenizer": (file, "model.path of a single file"),
+        "revision": (model.weights == "hub", "model.weights=hub"),
+        "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
+    }
+    idle = [
+        f"model.{key}={getattr(model, key)}: goes with {with_what}; here model.weights={model.weights}"
+        for key, (read, with_what) in reads.items()
+        if getattr(model, key) is not None and not read
+    ]
+    if idle:
+        raise UsageError(idle)
 
 
 def require_folder(folder: Path, model: Model) -> None:
@@ -123,6 +143,7 @@ def _require_original(path: Path, model: Model) -> None:
             f"{at}: a single file does not say how it is to be run; "
             f"choose model={_names(ARCHITECTURES)} with model.weights=path"
         )
+    _require_vocabulary(model)
     width = next((shape[1] for name, shape in shapes.items() if name.endswith("attn2.to_k.weight")), None)
     xl = any(name.startswith("conditioner.") for name in shapes)
     _require_architecture(model, at, f"StableDiffusion{'XL' if xl else ''}Pipeline", width)
@@ -132,6 +153,22 @@ def _require_original(path: Path, model: Model) -> None:
         raise UsageError(
             f"{at}: its denoiser takes {channels} channels where latents have {wanted}: a model made for inpainting "
             "alone, which sdopt does not run; task=inpaint takes the plain one"
+        )
+
+
+def _require_vocabulary(model: Model) -> None:
+    """Trained weights need the numbers that they were trained with: no stand-in will do."""
+    folder = architecture_folder(model)
+    if folder is None or has_vocabulary(folder / "tokenizer"):
+        return
+    if model.tokenizer is None:
+        raise UsageError(
+            "model.tokenizer: a single file holds no vocabulary; give the folder of CLIP's tokenizer, "
+            "as it is in any diffusers folder of such a model: model.tokenizer=/path/of/tokenizer"
+        )
+    if not has_vocabulary(Path(model.tokenizer).expanduser()):
+        raise UsageError(
+            f"model.tokenizer={model.tokenizer}: holds neither tokenizer.json nor vocab.json with merges.txt"
         )
 
 
@@ -238,9 +275,8 @@ def load_pipeline(
 
         pipe = build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
     elif model.weights == "path" and Path(str(model.path)).expanduser().is_file():
-        from sdopt.pipelines.tokenizer import load_tokenizer
-
-        tokenizers = {path.name: load_tokenizer(path) for path in folder.glob("tokenizer*")}
+        vocabulary = Path(model.tokenizer).expanduser() if model.tokenizer else None
+        tokenizers = {path.name: load_tokenizer(path, vocabulary) for path in folder.glob("tokenizer*")}
         file = Path(str(model.path)).expanduser()
         pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
     else:

@@ -13,8 +13,16 @@ _SIZE = 49_408
 """Tokens of CLIP's vocabulary."""
 
 
-def load_tokenizer(folder: Path) -> "CLIPTokenizer":
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds a whole tokenizer, in one file or in its older two."""
+    return (folder / "tokenizer.json").is_file() or all((folder / n).is_file() for n in ("vocab.json", "merges.txt"))
+
+
+def load_tokenizer(folder: Path, vocabulary: Path | None = None) -> "CLIPTokenizer":
     """The tokenizer of a pipeline folder; where that has only a configuration, one that stands in for CLIP's.
+
+    Args:
+        vocabulary: a folder with CLIP's own vocabulary, which then replaces the stand-in.
 
     The stand-in splits prompts with the packaged model's byte-level BPE, whose 2,046 tokens take the first numbers of
     CLIP's 49,408, and starts, ends and pads them as the configuration says, to CLIP's length. The numbers mean other
@@ -22,10 +30,13 @@ def load_tokenizer(folder: Path) -> "CLIPTokenizer":
     """
     from transformers import CLIPTokenizer
 
-    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
+    if has_vocabulary(folder):
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     special = {name: config[name] for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    if vocabulary is not None:
+        length = config["model_max_length"]
+        return CLIPTokenizer.from_pretrained(vocabulary, local_files_only=True, model_max_length=length, **special)
     words = json.loads((MODEL / "tokenizer" / "tokenizer.json").read_text())["model"]
     # In CLIP's text encoder the end is found as the largest number.
     vocabulary = words["vocab"] | {special["bos_token"]: _SIZE - 2, special["eos_token"]: _SIZE - 1}
