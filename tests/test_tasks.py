@@ -11,6 +11,7 @@ from sdopt.config import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import observed
+from sdopt.quality.drawing import timed_draw
 from sdopt.results import Status
 from sdopt.worker import Session
 from tests.command import SMOKE, sdopt
@@ -34,7 +35,11 @@ def images(session: Session, folder: Path, batches: int = 1) -> list[np.ndarray]
     from PIL import Image
 
     folder.mkdir(parents=True)
-    records = [record for batch in range(batches) for record in session.generate(batch, str(folder))]
+    records = [
+        record
+        for batch in range(batches)
+        for record in session.generate(batch, timed_draw(session._variant), str(folder))
+    ]
     return [np.asarray(Image.open(folder / record.path)).astype(float) for record in records]
 
 

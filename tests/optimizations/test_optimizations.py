@@ -17,6 +17,7 @@ from sdopt.config import CONF, HydraComposer
 from sdopt.measure.device import Device
 from sdopt.measure.stages import observed
 from sdopt.optimizations.base import Contract
+from sdopt.quality.drawing import timed_draw
 from sdopt.results import Evidence
 from sdopt.worker import Session
 from tests.command import SMOKE, parents, sdopt
@@ -133,7 +134,7 @@ class TestEveryOption:
 
 
 def image(session: Session, folder: Path) -> np.ndarray:
-    [record] = session.generate(batch=0, folder=str(folder))
+    [record] = session.generate(0, timed_draw(session._variant), str(folder))
     return np.asarray(Image.open(folder / record.path), dtype=float)
 
 
