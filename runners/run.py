@@ -213,6 +213,9 @@ def _study(
         result = go_on(read_result(folder), result, folder, run.retry_failed)
         if result.status == "finished" and not missing_of(result).variants:
             console.print(f"nothing is missing: {folder}", markup=False, highlight=False, soft_wrap=True)
+            scored, judged = any(row.quality for row in result.variants), result.gate or not run.gate.judges
+            if not (scored and judged):
+                _assess(result, folder, run, machine, context, console)
             if not (folder / "plot.png").is_file():
                 _draw(result, folder, console)
             _track(result, folder, run.tracking, console)

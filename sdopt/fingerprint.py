@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 
 import sdopt
+from sdopt.errors import UsageError
 from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.tasks import files_of
 from sdopt.schema import Model
 from sdopt.variant import Variant
 
@@ -27,10 +29,13 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
     """
     sources = {inspect.getfile(type(option)) for option in variant.optimizations.values()}
     own = [Path(source) for source in sorted(sources) if not Path(source).is_relative_to(_PACKAGE)]
+    files = {"options": own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
+    if variant.workload.latents is not None:
+        files["latents"] = [Path(variant.workload.latents).expanduser()]
     return {
         "model": model(variant.model),
-        "prompts": _digest(prompt.encode() for prompt in variant.prompts),
-        **({"options": _digest(path.read_bytes() for path in own)} if own else {}),
+        "prompts": _digest(prompt.encode() for prompt in [*variant.prompts, *variant.pictured]),
+        **{name: _digest(_sample(path) for path in paths) for name, paths in files.items() if paths},
     }
 
 
@@ -46,7 +51,10 @@ def of_model(model: Model) -> str:
     Other weights differ almost everywhere, and reading gigabytes before each study would cost more than it tells.
     """
     given = Path(model.path).expanduser() if model.path else None
-    place = given if given and given.is_file() else folder_of(model)
+    try:
+        place = given if given and given.is_file() else folder_of(model)
+    except UsageError:
+        return "not fetched"  # what is only planned, or cannot run here, needs no weights
     files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in _WEIGHTS_AND_SETTINGS)
     return _digest(part for path in files for part in (path.name.encode(), _sample(path)))
 

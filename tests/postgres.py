@@ -73,10 +73,11 @@ def postgres() -> Iterator[str]:
 
 def _binaries() -> Path | None:
     """Debian keeps them off the PATH, by version."""
+    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     on_path = shutil.which("initdb")
-    candidates = [Path(on_path).parent] if on_path else []
-    candidates += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((path for path in candidates if (path / "initdb").is_file() and (path / "postgres").is_file()), None)
+    candidates += [Path(on_path).resolve().parent] if on_path else []
+    needed = ("initdb", "postgres", "pg_isready")
+    return next((path for path in candidates if all((path / name).is_file() for name in needed)), None)
 
 
 def _unprivileged() -> str | None:

@@ -1,6 +1,7 @@
 """MLflow as teams run it: a server that dies, PostgreSQL behind it, several at once. Nothing lost, nothing double."""
 
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -106,19 +107,19 @@ def contents(client: "MlflowClient", result: StudyResult) -> dict[str, Any]:
             "params": run.data.params,
             "metrics": run.data.metrics,
             "rounds": sorted((metric.step, metric.value) for metric in rounds),
-            "artifacts": sorted(artifact.partition("~")[0] for artifact in artifacts(client, run.info.run_id)),
+            "artifacts": sorted(artifacts(client, run.info.run_id)),
             "status": run.info.status,
         }
     return found
 
 
 def artifacts(client: "MlflowClient", run: str, path: str | None = None) -> Iterator[str]:
-    """Names of all files; an image's has a time in it, after what tells it apart."""
+    """Names of all files; an image's without the time and the number that MLflow adds to what tells it apart."""
     for item in client.list_artifacts(run, path):
         if item.is_dir:
             yield from artifacts(client, run, item.path)
         else:
-            yield item.path.replace("%", "~")
+            yield re.sub(r"\+timestamp\+.*?(?=\+compressed|\.png)", "", item.path)
 
 
 def expected(result: StudyResult, folder: Path, store: Path) -> dict[str, Any]:

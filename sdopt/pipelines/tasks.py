@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
     from PIL.Image import Image
 
+_NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
 _REFERENCE = Path(__file__).parents[1] / "reference"
 _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "InpaintPipeline"}
 
@@ -27,7 +28,7 @@ def pipeline_class(text_to_image: str, task: Task) -> Any:
 def require_inputs(task: Task, model: Model, workload: Workload) -> None:
     """Raises UsageError where an image that the task needs is missing or cannot be read, or is given for nothing."""
     problems = []
-    needed = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}[task.kind]
+    needed = _NEEDED[task.kind]
     for name in ("image", "mask"):
         given = getattr(task, name)
         if name not in needed:
@@ -50,6 +51,11 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         )
     if problems:
         raise UsageError(problems)
+
+
+def files_of(task: Task, model: Model) -> dict[str, Path]:
+    """The files that a task begins with, by what they are: `image`, `mask`."""
+    return {name: path for name in _NEEDED[task.kind] if (path := _input(task, model, name)) is not None}
 
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
@@ -80,10 +86,9 @@ def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any
     if task.kind == "txt2img":
         return {"height": size, "width": size}
     arguments: dict[str, Any] = {"strength": task.strength}
-    for name, argument, mode in (("image", "image", "RGB"), ("mask", "mask_image", "L")):
-        path = _input(task, model, name)
-        if path is not None and (name == "image" or task.kind == "inpaint"):
-            arguments[argument] = [_open(path).convert(mode).resize((size, size))] * images
+    for name, path in files_of(task, model).items():
+        argument, mode = ("image", "RGB") if name == "image" else ("mask_image", "L")
+        arguments[argument] = [_open(path).convert(mode).resize((size, size))] * images
     if task.kind == "inpaint":
         arguments |= {"height": size, "width": size}
     return arguments
