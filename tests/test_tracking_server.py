@@ -54,7 +54,15 @@ class Server:
         command += ["--backend-store-uri", self._database, "--workers", str(self._workers)]
         command += ["--artifacts-destination", str(self._folder / "artifacts")]
         with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                # Its jobs are of no concern here, and would take eight processes.
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + 300
         while not self._answers():
             said = (self._folder / "server.log").read_text()
