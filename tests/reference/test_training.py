@@ -239,6 +239,7 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
     from safetensors.torch import save_file
 
     monkeypatch.setattr("sdopt.reference.training.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("sdopt.reference.loras.COMPARED", 4)
     packaged = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32)
     packaged.vae.save_pretrained(work_folder / "autoencoder/model")
     (work_folder / "denoiser/checkpoint").mkdir(parents=True)
