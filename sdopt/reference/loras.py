@@ -49,7 +49,6 @@ TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "pro
 COMPARED = 32
 """Concepts of each kind that the card's figures rest on."""
 
-
 SHOWN = 12
 """Of them, those on the LoRA's contact sheet."""
 

@@ -85,7 +85,7 @@ def test_the_folders_hold_nothing_else() -> None:
         "config.json",
         "diffusion_pytorch_model.safetensors",
     }
-    assert {file.name for file in LORAS.iterdir()} == {"README.md", *STYLE_FILES}
+    assert {file.name for file in LORAS.iterdir()} == {"README.md", "figures.json", *STYLE_FILES}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
