@@ -98,7 +98,7 @@ def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
         if wants_trace:
             traceback.print_exc()
         said = str(error).partition("Config search path")[0].strip()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.strerror:
             said = f"{error.filename or RememberFolder.run or RememberFolder.sweep}: {error.strerror}"
         print(f"sdopt: {said or type(error).__name__}", file=sys.stderr)
     finally:
