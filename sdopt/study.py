@@ -167,7 +167,7 @@ def run_study(
     Raises:
         OSError: the file could not be written at the end; the message says where the result is instead.
     """
-    cache = ImageCache(Path(quality.cache) if quality.cache else None)
+    cache = ImageCache(Path(quality.cache) if quality.cache and quality.metrics else None)
     run = _Run(plan, result, protocol, machine, context, folder, progress, quality, cache)
     result.status, result.finished = "running", None
     try:
@@ -568,14 +568,14 @@ class _Run:
         measurement.complete = True
 
     def _draw_images(self, lane: _Lane) -> None:
-        """The quality pass of one variant; of the control the floors, because its images are the baseline's."""
+        """The quality pass of one variant; of the control the floors instead, for its images are the baseline's."""
         row = lane.row
-        if row.role != "control":
-            row.content_key, row.images = self._drawn(lane, draw_of(lane.variant), Path("images") / self.slug(row))
-        elif self.quality.metrics:
+        if row.role == "control" and self.quality.metrics:
             threads = lane.variant.hardware.threads or int(self.machine.cpu["cores"])
             for kind, draw in floor_draws(lane.variant, self.quality.floor_prompts, threads).items():
                 self.result.redrawn[kind] = self._drawn(lane, draw, Path("images") / f"floor-{kind}")[1]
+        else:
+            row.content_key, row.images = self._drawn(lane, draw_of(lane.variant), Path("images") / self.slug(row))
 
     def _drawn(self, lane: _Lane, draw: Draw, place: Path) -> tuple[str, list[ImageRecord]]:
         """The images of a draw below the run's folder, and their content key; from the cache where they are there."""

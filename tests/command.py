@@ -21,7 +21,14 @@ SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))
 """A user's own folder of groups, with options that go wrong: see `tests/sabotage.py`."""
 
 # On the CPU also where there is a GPU: tests of CUDA are marked as such, and ask for it.
-SMALL = ("hardware=cpu", "hardware.threads=1", "tracking=none", "workload.steps=2", "workload.prompt_count=1")
+SMALL = (
+    "hardware=cpu",
+    "hardware.threads=1",
+    "tracking=none",
+    "workload.steps=2",
+    "workload.prompt_count=1",
+    "quality=none",
+)
 SMOKE = ("protocol=smoke", *SMALL)
 
 

@@ -106,7 +106,7 @@ class TestFinished:
     def test_evidence_of_every_axis(self, result: StudyResult) -> None:
         for row in result.variants:
             for measured in row.measurements:
-                assert {item.axis for item in measured.evidence} == set(row.choices) - {"scheduler"}
+                assert {item.axis for item in measured.evidence} == set(row.choices) - {"scheduler", "task"}
                 assert all(item.engaged for item in measured.evidence)
 
     def test_an_image_of_every_prompt(self, finished: Finished, result: StudyResult) -> None:
