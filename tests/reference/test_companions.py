@@ -18,6 +18,8 @@ SIZE_LIMIT = 24e6
 TINY_LIMIT = 0.45e6
 LORA_LIMIT = 0.35e6
 
+needs_loras = pytest.mark.skipif(not LORAS.is_dir(), reason="the LoRAs are trained, not packaged: stage=loras")
+
 STYLE_FILES = [f"{style.name}.safetensors" for style in STYLES]
 
 
@@ -69,7 +71,7 @@ def test_everything_shipped_is_weights_json_text_or_an_image_within_the_limit() 
     ("folder", "names", "limit"),
     [
         (TINY_AUTOENCODER, {"diffusion_pytorch_model.safetensors"}, TINY_LIMIT),
-        *[(LORAS, {name}, LORA_LIMIT) for name in STYLE_FILES],
+        *[pytest.param(LORAS, {name}, LORA_LIMIT, marks=needs_loras) for name in STYLE_FILES],
     ],
 )
 def test_weights_are_in_half_precision_and_small(folder, names: set[str], limit: float) -> None:  # type: ignore[no-untyped-def]
@@ -85,6 +87,10 @@ def test_the_folders_hold_nothing_else() -> None:
         "config.json",
         "diffusion_pytorch_model.safetensors",
     }
+
+
+@needs_loras
+def test_the_folder_of_the_loras_holds_nothing_else() -> None:
     assert {file.name for file in LORAS.iterdir()} == {"README.md", "figures.json", *STYLE_FILES}
 
 
@@ -117,6 +123,7 @@ def test_the_tiny_autoencoder_takes_the_place_of_the_full_one(pipeline) -> None:
     assert psnr(picture, expected) > 20
 
 
+@needs_loras
 def test_the_loras_have_the_same_layers_and_rank() -> None:
     shapes = [{name: tensor.shape for name, tensor in load_file(LORAS / file).items()} for file in STYLE_FILES]
     assert shapes[0] == shapes[1]
@@ -124,6 +131,7 @@ def test_the_loras_have_the_same_layers_and_rank() -> None:
     assert all(any(f".{target}.lora_A" in name for name in shapes[0]) for target in TARGETS)
 
 
+@needs_loras
 @pytest.mark.parametrize("file", STYLE_FILES)
 def test_every_update_of_a_lora_is_loaded(without_loras, file: str) -> None:  # type: ignore[no-untyped-def]
     weights = load_file(LORAS / file)
@@ -136,6 +144,7 @@ def test_every_update_of_a_lora_is_loaded(without_loras, file: str) -> None:  # 
         assert torch.equal(loaded[place], tensor.float())
 
 
+@needs_loras
 def test_a_lora_changes_the_style(without_loras) -> None:  # type: ignore[no-untyped-def]
     plain = draw(without_loras, steps=12)
     without_loras.load_lora_weights(LORAS, weight_name="high_contrast.safetensors", local_files_only=True)
@@ -145,6 +154,7 @@ def test_a_lora_changes_the_style(without_loras) -> None:  # type: ignore[no-unt
     assert np.array_equal(draw(without_loras, steps=12), plain)
 
 
+@needs_loras
 def test_a_lora_swapped_in_place_draws_as_one_freshly_loaded(without_loras) -> None:  # type: ignore[no-untyped-def]
     first, second = STYLE_FILES
     without_loras.load_lora_weights(LORAS, weight_name=second)
@@ -159,6 +169,7 @@ def test_a_lora_swapped_in_place_draws_as_one_freshly_loaded(without_loras) -> N
     assert not np.allclose(before, expected, atol=0.05)
 
 
+@needs_loras
 def test_a_fused_lora_draws_the_same_and_can_be_taken_out_again(without_loras) -> None:  # type: ignore[no-untyped-def]
     original = copy.deepcopy(without_loras.unet.state_dict())
     without_loras.load_lora_weights(LORAS, weight_name=STYLE_FILES[0])
@@ -172,9 +183,13 @@ def test_a_fused_lora_draws_the_same_and_can_be_taken_out_again(without_loras) -
     assert all(torch.allclose(restored[name], original[name], atol=1e-5) for name in original)
 
 
-def test_the_cards_attribute_every_source() -> None:
+def test_the_card_of_the_tiny_autoencoder_says_how_near_it_comes() -> None:
+    assert "PSNR" in (TINY_AUTOENCODER / "README.md").read_text()
+
+
+@needs_loras
+def test_the_card_of_the_loras_attributes_every_source() -> None:
     card = (LORAS / "README.md").read_text()
     for style in STYLES:
         for text in (style.package.name, style.package.version, style.package.holder, style.package.licence):
             assert text in card
-    assert "PSNR" in (TINY_AUTOENCODER / "README.md").read_text()
