@@ -269,7 +269,7 @@ class TestRefused:
         write_result(result, broken_off)
         resumed = resume(broken_off)
         assert resumed.code == 2
-        assert "workload.guidance_scale: was 7.51, now 7.5" in resumed.err
+        assert "workload.guidance_scale: was 7.51, now None" in resumed.err
 
     def test_changed_weights_and_prompts(self, tmp_path: Path) -> None:
         from sdopt.pipelines.loading import PACKAGED
@@ -282,7 +282,7 @@ class TestRefused:
         assert run.code == 0, run.shown
         weights = next(model.glob("unet/*.safetensors"))
         content = bytearray(weights.read_bytes())
-        for place in range(10_000, len(content), 4096):
+        for place in range(64_000, len(content), 4096):
             content[place] ^= 1
         weights.write_bytes(content)
         prompts.write_text("green apple\n")
