@@ -52,11 +52,16 @@ def of_model(model: Model) -> str:
     """
     given = Path(model.path).expanduser() if model.path else None
     try:
-        place = given if given and given.is_file() else folder_of(model)
+        places = [given if given and given.is_file() else folder_of(model)]
     except UsageError:
         return "not fetched"  # what is only planned, or cannot run here, needs no weights
-    files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in _WEIGHTS_AND_SETTINGS)
+    places += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
+    files = [file for place in places for file in ([place] if place.is_file() else _read_from(place))]
     return _digest(part for path in files for part in (path.name.encode(), _sample(path)))
+
+
+def _read_from(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
 
 
 def _sample(path: Path) -> bytes:

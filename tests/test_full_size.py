@@ -99,7 +99,7 @@ def test_stable_diffusion_finishes_on_a_cpu(tmp_path: Path) -> None:
     finished = sdopt(
         tmp_path,
         *("run", "model=sd15", "model.weights=random", "workload.steps=1", "workload.size=256", "protocol=smoke"),
-        *("tracking=none", "hardware=cpu", "workload.prompt_count=1"),
+        *("quality=none", "tracking=none", "hardware=cpu", "workload.prompt_count=1"),
     )
     assert finished.code == 0, finished.err
     assert [row.status for row in finished.result.variants] == [Status.OK] * 2

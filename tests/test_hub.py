@@ -53,6 +53,8 @@ class TestCache:
         assert finished.err.startswith("sdopt: model.hub_id=somebody/small-emoji: it is not whole in the local cache")
         assert "Traceback" not in finished.err
         assert not list(tmp_path.rglob("result.json"))
+        planned = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true")
+        assert planned.code == 0, planned.err
         assert not list(tmp_path.rglob("*.log")), "no worker was started"
 
     def test_with_a_file_missing(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

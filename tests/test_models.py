@@ -210,7 +210,7 @@ class TestTwoTextEncoders:
             ["fox", "a fox asleep"], padding="max_length", max_length=77, return_tensors="pt"
         ).input_ids
         ends = (ids == 49407).int().argmax(dim=1)
-        assert ends.tolist() == [2, 4]
+        assert 0 < ends[0] < ends[1] < 76
         output = pipe.text_encoder_2(ids)
         expected = pipe.text_encoder_2.text_projection(output.last_hidden_state[torch.arange(2), ends])
         assert torch.allclose(output.text_embeds, expected, atol=1e-5)
