@@ -388,7 +388,8 @@ def _summarise(folder: Path) -> int:
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     studies = list(sweep.studies.values())
     tracking = Tracking(**studies[0].config["tracking"])
-    if tracking.kind == "mlflow":
+    # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
+    if all(study.config["tracking"]["kind"] == "mlflow" for study in studies):
         try:
             log_sweep(studies, folder, sweep_markdown(sweep.rows), tracking)
         except TrackingError as error:
