@@ -29,7 +29,17 @@ from sdopt.results import (
     Verdict,
 )
 from sdopt.schema import Gate, Rule
-from sdopt.statistics import Bounds, jackknife_bounds, mean_bounds, memory_floor, memory_ratio, speedup
+from sdopt.statistics import (
+    Bounds,
+    jackknife_bounds,
+    mean_bounds,
+    memory_floor,
+    memory_ratio,
+    other_settings,
+    p_value,
+    speedup,
+    subtract,
+)
 
 WORK = ("model", "task", "workload", "hardware")
 """Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
@@ -78,13 +88,17 @@ def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration:
     rulings = sides.rulings(gate, contract)
     mixed = len({promise.contract for promise in sides.promises}) > 1
     note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
-    return judgement(comparison, contract, rulings, note)
+    claims = {metric: p for metric in sides.claimed if (p := sides.no_gain(metric)) is not None}
+    return judgement(comparison, contract, rulings, note, claims)
 
 
-def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
+def judgement(
+    comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "", claims: dict[str, float] | None = None
+) -> Judgement:
     """The worst of the rulings counts."""
     verdict = worst([ruling.verdict for ruling in rulings])
-    return Judgement(comparison.candidate, comparison.reference, comparison.credit, contract, verdict, rulings, note)
+    sides = comparison.candidate, comparison.reference, comparison.credit
+    return Judgement(*sides, contract, verdict, rulings, note, claims or {})
 
 
 # --------------------------------------------------------------------------------------------------- before any metric
@@ -102,20 +116,14 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
     elif reference.trips:
         wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
         rulings.append(_unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
-    other = differing(candidate, reference)
+    other = [
+        f"{key} ({mine} against {theirs})"
+        for key, (mine, theirs) in other_settings(candidate, reference, WORK).items()
+        if key not in _CHOICES
+    ]
     if other:
         rulings.append(_unjudged("same work", f"not the same work: {', '.join(other)}"))
     return rulings
-
-
-def differing(candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Keys by which two variants do other work or run elsewhere."""
-    return [
-        f"{section}.{key} ({value} against {reference.config[section].get(key)})"
-        for section in WORK
-        for key, value in candidate.config.get(section, {}).items()
-        if value != reference.config[section].get(key) and f"{section}.{key}" not in _CHOICES
-    ]
 
 
 def _unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
@@ -193,11 +201,12 @@ class Sides:
         return max(promised, key=order.index, default=Contract(self.candidate.contract))
 
     @property
-    def claims(self) -> set[str]:
-        """What the candidate's options claim that the reference does not have."""
+    def claimed(self) -> list[str]:
+        """The measures in which the candidate's options claim a gain that the reference does not have."""
         mine, other = self.candidate, self.reference
         changed = [axis for axis in mine.promises if mine.choices.get(axis) != other.choices.get(axis)]
-        return {claim for axis in changed for claim in mine.promises[axis].claims}
+        claims = {claim for axis in changed for claim in mine.promises[axis].claims}
+        return [metric for metric, claim in PERFORMANCE.items() if claim in claims]
 
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
         """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why."""
@@ -208,7 +217,7 @@ class Sides:
         rulings += [self.apply(rule) for rule in gate.rules.get(contract, [])]
         if not gate.rules.get(contract):
             rulings.append(_unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
-        if gate.must_pay and self.claims:
+        if gate.must_pay and self.claimed:
             rulings.append(self.pays())
         return rulings
 
@@ -250,14 +259,9 @@ class Sides:
             if rule.low is None or rule.high is None:
                 return _unjudged(rule.test, "the rule has no low and high", name)
             return _two_sided(rule, name, bounds, rule.low, rule.high)
-        limit = rule.limit
-        if limit is None and rule.of_seeds is not None:
-            known = self._calibrated(name)
-            if known is None:
-                return self._uncalibrated(rule, name)
-            limit = rule.of_seeds * known.mean
-        if limit is None:
-            return _unjudged(rule.test, "the rule has neither limit nor of_seeds", name)
+        limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)
+        if isinstance(limit, Ruling):
+            return limit
         if rule.test == "at_least":
             return _above(rule, name, bounds, limit)
         if rule.test == "at_most":
@@ -271,31 +275,29 @@ class Sides:
             return _unjudged(rule.test, problem, name)
         if len(mine.per_prompt) != len(other.per_prompt) or len(mine.leave_one_out) != len(other.leave_one_out):
             return _unjudged(rule.test, f"{name} has other prompts on both sides", name)
-        margin = rule.margin
-        if margin is None and rule.deviations is not None:
-            known = self._calibrated(name)
-            if known is None:
-                return self._uncalibrated(rule, name)
-            margin = rule.deviations * known.deviation
-        if margin is None:
-            return _unjudged(rule.test, "the rule has neither margin nor deviations", name)
+        margin = self._threshold(rule, name, rule.margin, rule.deviations, lambda spread: spread.deviation)
+        if isinstance(margin, Ruling):
+            return margin
         better = 1.0 if family_of(name).higher_is_better else -1.0
         bounds = _bounds(subtract(mine, other, better), rule.confidence)
         if rule.test == "equivalent":
             return _two_sided(rule, name, bounds, -margin, margin)
         return _above(rule, name, bounds, -margin)
 
-    def _calibrated(self, name: str) -> Spread | None:
-        return self.calibration.metrics.get(name) if self.calibration else None
-
-    def _uncalibrated(self, rule: Rule, name: str) -> Ruling:
-        model = self.candidate.config["model"]["name"]
-        return _unjudged(
-            rule.test,
-            f"{name} has no calibration for {model} with this workload: run `sdopt calibrate`, or give the rule a "
-            f"{'limit' if rule.of_seeds is not None else 'margin'}",
-            name,
-        )
+    def _threshold(
+        self, rule: Rule, name: str, given: float | None, share: float | None, whole: Callable[[Spread], float]
+    ) -> float | Ruling:
+        """A limit or margin as the rule gives it, or a share of something calibrated; without either, why not."""
+        if given is not None:
+            return given
+        if share is None:
+            return _unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
+        known = self.calibration.metrics.get(name) if self.calibration else None
+        if known is None:
+            model = self.candidate.config["model"]["name"]
+            advice = "run `sdopt calibrate`, or give the rule a limit or margin"
+            return _unjudged(rule.test, f"{name} has no calibration for {model} with this workload: {advice}", name)
+        return share * whole(known)
 
     def _performance(self, rule: Rule) -> Ruling:
         """A rule on the speed-up or the memory ratio: fails only where the harm exceeds the A/A floor as well."""
@@ -317,9 +319,8 @@ class Sides:
         harms: list[str] = []
         open_: list[str] = []
         said: list[str] = []
-        for metric, claim in PERFORMANCE.items():
-            if claim not in self.claims:
-                continue
+        for metric in self.claimed:
+            claim = PERFORMANCE[metric]
             bounds = self._ratio(metric, 0.95)
             if bounds is None:
                 open_.append(claim)
@@ -336,11 +337,10 @@ class Sides:
             if floor is None:
                 open_.append(claim)
                 said.append(f"{shown}, but the A/A floor is not known")
-            elif bounds.low <= 1 <= bounds.high or abs(math.log(better)) <= math.log(floor):
-                why = (
-                    "includes 1" if bounds.low <= 1 <= bounds.high else f"is within the A/A floor of {_percent(floor)}"
-                )
-                said.append(f"{shown} {why}")
+            elif bounds.low <= 1 <= bounds.high:
+                said.append(f"{shown} includes 1")
+            elif abs(math.log(better)) <= math.log(floor):
+                said.append(f"{shown} is within the A/A floor of {_percent(floor)}")
             else:
                 (gains if better > 1 else harms).append(claim)
                 said.append(shown)
@@ -353,22 +353,16 @@ class Sides:
             return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason)
         return Ruling("must pay", "", Verdict.FAIL, f"no benefit: {reason}")
 
+    def no_gain(self, metric: str) -> float | None:
+        """The one-sided p value that the candidate gains nothing in a measure; None where there is no interval."""
+        return p_value(lambda confidence: self.ratio(metric, confidence), "greater" if metric == "speedup" else "less")
+
     def _ratio(self, metric: str, confidence: float | None) -> Bounds | None:
         interval = self.ratio(metric, 2 * (confidence or 0.95) - 1)
         if interval is None:
             return None
         low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
         return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)
-
-
-def subtract(mine: Score, other: Score, sign: float = 1.0) -> Score:
-    """The score of a difference, prompt by prompt: of means by prompt, or of values that leave a prompt out."""
-
-    def each(left: Sequence[float | None], right: Sequence[float | None]) -> list[float | None]:
-        return [None if a is None or b is None else sign * (a - b) for a, b in zip(left, right, strict=True)]
-
-    estimate = None if mine.estimate is None or other.estimate is None else sign * (mine.estimate - other.estimate)
-    return Score(estimate, each(mine.per_prompt, other.per_prompt), each(mine.leave_one_out, other.leave_one_out))
 
 
 def _find(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:

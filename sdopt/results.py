@@ -276,6 +276,8 @@ class Judgement:
     verdict: Verdict
     rulings: list[Ruling]
     note: str = ""
+    claims: dict[str, float] = field(default_factory=dict)
+    """For each measure in which the candidate claims a gain, the one-sided p value that there is none."""
 
 
 @dataclass

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
-from sdopt.results import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.results import Comparison, Interval, Measurement, Score, StudyResult, VariantResult
 
 MINIMUM_ROUNDS = 6
 """Below this many rounds no interval is given: a t interval on so few, skewed timings covers less than it says."""
@@ -145,16 +146,23 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    differing = [
-        f"{section}.{key}"
-        for section in ("model", "scheduler", "workload", "hardware")
-        for key, value in candidate.config[section].items()
-        if value != reference.config[section].get(key)
-    ]
+    differing = other_settings(candidate, reference, ("model", "scheduler", "workload", "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
         notes.append("no round was timed of both in the same sitting")
     comparison.note = "; ".join(notes)
+
+
+def other_settings(
+    candidate: VariantResult, reference: VariantResult, sections: Sequence[str]
+) -> dict[str, tuple[Any, Any]]:
+    """Keys of some sections of the configuration in which two variants differ, with both values."""
+    return {
+        f"{section}.{key}": (value, reference.config[section].get(key))
+        for section in sections
+        for key, value in candidate.config.get(section, {}).items()
+        if value != reference.config[section].get(key)
+    }
 
 
 def within_floor(comparison: Comparison) -> bool:
@@ -316,12 +324,61 @@ def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
 def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: float) -> Bounds:
     """Bounds of a metric of a whole set from its values without each prompt: t on Tukey's pseudo-values (1958)."""
     n = int(leave_one_out.size)
-    pseudo = n * estimate - (n - 1) * leave_one_out
+    pseudo = pseudo_values(estimate, leave_one_out)
     deviation = float(pseudo.std(ddof=1)) if n > 1 else math.nan
     if n < MINIMUM_PROMPTS:
         return Bounds(estimate, None, None, deviation, n)
     width = float(stats.t.ppf(confidence, n - 1)) * deviation / math.sqrt(n)
     return Bounds(estimate, estimate - width, estimate + width, deviation, n)
+
+
+def pseudo_values(estimate: float, leave_one_out: np.ndarray) -> np.ndarray:
+    """What each prompt contributes to a metric of a whole set (Tukey 1958), from the values without it."""
+    n = leave_one_out.size
+    return n * estimate - (n - 1) * leave_one_out
+
+
+def subtract(mine: Score, other: Score, sign: float = 1.0) -> Score:
+    """The score of a difference, prompt by prompt: of means by prompt, or of values that leave a prompt out."""
+
+    def each(left: Sequence[float | None], right: Sequence[float | None]) -> list[float | None]:
+        return [None if a is None or b is None else sign * (a - b) for a, b in zip(left, right, strict=True)]
+
+    estimate = None if mine.estimate is None or other.estimate is None else sign * (mine.estimate - other.estimate)
+    return Score(estimate, each(mine.per_prompt, other.per_prompt), each(mine.leave_one_out, other.leave_one_out))
+
+
+# --------------------------------------------------------------------------------------------------- claims of benefit
+
+
+def p_value(ratio: Callable[[float], Interval | None], alternative: Literal["greater", "less"]) -> float | None:
+    """One-sided p value that a ratio is no more (or no less) than 1: half of what its interval leaves out at 1.
+
+    Args:
+        ratio: the interval at a two-sided confidence.
+        alternative: on which side of 1 the ratio is claimed to lie.
+
+    Returns:
+        At least 1e-12, beyond which no interval is asked for; None where there is no interval.
+    """
+
+    def distance(confidence: float, claimed: bool) -> float:
+        found = ratio(confidence)
+        if found is None or found.low is None or found.high is None:
+            return math.nan
+        return math.log(found.low if (alternative == "greater") == claimed else found.high)
+
+    sign = 1.0 if alternative == "greater" else -1.0
+    narrow, wide = 1e-9, 1 - 2e-12
+    # Where the estimate itself lies on the other side of 1, it is the far bound that reaches 1.
+    claimed = sign * distance(narrow, True) > 0
+    toward = sign if claimed else -sign
+    ends = [toward * distance(confidence, claimed) for confidence in (narrow, wide)]
+    if not all(map(math.isfinite, ends)):
+        return None
+    confidence = wide if ends[1] > 0 else optimize.brentq(lambda c: distance(c, claimed), narrow, wide)
+    tail = (1 - float(confidence)) / 2
+    return tail if claimed else 1 - tail
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:

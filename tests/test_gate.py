@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -44,7 +45,7 @@ def per_prompt(mean: float, spread: float, seed: int = 0) -> Score:
 
 def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields: Any) -> VariantResult:
     """Three processes of eight rounds."""
-    random = np.random.default_rng(abs(hash((name, role))) % 2**32)
+    random = np.random.default_rng(zlib.crc32(f"{name} {role}".encode()))
     measurements = [
         Measurement(
             number,
@@ -318,6 +319,15 @@ class TestCodesAndReports:
         summary = (tmp_path / "summary.md").read_text()
         assert "| a \\| &lt;b&gt;" in summary
         assert summary == verdict_markdown(result, result.judgements) + "\n"
+
+    def test_claims_of_benefit_are_held_together_in_the_report(self) -> None:
+        result = study(variant("quick", seconds=0.05, claims=["latency"]))
+        found = verdict(result, contract="lossy")
+        assert 0 < found.claims["speedup"] < 1e-4
+        doubtful = Judgement("doubtful", "baseline", "", "lossy", Verdict.PASS, [], claims={"memory_ratio": 0.06})
+        said = "of 2 claims of benefit, quick (latency) hold together at 95% confidence (Holm)."
+        assert said in verdict_markdown(result, [found, doubtful])
+        assert verdict_markdown(study(variant("modest")), []).find("Holm") == -1
 
     def test_a_calibration_survives(self, tmp_path: Path) -> None:
         write_calibration(CALIBRATION, tmp_path / "c.json")

@@ -8,7 +8,18 @@ import pytest
 from scipy import stats
 
 from sdopt.results import Comparison, Environment, Interval, Measurement, Memory, Status, StudyResult, VariantResult
-from sdopt.statistics import MINIMUM_ROUNDS, compare, floor, latency, memory_ratio, speedup, within_floor
+from sdopt.statistics import (
+    MINIMUM_ROUNDS,
+    compare,
+    floor,
+    holm,
+    latency,
+    memory_ratio,
+    p_value,
+    ratio,
+    speedup,
+    within_floor,
+)
 
 
 def variant(*processes: Any, name: str = "variant", role: str = "variant", **measured: Any) -> VariantResult:
@@ -398,3 +409,24 @@ class TestSittings:
     def test_latency_is_of_all_rounds(self) -> None:
         found = latency(sat((0, [1, 2]), (1, [3])), "median", 0.95)
         assert found == Interval(2.0, n=3)
+
+
+class TestClaims:
+    @pytest.mark.parametrize("mean", [-0.03, 0.0, 0.005, 0.03, 3.0])
+    @pytest.mark.parametrize("alternative", ["greater", "less"])
+    def test_the_p_value_is_that_of_the_t_test_whose_interval_it_is(self, mean: float, alternative: Any) -> None:
+        logs = mean + 0.02 * np.random.default_rng(0).standard_normal(10)
+        found = p_value(lambda confidence: ratio(logs, confidence, "round"), alternative)
+        expected = max(float(stats.ttest_1samp(logs, 0.0, alternative=alternative).pvalue), 1e-12)
+        assert found == pytest.approx(expected, rel=1e-4, abs=2e-12)
+
+    def test_without_an_interval_there_is_none(self) -> None:
+        assert p_value(lambda _: None, "greater") is None
+        assert p_value(lambda _: Interval(2.0), "greater") is None
+
+    def test_holm_wants_more_of_the_first_of_many(self) -> None:
+        assert holm([0.04], 0.05) == [True]
+        assert holm([0.04, 0.001], 0.05) == [True, True]
+        assert holm([0.03, 0.03], 0.05) == [False, False]
+        assert holm([0.04, 0.03, 0.01], 0.05) == [False, False, True]
+        assert holm([], 0.05) == []

@@ -20,9 +20,10 @@ from sdopt.quality.drawing import LATENTS
 from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.metrics import QualityMetric, family_of
-from sdopt.quality.paired import Lpips, latents_error, perceptual_distances, pixel_differences
+from sdopt.quality.paired import Lpips, latents_error, perceptual_distances, pixel_differences, psnr_db
 from sdopt.quality.tripwires import tripped
 from sdopt.results import ImageRecord, Score, Spread, StudyResult, Trip
+from sdopt.statistics import pseudo_values, subtract
 
 if TYPE_CHECKING:
     from sdopt.forkserver import StartContext
@@ -127,9 +128,8 @@ class Evaluator:
         scores = {"mse": mse, "ssim": _by_prompt(pixels.ssim, prompts)}
         if mse.estimate is not None:
             # Of the mean error, because identical images have none.
-            same = mse.estimate == 0
-            psnr = None if same else -10 * math.log10(mse.estimate)
-            scores["psnr_db"] = Score(psnr, note="the images are identical" if same else "of the mean squared error")
+            note = "of the mean squared error" if mse.estimate else "the images are identical"
+            scores["psnr_db"] = Score(psnr_db(mse.estimate), note=note)
         if mine.latents is not None and other.latents is not None and mine.latents.shape == other.latents.shape:
             scores["latents_error"] = _by_prompt(latents_error(mine.latents, other.latents), prompts)
         if not self._settings.trained:
@@ -217,27 +217,17 @@ def _spreads(evaluator: Evaluator, again: Pictures, baseline: Pictures) -> dict[
     }
     mine, other = evaluator.of_variant(second, baseline), evaluator.of_variant(first, baseline)
     for name in mine.keys() & other.keys():
-        differences = _differences(mine[name], other[name])
-        if differences:
-            spreads[name] = _spread_of(differences)
+        difference = subtract(mine[name], other[name])
+        if difference.per_prompt:
+            spreads[name] = _spread_of(difference.per_prompt)
+        elif difference.leave_one_out and difference.estimate is not None:
+            without = np.array(difference.leave_one_out, dtype=float)
+            spreads[name] = _spread_of(pseudo_values(difference.estimate, without).tolist())
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
-def _differences(mine: Score, other: Score) -> list[float | None]:
-    """Of two sets of images the differences by prompt, or the jackknife's pseudo-values of the difference."""
-    if mine.per_prompt:
-        return [
-            None if a is None or b is None else a - b for a, b in zip(mine.per_prompt, other.per_prompt, strict=True)
-        ]
-    if not mine.leave_one_out or mine.estimate is None or other.estimate is None:
-        return []
-    n, whole = len(mine.leave_one_out), mine.estimate - other.estimate
-    without = zip(mine.leave_one_out, other.leave_one_out, strict=True)
-    return [None if a is None or b is None else n * whole - (n - 1) * (a - b) for a, b in without]
-
-
 def _spread_of(values: Sequence[float | None]) -> Spread | None:
-    known = np.array([value for value in values if value is not None])
+    known = np.array([value for value in values if value is not None and math.isfinite(value)])
     return Spread(float(known.mean()), float(known.std(ddof=1)), known.size) if known.size > 1 else None
 
 

@@ -15,13 +15,12 @@ from sdopt.reference.architecture import LATENT_CHANNELS, build_autoencoder
 from sdopt.reference.config import TrainReferenceConfig
 from sdopt.reference.training import (
     Progress,
-    Schedule,
     arithmetic,
     describe_hardware,
-    fit,
     generator,
     missing_stage,
     pick_device,
+    train,
 )
 
 if TYPE_CHECKING:
@@ -85,21 +84,13 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
         pixel = (output - target).abs().mean() + (output - target).square().mean()
         return pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
 
-    schedule = Schedule(
-        options.learning_rate,
-        options.warmup_steps,
-        options.ema,
-        seconds=60 * config.budget_minutes * options.share,
-        steps=options.steps,
-    )
-    done = fit(
+    done = train(
+        config,
+        options,
         network,
         loss,
-        schedule,
         folder,
         title="autoencoder",
-        resume=config.resume,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
         average=average,
     )
     finished = build_autoencoder()

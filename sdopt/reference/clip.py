@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdopt.errors import UsageError
 from sdopt.reference.architecture import build_clip
 from sdopt.reference.config import TrainReferenceConfig
 from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, Record, caption
 from sdopt.reference.training import (
     Progress,
-    Schedule,
     arithmetic,
     describe_hardware,
-    fit,
     generator,
     load_weights,
     pick_device,
     read_figures,
+    train,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 STREAM = 3
 """This stage's place in the seed's path."""
+
+WEIGHTS = "model.safetensors"
+"""File of a folder that transformers wrote."""
 
 HIGHEST_SCALE = math.log(100.0)
 """Of the learnt logarithm that multiplies cosines (Radford et al. 2021)."""
@@ -166,7 +169,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
 
     options, device = config.clip, pick_device(config.device)
     torch.manual_seed(config.seed)
-    network = build_clip().to(device)
+    network = start_clip(options.start_from).to(device)
     # The fused kernels' backward passes are slow on CPUs.
     network.set_attn_implementation("eager")
     average = copy.deepcopy(network)
@@ -211,36 +214,43 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
             read = network.get_text_features(input_ids=_tokens(tokenizer, texts).to(device)).pooler_output
         return contrastive_loss(seen.float(), read.float(), network.logit_scale, same.to(device))
 
-    schedule = Schedule(
-        options.learning_rate,
-        options.warmup_steps,
-        options.ema,
-        seconds=60 * config.budget_minutes * options.share,
-        steps=options.steps,
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {
+    figures: dict[str, Any] = {
         "batch_size": options.batch_size,
         "extra_captions": options.extra_captions,
         "background_share": options.background_share,
         "hidden_patches": options.hidden_patches,
         "held_out_share": options.held_out_share,
+        "start_from": options.start_from,
         "pictures": len(dataset) - len(held_out),
         "held_out_pictures": len(held_out),
         "hardware": describe_hardware(device, config.arithmetic),
     }
     figures["earlier"] = earlier_settings(folder, figures) if config.resume else []
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return fit(
+    return train(
+        config,
+        options,
         network,
         loss,
-        schedule,
         folder,
         title="clip",
-        resume=config.resume,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
         average=average,
     )
+
+
+def start_clip(folder: str | None) -> CLIPModel:
+    """The network that training starts from: one that this stage wrote, in single precision, or a fresh one.
+
+    Raises:
+        UsageError: the folder has no CLIP of this architecture.
+    """
+    network = build_clip()
+    if folder is not None:
+        if not (Path(folder) / WEIGHTS).is_file():
+            raise UsageError(f"clip.start_from={folder}: there is no {WEIGHTS} in it; name a folder of this stage's")
+        load_weights(Path(folder) / WEIGHTS, network)
+    return network
 
 
 def earlier_settings(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:

@@ -55,85 +55,66 @@ class DataConfig:
 
 
 @dataclass
-class AutoencoderConfig:
+class TrainingConfig:
+    """What every training can be told.
+
+    Attributes:
+        share: of `budget_minutes` that goes to this stage.
+        steps: stop after so many steps instead of after the share of the budget.
+        batch_size: pictures, or their latents, a step.
+        learning_rate: the peak of the schedule.
+        warmup_steps: of linear growth up to the peak.
+        background_share: share of pictures on a colour, which captions name, instead of on white.
+        ema: decay of the average whose weights are kept.
+    """
+
+    share: float = MISSING
+    steps: int | None = MISSING
+    batch_size: int = MISSING
+    learning_rate: float = MISSING
+    warmup_steps: int = MISSING
+    background_share: float = MISSING
+    ema: float = MISSING
+
+
+@dataclass
+class AutoencoderConfig(TrainingConfig):
     """The autoencoder stage.
 
     Attributes:
-        share: of `budget_minutes` that goes to this stage.
-        steps: stop after so many steps instead of after the share of the budget.
-        batch_size: pictures a step.
-        learning_rate: the peak of the schedule.
-        warmup_steps: of linear growth up to the peak.
         edge_weight: weight of the L1 distance between the pictures' finite differences.
         kl_weight: weight of the mean Kullback-Leibler divergence per latent number.
-        background_share: share of pictures shown on a random colour instead of on white.
-        ema: decay of the average whose weights are kept.
     """
 
-    share: float = MISSING
-    steps: int | None = MISSING
-    batch_size: int = MISSING
-    learning_rate: float = MISSING
-    warmup_steps: int = MISSING
     edge_weight: float = MISSING
     kl_weight: float = MISSING
-    background_share: float = MISSING
-    ema: float = MISSING
 
 
 @dataclass
-class TinyAutoencoderConfig:
+class TinyAutoencoderConfig(TrainingConfig):
     """The tiny autoencoder's stage, which distils the autoencoder.
 
     Attributes:
-        share: of `budget_minutes` that goes to this stage.
-        steps: stop after so many steps instead of after the share of the budget.
-        batch_size: pictures a step.
-        learning_rate: the peak of the schedule.
-        warmup_steps: of linear growth up to the peak.
         edge_weight: weight of the L1 distance between the pictures' finite differences.
         latent_noise: latents to decode are drawn up to so many standard deviations away from the pictures' own, for
             those that a denoiser makes are never quite right.
-        background_share: share of pictures shown on a random colour instead of on white.
-        ema: decay of the average whose weights are kept.
     """
 
-    share: float = MISSING
-    steps: int | None = MISSING
-    batch_size: int = MISSING
-    learning_rate: float = MISSING
-    warmup_steps: int = MISSING
     edge_weight: float = MISSING
     latent_noise: float = MISSING
-    background_share: float = MISSING
-    ema: float = MISSING
 
 
 @dataclass
-class DiffusionConfig:
+class DiffusionConfig(TrainingConfig):
     """What every training with the diffusion loss can be told.
 
     Attributes:
-        share: of `budget_minutes` that goes to this stage.
-        steps: stop after so many steps instead of after the share of the budget.
-        batch_size: latents a step.
-        learning_rate: the peak of the schedule.
-        warmup_steps: of linear growth up to the peak.
         snr_gamma: signal-to-noise ratio at which the loss's weight is cut.
         caption_dropout: share of captions replaced by the empty one, for guidance.
-        background_share: share of pictures on a coloured background, which their captions name.
-        ema: decay of the average whose weights are exported.
     """
 
-    share: float = MISSING
-    steps: int | None = MISSING
-    batch_size: int = MISSING
-    learning_rate: float = MISSING
-    warmup_steps: int = MISSING
     snr_gamma: float = MISSING
     caption_dropout: float = MISSING
-    background_share: float = MISSING
-    ema: float = MISSING
 
 
 @dataclass
@@ -162,35 +143,24 @@ class LorasConfig(DiffusionConfig):
 
 
 @dataclass
-class ClipConfig:
-    """The stage of the CLIP, which also writes its folder.
+class ClipConfig(TrainingConfig):
+    """The stage of the CLIP, which also writes its folder; each picture of a step is of another concept.
 
     Attributes:
-        share: of `budget_minutes` that goes to this stage.
-        steps: stop after so many steps instead of after the share of the budget.
-        batch_size: pictures a step, each of another concept.
         extra_captions: further captions a step that every picture is held against.
-        learning_rate: the peak of the schedule.
-        warmup_steps: of linear growth up to the peak.
-        background_share: share of pictures on a coloured background, which their captions name.
         style_share: share of captions that name the style where `caption` would.
         hidden_patches: share of each picture's patches that a step leaves out.
         held_out_share: share of the concepts drawn in several styles of which one picture is kept from training.
-        ema: decay of the average whose weights are exported.
+        start_from: a folder that this stage wrote, whose weights a training without a checkpoint starts from; null
+            starts from random weights.
         target: the folder that becomes a `CLIPModel` with its tokenizer, image processor and card.
     """
 
-    share: float = MISSING
-    steps: int | None = MISSING
-    batch_size: int = MISSING
     extra_captions: int = MISSING
-    learning_rate: float = MISSING
-    warmup_steps: int = MISSING
-    background_share: float = MISSING
     style_share: float = MISSING
     hidden_patches: float = MISSING
     held_out_share: float = MISSING
-    ema: float = MISSING
+    start_from: str | None = MISSING
     target: str = MISSING
 
 
@@ -224,8 +194,8 @@ class TrainReferenceConfig:
         arithmetic: precision of the forward pass.
         threads: of the CPU; null leaves torch's choice.
         resume: go on from the stage's last checkpoint, if there is one.
-        start_from: a pipeline folder whose weights and tokenizer a training without a checkpoint starts from; null
-            starts from random weights.
+        start_from: a pipeline folder whose weights and tokenizer a training without a checkpoint starts from, and
+            which the LoRAs are trained on where the work folder has no denoiser; null starts from random weights.
         checkpoint_minutes: between checkpoints.
     """
 

@@ -16,13 +16,12 @@ from sdopt.reference.config import DiffusionConfig, TrainReferenceConfig
 from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, Record, caption, draw_background
 from sdopt.reference.training import (
     Progress,
-    Schedule,
     arithmetic,
     describe_hardware,
-    fit,
     generator,
     load_weights,
     pick_device,
+    train,
 )
 
 if TYPE_CHECKING:
@@ -214,13 +213,6 @@ def train_denoiser(
         write=caption,
         path=(STREAM,),
     )
-    schedule = Schedule(
-        options.learning_rate,
-        options.warmup_steps,
-        options.ema,
-        seconds=60 * config.budget_minutes * options.share,
-        steps=options.steps,
-    )
     figures = {
         "batch_size": options.batch_size,
         "caption_dropout": options.caption_dropout,
@@ -233,15 +225,13 @@ def train_denoiser(
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return fit(
+    return train(
+        config,
+        options,
         networks,
         loss,
-        schedule,
         folder,
         title="denoiser",
-        resume=config.resume,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
         average=average,
         export=export,
-        export_seconds=60 * config.export.every_minutes if config.export.every_minutes else None,
     )

@@ -59,6 +59,23 @@ def assemble(folder: Path) -> StableDiffusionPipeline:
     )
 
 
+def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
+    """The pipeline of the work folder or, where no denoiser was trained there, that of `start_from`.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    import torch
+    from diffusers import StableDiffusionPipeline
+
+    folder = Path(config.folder)
+    if config.start_from is None or (folder / Stage.denoiser.value).exists():
+        return assemble(folder)
+    return StableDiffusionPipeline.from_pretrained(
+        config.start_from, torch_dtype=torch.float32, local_files_only=True, safety_checker=None
+    )
+
+
 def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
     """What was done to make these weights: the data, each training, and the recipe of the weights it started from."""
     stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
@@ -146,35 +163,43 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
     swap_in(fresh, target)
 
 
-def export_companions(config: TrainReferenceConfig) -> None:
-    """Write the tiny autoencoder and the LoRAs to `export.companions`, each in a folder named like its stage.
-
-    The tiny autoencoder's card is written here, for some of its figures need the denoiser.
+def export_tiny_autoencoder(config: TrainReferenceConfig) -> None:
+    """Write the tiny autoencoder to `export.companions`, with its card, some of whose figures need the denoiser.
 
     Raises:
         UsageError: a stage has not run.
     """
-    folder = Path(config.folder)
-    dataset = Dataset.load(folder / "data")
-    models = {stage: folder / stage / "model" for stage in (Stage.tiny_autoencoder.value, Stage.loras.value)}
-    for stage, model in models.items():
-        if not model.exists():
-            raise missing_stage(stage, model)
-    work = folder / Stage.tiny_autoencoder.value
+    work = Path(config.folder) / Stage.tiny_autoencoder.value
+    dataset, network = Dataset.load(Path(config.folder) / "data"), load_tiny_autoencoder(work)
     write_tiny_card(
         work / "model" / "README.md",
-        load_tiny_autoencoder(work),
-        assemble(folder),
+        network,
+        find_pipeline(config),
         choose_prompts(dataset, config.seed)["training"][:DECODED_CAPTIONS],
         read_figures(work),
         config.seed,
     )
-    for stage, model in models.items():
-        target = Path(config.export.companions) / stage
-        fresh = target.with_name(f"{stage}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(model, fresh)
-        swap_in(fresh, target)
+    copy_in(work / "model", Path(config.export.companions) / Stage.tiny_autoencoder.value)
+
+
+def export_loras(config: TrainReferenceConfig) -> None:
+    """Write the LoRAs, with their card, to `export.companions`.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    model = Path(config.folder) / Stage.loras.value / "model"
+    if not model.exists():
+        raise missing_stage(Stage.loras.value, model)
+    copy_in(model, Path(config.export.companions) / Stage.loras.value)
+
+
+def copy_in(model: Path, target: Path) -> None:
+    """Put a copy of the folder `model` in the place of `target`, as `swap_in` does."""
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(model, fresh)
+    swap_in(fresh, target)
 
 
 def swap_in(fresh: Path, target: Path) -> None:

@@ -34,7 +34,7 @@ from sdopt.reference.data import (
 from sdopt.reference.denoiser import diffusion_loss
 from sdopt.reference.evaluation import Figure
 from sdopt.reference.sheet import GUIDANCE, STEPS, draw_sheet, generate
-from sdopt.reference.training import Schedule, describe_hardware, fit, pick_device, read_figures
+from sdopt.reference.training import describe_hardware, pick_device, read_figures, train
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline, UNet2DConditionModel
@@ -264,22 +264,15 @@ def _train(
         write=plain_caption,
         path=(STREAM, place),
     )
-    schedule = Schedule(
-        options.learning_rate,
-        options.warmup_steps,
-        options.ema,
-        seconds=60 * config.budget_minutes * options.share / len(STYLES),
-        steps=options.steps,
-    )
-    fit(
+    train(
+        config,
+        options,
         updates,
         loss,
-        schedule,
         work,
         title=f"LoRA {style.name}",
-        resume=config.resume,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
         average=average,
+        parts=len(STYLES),
     )
     with torch.no_grad():
         for live, kept in zip(updates, average, strict=True):

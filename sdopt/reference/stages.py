@@ -13,7 +13,7 @@ from sdopt.reference.clip import train_clip
 from sdopt.reference.config import Stage, TrainReferenceConfig
 from sdopt.reference.data import Dataset, build, caption, draw_background
 from sdopt.reference.denoiser import train_denoiser
-from sdopt.reference.export import assemble, export, export_clip, export_companions
+from sdopt.reference.export import export, export_clip, export_loras, export_tiny_autoencoder, find_pipeline
 from sdopt.reference.loras import train_loras
 from sdopt.reference.tiny_autoencoder import train_tiny_autoencoder
 from sdopt.reference.tokenizer import load_tokenizer, train_tokenizer
@@ -94,11 +94,13 @@ def run(config: TrainReferenceConfig) -> None:
             export=lambda: export(config),
         )
     if wanted(Stage.loras):
-        train_loras(config, Dataset.load(data), assemble(folder), loras)
+        train_loras(config, Dataset.load(data), find_pipeline(config), loras)
+        export_loras(config)
     if wanted(Stage.clip):
         dataset, words = Dataset.load(data), load_tokenizer(tokenizer)
         train_clip(config, dataset, words, clip)
         export_clip(config, dataset, words, clip)
     if wanted(Stage.export):
-        export_companions(config)
+        export_tiny_autoencoder(config)
+        export_loras(config)
         export(config)

@@ -20,13 +20,12 @@ from sdopt.reference.evaluation import Figure, at_least
 from sdopt.reference.sheet import GUIDANCE, STEPS
 from sdopt.reference.training import (
     Progress,
-    Schedule,
     arithmetic,
     describe_hardware,
-    fit,
     generator,
     missing_stage,
     pick_device,
+    train,
 )
 from sdopt.statistics import ratio
 
@@ -80,21 +79,13 @@ def train_tiny_autoencoder(
         latent = (encoded - latents[picked].to(device)).square().mean()
         return pixel + options.edge_weight * edge_loss(output, target) + latent
 
-    schedule = Schedule(
-        options.learning_rate,
-        options.warmup_steps,
-        options.ema,
-        seconds=60 * config.budget_minutes * options.share,
-        steps=options.steps,
-    )
-    done = fit(
+    done = train(
+        config,
+        options,
         network,
         loss,
-        schedule,
         folder,
         title="tiny autoencoder",
-        resume=config.resume,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
         average=average,
     )
     finished = build_tiny_autoencoder()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.reference.config import Device, Precision
+from sdopt.reference.config import Device, Precision, TrainingConfig, TrainReferenceConfig
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +139,49 @@ def generator(seed: int, *path: int, device: torch.device | str = "cpu") -> torc
 
     words = np.random.SeedSequence([seed, *path]).generate_state(2)
     return torch.Generator(device).manual_seed((int(words[0]) << 31) ^ int(words[1]))
+
+
+def train(
+    config: TrainReferenceConfig,
+    options: TrainingConfig,
+    network: nn.Module,
+    loss: Callable[[int], Tensor],
+    folder: Path,
+    *,
+    title: str,
+    average: nn.Module,
+    parts: int = 1,
+    export: Callable[[], None] | None = None,
+) -> Progress:
+    """`fit` as a stage's configuration has it.
+
+    Args:
+        config: the whole configuration.
+        options: the stage's part of it.
+        network: as in `fit`, like `loss`, `folder`, `title` and `average`.
+        parts: how many trainings share the stage's time.
+        export: called every `export.every_minutes`.
+    """
+    schedule = Schedule(
+        options.learning_rate,
+        options.warmup_steps,
+        options.ema,
+        seconds=60 * config.budget_minutes * options.share / parts,
+        steps=options.steps,
+    )
+    minutes = config.export.every_minutes
+    return fit(
+        network,
+        loss,
+        schedule,
+        folder,
+        title=title,
+        resume=config.resume,
+        checkpoint_seconds=60 * config.checkpoint_minutes,
+        average=average,
+        export=export,
+        export_seconds=None if minutes is None else 60 * minutes,
+    )
 
 
 def fit(

@@ -13,8 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.quality.settings import PERFORMANCE
 from sdopt.report.table import markdown
 from sdopt.results import Judgement, Ruling, StudyResult, Verdict, write_atomically
+from sdopt.statistics import holm
 
 STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.NOT_COMPARABLE: "yellow", Verdict.FAIL: "red"}
 
@@ -39,13 +41,15 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
-    return Group(table, *(Text(f"  {note}", "dim") for note in floors_of(result)))
+    notes = [*claims_of(result, judgements), *floors_of(result)]
+    return Group(table, *(Text(f"  {note}", "dim") for note in notes))
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     """The same as Markdown, and every ruling below it."""
     rows = [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
-    summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, floors_of(result))
+    notes = [*claims_of(result, judgements), *floors_of(result)]
+    summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, notes)
     rulings = [
         (j.candidate, _name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
         for j in judgements
@@ -53,6 +57,20 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
     ]
     heads = ("variant", "rule", "verdict", "estimate", "one-sided bounds", "limit", "reason")
     return f"## sdopt gate: {result.name} ({result.gate})\n\n{summary}\n{markdown(heads, rulings, [])}"
+
+
+def claims_of(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
+    """Which of the study's claims of benefit hold together: each may hold alone by chance if there are many.
+
+    Only reported; the verdicts are of each variant by itself.
+    """
+    claims = [(f"{j.candidate} ({PERFORMANCE[metric]})", p) for j in judgements for metric, p in j.claims.items()]
+    if not claims:
+        return []
+    held = holm([p for _, p in claims], 1 - result.confidence)
+    kept = [name for (name, _), holds in zip(claims, held, strict=True) if holds]
+    said = f"of {len(claims)} claims of benefit, {', '.join(kept) if kept else 'none'} hold together"
+    return [f"{said} at {result.confidence:.0%} confidence (Holm)."]
 
 
 def floors_of(result: StudyResult) -> list[str]:
