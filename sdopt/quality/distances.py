@@ -25,6 +25,11 @@ from sdopt.quality.images import batches, channels_first, image_files
 HELD_OUT = PACKAGED / "held_out"
 """Folder of the packaged held-out images."""
 
+PRECOMPUTED = PACKAGED / "clip" / "held_out.safetensors"
+"""Their features by the packaged CLIP."""
+
+PACKAGED_NAME = "packaged held-out images"
+
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSet:
@@ -121,9 +126,19 @@ def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
         UsageError: there is no such thing, or it cannot be read.
     """
     if source == "packaged":
-        return ReferenceSet.of_folder(HELD_OUT, extractor, "packaged held-out images")
+        return _precomputed(extractor) or ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
     path = Path(source).expanduser()
     return ReferenceSet.of_folder(path, extractor) if path.is_dir() else ReferenceSet.load(path, extractor)
+
+
+def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
+    """The packaged features of the held-out images, where they are by this extractor's weights."""
+    if not PRECOMPUTED.is_file():
+        return None
+    with safe_open(PRECOMPUTED, framework="pt") as stream:
+        of = stream.metadata()
+    fits = (of["features"], of["weights"]) == (extractor.name, extractor.digest)
+    return ReferenceSet.load(PRECOMPUTED, extractor) if fits else None
 
 
 def digest_of(images: np.ndarray) -> str:

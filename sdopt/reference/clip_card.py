@@ -92,15 +92,15 @@ pictures stand on one of ten colours, which their captions name.
 
 ## Training
 
-`sdopt train-reference stage=clip` repeats it. {figures["steps"]:,} steps of {figures["batch_size"]} pictures, each of \
-another concept, in {figures["seconds"] / 60:.0f} minutes of wall time on {figures["hardware"]}, shared with other \
-work. Symmetric InfoNCE with a learnt temperature; each picture was also held against {figures["extra_captions"]} \
-further captions, half of them of the same things on other backgrounds; a text that fits two pictures counted against \
+`sdopt train-reference stage=clip` repeats it. {_trainings(recipe)}
+
+Symmetric InfoNCE with a learnt temperature; each picture was also held against {figures["extra_captions"]} further \
+captions, half of them of the same things on other backgrounds; a text that fits two pictures counted against \
 neither. \
 Drawings were turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning; they were never \
 blurred or made noisy, which the encoder is there to notice. Each step hid {figures["hidden_patches"]:.0%} of the \
 patches. AdamW, cosine schedule, averaged weights; last training loss \
-{figures["loss"]:.3f}.{_earlier(figures)} No other network had a part in it.
+{figures["loss"]:.3f}. No other network had a part in it.
 
 ## Does it find the caption?
 
@@ -142,6 +142,20 @@ def degradation_table(rows: Iterable[Degraded]) -> str:
         shown = ["" if v is None else f"{v:.{digits[m]}f}" for m, v in zip(METRICS, values, strict=True)]
         lines.append(f"| {row.way} | {row.extent} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _trainings(recipe: dict[str, Any]) -> str:
+    """How long it was trained, the last sitting first, in words."""
+    figures = recipe["clip"]
+    said = (
+        f"{figures['steps']:,} steps of {figures['batch_size']} pictures, each of another concept, in "
+        f"{figures['seconds'] / 60:.0f} minutes of wall time on {figures['hardware']}, beside other work."
+        f"{_earlier(figures)}"
+    )
+    if "started_from" not in recipe:
+        return said
+    before = _trainings(recipe["started_from"])
+    return f"{said} It started from weights of an earlier sitting (`clip.start_from=`): {before}"
 
 
 def _earlier(figures: dict[str, Any]) -> str:

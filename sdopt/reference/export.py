@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdopt.quality.distances import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
+from sdopt.quality.features import ClipFeatures
 from sdopt.reference import MODEL
 from sdopt.reference.architecture import build_scheduler
 from sdopt.reference.autoencoder import load_autoencoder
@@ -80,10 +82,16 @@ def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
     """What was done to make these weights: the data, each training, and the recipe of the weights it started from."""
     stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
     found: dict[str, Any] = {"seed": config.seed, "data": data_recipe(dataset), **stages}
-    starts = [Path(start) / "recipe.json" for stage in stages.values() if (start := stage.pop("start_from", None))]
+    starts = [Path(start) for stage in stages.values() if (start := stage.pop("start_from", None))]
     if starts:
-        found["started_from"] = json.loads(starts[0].read_text()) if starts[0].is_file() else {}
+        found["started_from"] = read_recipe(starts[0])
     return found
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """What was done to make the weights in a folder; empty where it does not say."""
+    file = folder / "recipe.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def data_recipe(dataset: Dataset) -> dict[str, Any]:
@@ -153,12 +161,17 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
         size=side, do_center_crop=False, crop_size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
     processor.save_pretrained(fresh)
-    made_of = {"seed": config.seed, "data": data_recipe(dataset), "clip": read_figures(folder)}
+    figures = read_figures(folder)
+    made_of = {"seed": config.seed, "data": data_recipe(dataset), "clip": figures}
+    if (start := figures.pop("start_from", None)) is not None:
+        made_of["started_from"] = read_recipe(Path(start))
     (fresh / "recipe.json").write_text(json.dumps(made_of, indent=1) + "\n")
     pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
     captions = judged_captions(dataset, config.seed)
     evaluation = evaluate_clip(fresh, dataset, captions, draw_in_fewer_steps(pipeline, captions, config.seed))
     write_clip_evaluation(evaluation, fresh / "evaluation.json")
+    extractor = ClipFeatures("emojiclip", str(fresh))
+    ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME).save(fresh / PRECOMPUTED.name)
     write_clip_card(fresh)
     swap_in(fresh, target)
 
