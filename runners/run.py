@@ -296,9 +296,9 @@ def _assess(
 
 def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
     from sdopt.report.plots import study_plot
-    from sdopt.report.sheet import comparison_sheet
+    from sdopt.report.sheet import broken_sheet, comparison_sheet
 
-    for name, draw in (("plot", study_plot), ("images", comparison_sheet)):
+    for name, draw in (("plot", study_plot), ("images", comparison_sheet), ("broken images", broken_sheet)):
         try:
             path = draw(result, folder)
         except Exception as error:  # a picture that cannot be drawn must not keep a result from being logged

@@ -313,7 +313,7 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
     client.log_text(run, table, "table.md")
     # Not the file, which may be an older one where the disk is full.
     client.log_text(run, to_json(result).decode(), "result.json")
-    for name in ("plot", "comparison"):
+    for name in ("plot", "comparison", "broken"):
         if images and (folder / f"{name}.png").is_file():
             with Image.open(folder / f"{name}.png") as image:
                 client.log_image(run, image.convert("RGB"), key=name)

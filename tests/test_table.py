@@ -9,9 +9,9 @@ from PIL import Image
 from rich.console import Console
 
 from sdopt.report.plots import study_plot
-from sdopt.report.sheet import comparison_sheet
+from sdopt.report.sheet import broken_sheet, comparison_sheet
 from sdopt.report.table import markdown_table, rows_of, sweep_markdown, sweep_table, terminal_table
-from sdopt.results import Evidence, Interval, Status, StudyResult
+from sdopt.results import Evidence, Interval, Status, StudyResult, Trip
 from tests.command import Finished
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
@@ -182,6 +182,20 @@ class TestPictures:
             row.images = []
         assert comparison_sheet(result, tmp_path) is None
         assert list(tmp_path.iterdir()) == []
+
+    def test_broken_images_are_shown_beside_the_baselines(self, finished: Finished, result: StudyResult) -> None:
+        assert broken_sheet(result, finished.folder) is None
+        variant = result.variant("bfloat16")
+        variant.trips = [Trip("black", variant.images[1].path, "all black"), Trip("alike", "", "of no image alone")]
+        path = broken_sheet(result, finished.folder)
+        assert path is not None
+        with Image.open(path) as sheet:
+            assert sheet.size == (150 + 2 * 168, 34 + 168)
+            for left, shown in ((150, "baseline"), (318, "bfloat16")):
+                with Image.open(finished.folder / result.variant(shown).images[1].path) as image:
+                    expected = image.convert("RGB").resize((160, 160), Image.Resampling.NEAREST)
+                assert sheet.crop((left, 34, left + 160, 194)).tobytes() == expected.tobytes()
+        path.unlink()
 
     def test_a_plot_of_the_comparisons(self, result: StudyResult, tmp_path: Path) -> None:
         path = study_plot(renamed(result, "bfloat16", "$cost$ [of] |it|"), tmp_path)
