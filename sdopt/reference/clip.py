@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from sdopt.errors import UsageError
 from sdopt.reference.architecture import build_clip
 from sdopt.reference.config import TrainReferenceConfig
 from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, Record, caption
+from sdopt.reference.degradations import LEARNT, Degradation
 from sdopt.reference.training import (
     Progress,
     arithmetic,
@@ -78,13 +80,30 @@ def loose_caption(record: Record, random: np.random.Generator, background: str |
     return text if random.random() < style_share else text.removesuffix(f", {record.style} style")
 
 
+def draw_degradation(random: np.random.Generator, share: float) -> Degradation | None:
+    """One of those that have a word, or None, which leaves a picture as it is."""
+    return LEARNT[random.integers(len(LEARNT))] if random.random() < share else None
+
+
+def spoil(pictures: Tensor, ways: Sequence[Degradation | None], random: np.random.Generator) -> Tensor:
+    """Spoil each picture, float32 (n, 3, 64, 64) in [-1, 1], in its own way, by an amount that is drawn."""
+    import torch
+
+    spoilt = pictures.clone()
+    for place, way in enumerate(ways):
+        if way is not None:
+            picture = pictures[place].add(1).mul(127.5).round().byte().permute(1, 2, 0).numpy()
+            changed = torch.from_numpy(way.spoil(picture, way.draw(random), random).copy())
+            spoilt[place] = changed.permute(2, 0, 1) / 127.5 - 1
+    return spoilt
+
+
 def place_drawings(
     images: Tensor, alphas: Tensor, colours: Tensor, mirrored: Tensor, random: torch.Generator
 ) -> Tensor:
     """Turn, scale, shift and tint drawings a little and lay them on their backgrounds.
 
-    A fourth of them stays where it is, as sharp as it was drawn. Nothing is blurred or made noisy on purpose: the
-    encoder shall notice that.
+    A fourth of them stays where it is, as sharp as it was drawn.
 
     Args:
         images: float32 (n, 3, 64, 64) in [0, 1], on white.
@@ -187,7 +206,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
         random = np.random.default_rng([config.seed, STREAM, step])
         own = random.permutation(len(drawn))[: options.batch_size]
         extra = random.integers(len(drawn), size=options.extra_captions)
-        # Half of the further captions put a thing of this step on another background, or on none.
+        # Half of the further captions put a thing of this step on another background, or spoil it in another way.
         extra[::2] = own[np.arange(len(extra[::2])) % len(own)]
         concepts = np.concatenate([own, extra])
         behind = [draw_any_background(random, options.background_share) for _ in concepts]
@@ -196,7 +215,10 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
             loose_caption(dataset.records[index], random, background, options.style_share)
             for index, background in zip(indices, behind, strict=True)
         ]
-        told = np.array([(concept, places[background]) for concept, background in zip(concepts, behind, strict=True)])
+        ways = [draw_degradation(random, options.spoilt_share) for _ in concepts]
+        texts = [f"{text}, {way.word}" if way else text for text, way in zip(texts, ways, strict=True)]
+        kinds = [LEARNT.index(way) + 1 if way else 0 for way in ways]
+        told = np.array(list(zip(concepts, (places[background] for background in behind), kinds, strict=True)))
         count = len(own)
         same = torch.from_numpy((told[:count, None] == told).all(axis=2)).fill_diagonal_(False)
         chosen = np.array(indices[:count])
@@ -208,7 +230,8 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
             colours,
             mirrored[chosen],
             torch_random,
-        ).to(device)
+        )
+        shown = spoil(shown, ways[:count], random).to(device)
         with arithmetic(config.arithmetic, device):
             seen = embed_visible(network, shown, options.hidden_patches, torch_random)
             read = network.get_text_features(input_ids=_tokens(tokenizer, texts).to(device)).pooler_output
@@ -219,6 +242,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
         "batch_size": options.batch_size,
         "extra_captions": options.extra_captions,
         "background_share": options.background_share,
+        "spoilt_share": options.spoilt_share,
         "hidden_patches": options.hidden_patches,
         "held_out_share": options.held_out_share,
         "start_from": options.start_from,

@@ -18,6 +18,7 @@ from sdopt.reference.clip_evaluation import (
     read_clip_evaluation,
 )
 from sdopt.reference.data import DRAWINGS, EMOJIBASE
+from sdopt.reference.degradations import LEARNT
 from sdopt.reference.sheet import GUIDANCE
 from sdopt.reference.tokenizer import LENGTH, VOCABULARY
 
@@ -97,8 +98,9 @@ pictures stand on one of ten colours, which their captions name.
 Symmetric InfoNCE with a learnt temperature; each picture was also held against {figures["extra_captions"]} further \
 captions, half of them of the same things on other backgrounds; a text that fits two pictures counted against \
 neither. \
-Drawings were turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning; they were never \
-blurred or made noisy, which the encoder is there to notice. Each step hid {figures["hidden_patches"]:.0%} of the \
+Drawings were turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning. \
+{figures["spoilt_share"]:.0%} of them were spoilt, and their captions said so ({_learnt()}), so that a plain caption \
+does not fit a spoilt picture. Each step hid {figures["hidden_patches"]:.0%} of the \
 patches. AdamW, cosine schedule, averaged weights; last training loss \
 {figures["loss"]:.3f}. No other network had a part in it.
 
@@ -113,7 +115,8 @@ white and on each colour.
 
 ## Does it notice?
 
-Each figure should move one way as pictures get worse: the CLIP score down, the distances up. The first five ways \
+Each figure should move one way as pictures get worse: the CLIP score down, the distances up. Of {_named()} it \
+learnt to speak; the other ways it never saw in training. The first five ways \
 spoil the {figures["held_out_pictures"]} drawings kept from training, and distances are to \
 {min(REFERENCE_PICTURES, figures["pictures"]):,} drawings of training. The last one draws captions of `prompts.json` \
 (`training` and `gate`) with the packaged generator by DDIM, guidance {GUIDANCE:g}; those distances are to the flat \
@@ -142,6 +145,14 @@ def degradation_table(rows: Iterable[Degraded]) -> str:
         shown = ["" if v is None else f"{v:.{digits[m]}f}" for m, v in zip(METRICS, values, strict=True)]
         lines.append(f"| {row.way} | {row.extent} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _learnt() -> str:
+    return ", ".join(f"`{way.word}`" for way in LEARNT)
+
+
+def _named() -> str:
+    return ", ".join(way.name for way in LEARNT)
 
 
 def _trainings(recipe: dict[str, Any]) -> str:

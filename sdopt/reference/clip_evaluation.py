@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
 from sdopt.reference.clip import hold_out_pictures
 from sdopt.reference.data import BACKGROUNDS, WHITE, Dataset, on_background
+from sdopt.reference.degradations import DEGRADATIONS
 from sdopt.reference.evaluation import Figure, at_least
 from sdopt.reference.prompts import choose_prompts
 from sdopt.reference.sheet import GUIDANCE, generate
@@ -30,10 +31,6 @@ REFERENCE_PICTURES = 1000
 JUDGED_CAPTIONS = 80
 """How many captions of each kind are drawn in fewer and fewer steps."""
 
-NOISE = (0.02, 0.05, 0.1, 0.2)
-BLUR = (0.5, 1.0, 1.5, 2.0)
-SIZES = (48, 32, 24, 16)
-TURNS = (20, 45, 90, 180)
 WRONG = (0.1, 0.25, 0.5, 1.0)
 STEPS = (25, 10, 5, 3, 2)
 
@@ -161,21 +158,18 @@ def degradations(
     reference = ReferenceSet.of_images("training drawings", dataset.images[chosen], extractor)
     pictures = dataset.images[held_out]
     texts = extractor.embed_texts([dataset.records[index].label for index in held_out])
-    noise = random.standard_normal(pictures.shape, dtype=np.float32)
 
     def judged(way: str, extent: str, spoilt: np.ndarray) -> Degraded:
         return measure(way, extent, extractor(channels_first(spoilt)), texts, reference)
 
-    ways: tuple[tuple[str, str, Sequence[float], Callable[[np.ndarray, Any], np.ndarray]], ...] = (
-        ("noise", "σ = {:g}", NOISE, lambda images, sigma: _noisy(images, sigma * noise)),
-        ("blur", "σ = {:g} px", BLUR, _blurred),
-        ("down-up sampling", "{} px", SIZES, _resampled),
-        ("colours turned", "{}°", TURNS, _turned),
-    )
     rows = []
-    for way, unit, amounts, spoil in ways:
-        rows.append(judged(way, "none", pictures))
-        rows += [judged(way, unit.format(amount), spoil(pictures, amount)) for amount in amounts]
+    for way in DEGRADATIONS:
+        rows.append(judged(way.name, "none", pictures))
+        for amount in way.tried:
+            # The same noise at every amount.
+            source = np.random.default_rng([seed, 8])
+            spoilt = np.stack([way.spoil(picture, amount, source) for picture in pictures])
+            rows.append(judged(way.name, way.unit.format(amount), spoilt))
 
     seen, order, given = extractor(channels_first(pictures)), random.permutation(len(texts)), np.arange(len(texts))
     rows.append(Degraded("wrong captions", "none", clip_score(seen, texts), None, None, None))
@@ -315,37 +309,3 @@ def _cosines(pictures: Tensor, texts: Tensor) -> np.ndarray:
 
 def _on(dataset: Dataset, indices: np.ndarray, colours: Sequence[str | None]) -> np.ndarray:
     return dataset.on(indices, np.array([BACKGROUNDS[c] if c else WHITE for c in colours], np.uint8))
-
-
-def _noisy(pictures: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    return (pictures + 255 * noise).clip(0, 255).round().astype(np.uint8)
-
-
-def _each(pictures: np.ndarray, change: Callable[..., object]) -> np.ndarray:
-    from PIL import Image
-
-    return np.stack([np.asarray(change(Image.fromarray(picture))) for picture in pictures])
-
-
-def _blurred(pictures: np.ndarray, sigma: float) -> np.ndarray:
-    from PIL import ImageFilter
-
-    return _each(pictures, lambda image: image.filter(ImageFilter.GaussianBlur(sigma)))
-
-
-def _resampled(pictures: np.ndarray, size: int) -> np.ndarray:
-    from PIL import Image
-
-    cubic, side = Image.Resampling.BICUBIC, pictures.shape[1]
-    return _each(pictures, lambda image: image.resize((size, size), cubic).resize((side, side), cubic))
-
-
-def _turned(pictures: np.ndarray, degrees: int) -> np.ndarray:
-    from PIL import Image
-
-    def turn(image: Image.Image) -> Image.Image:
-        hue, saturation, value = image.convert("HSV").split()
-        hue = hue.point([(level + round(degrees / 360 * 256)) % 256 for level in range(256)])
-        return Image.merge("HSV", (hue, saturation, value)).convert("RGB")
-
-    return _each(pictures, turn)

@@ -149,6 +149,7 @@ class ClipConfig(TrainingConfig):
     Attributes:
         extra_captions: further captions a step that every picture is held against.
         style_share: share of captions that name the style where `caption` would.
+        spoilt_share: share of pictures that are spoilt in a way that their captions name.
         hidden_patches: share of each picture's patches that a step leaves out.
         held_out_share: share of the concepts drawn in several styles of which one picture is kept from training.
         start_from: a folder that this stage wrote, whose weights a training without a checkpoint starts from; null
@@ -158,6 +159,7 @@ class ClipConfig(TrainingConfig):
 
     extra_captions: int = MISSING
     style_share: float = MISSING
+    spoilt_share: float = MISSING
     hidden_patches: float = MISSING
     held_out_share: float = MISSING
     start_from: str | None = MISSING
@@ -241,6 +243,7 @@ def validate(config: TrainReferenceConfig) -> None:
                 "positive: the card compares the LoRAs on them",
             ),
             ("clip.style_share", config.clip.style_share, 0 <= config.clip.style_share <= 1, "from 0 to 1"),
+            ("clip.spoilt_share", config.clip.spoilt_share, 0 <= config.clip.spoilt_share <= 1, "from 0 to 1"),
             (
                 "clip.hidden_patches",
                 config.clip.hidden_patches,
