@@ -136,9 +136,9 @@ def _tripwires(candidate: VariantResult) -> Ruling:
     if not candidate.trips:
         return Ruling("tripwires", "", Verdict.PASS, f"none of {len(candidate.images)} images is broken")
     first = candidate.trips[0]
-    more = f", and {len(candidate.trips) - 1} more" if len(candidate.trips) > 1 else ""
     where = f" ({first.path})" if first.path else ""
-    return Ruling("tripwires", "", Verdict.FAIL, f"{first.wire}: {first.detail}{where}{more}")
+    share = f"; {candidate.broken_images} of {len(candidate.images)} images are broken"
+    return Ruling("tripwires", "", Verdict.FAIL, f"{first.wire}: {first.detail}{where}{share}")
 
 
 def _same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
@@ -296,7 +296,7 @@ class Sides:
         if known is None:
             model = self.candidate.config["model"]["name"]
             advice = "run `sdopt calibrate`, or give the rule a limit or margin"
-            return _unjudged(rule.test, f"{name} has no calibration for {model} with this workload: {advice}", name)
+            return _unjudged(rule.test, f"{name} has no calibration for {model}: {advice}", name)
         return share * whole(known)
 
     def _performance(self, rule: Rule) -> Ruling:

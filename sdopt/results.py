@@ -203,6 +203,12 @@ class VariantResult:
         return found
 
     @property
+    def broken_images(self) -> int:
+        """How many images tripped a wire; all of them where one tripped that is about them together."""
+        tripped = {trip.path for trip in self.trips}
+        return len(self.images) if "" in tripped else len(tripped)
+
+    @property
     def images_per_call(self) -> int:
         workload = self.config["workload"]
         return int(workload["batch_size"] * workload["images_per_prompt"])

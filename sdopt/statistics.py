@@ -13,6 +13,9 @@ from sdopt.results import Comparison, Interval, Measurement, Score, StudyResult,
 MINIMUM_ROUNDS = 6
 """Below this many rounds no interval is given: a t interval on so few, skewed timings covers less than it says."""
 
+_WIDEST = 700.0
+"""Largest logarithm of a bound: the exponential of a little more is no float."""
+
 _ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
     "median": lambda samples: float(np.median(samples)),
     "mean": lambda samples: float(np.mean(samples)),
@@ -195,7 +198,8 @@ def ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
         low, high = logs.mean(), logs.mean()
         if logs.std() > 0:
             low, high = stats.t.interval(confidence, logs.size - 1, loc=logs.mean(), scale=stats.sem(logs))
-        interval.low, interval.high, interval.confidence = float(np.exp(low)), float(np.exp(high)), confidence
+        low, high = np.exp(np.clip([low, high], -_WIDEST, _WIDEST)).tolist()
+        interval.low, interval.high, interval.confidence = low, high, confidence
     return interval
 
 
@@ -205,8 +209,9 @@ def _two_samples(logs: np.ndarray, reference: np.ndarray, confidence: float) -> 
     difference = float(logs.mean() - reference.mean())
     pooled = ((n - 1) * logs.var(ddof=1) + (m - 1) * reference.var(ddof=1)) / (n + m - 2)
     width = float(stats.t.ppf((1 + confidence) / 2, n + m - 2) * math.sqrt(pooled * (1 / n + 1 / m)))
-    bounds = math.exp(difference - width), math.exp(difference + width)
-    return Interval(math.exp(difference), *bounds, confidence, min(n, m), "process")
+    # Of two processes at a high confidence the interval is wider than a float.
+    low, high = np.exp(np.clip([difference - width, difference + width], -_WIDEST, _WIDEST)).tolist()
+    return Interval(math.exp(difference), low, high, confidence, min(n, m), "process")
 
 
 def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:

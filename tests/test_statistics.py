@@ -420,6 +420,11 @@ class TestClaims:
         expected = max(float(stats.ttest_1samp(logs, 0.0, alternative=alternative).pvalue), 1e-12)
         assert found == pytest.approx(expected, rel=1e-4, abs=2e-12)
 
+    def test_few_replicates_have_intervals_wider_than_a_float(self) -> None:
+        logs = np.array([0.3, -0.1])
+        found = p_value(lambda confidence: ratio(logs, confidence, "process"), "greater")
+        assert found == pytest.approx(float(stats.ttest_1samp(logs, 0.0, alternative="greater").pvalue))
+
     def test_without_an_interval_there_is_none(self) -> None:
         assert p_value(lambda _: None, "greater") is None
         assert p_value(lambda _: Interval(2.0), "greater") is None

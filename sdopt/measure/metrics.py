@@ -79,7 +79,7 @@ def _quality(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     scores = variant.quality | (edge.quality if edge else {})
     found = {f"quality/{name}": score.estimate for name, score in scores.items() if score.estimate is not None}
     if variant.quality or variant.trips:
-        found["quality/tripped_images"] = float(len(variant.trips))
+        found["quality/tripped_images"] = float(variant.broken_images)
     verdicts = [judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name]
     if verdicts:
         found["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))

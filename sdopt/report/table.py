@@ -213,7 +213,7 @@ def _quality_rows(result: StudyResult, headings: Sequence[str]) -> list[tuple[st
         for name in headings:
             score = scores.get(name)
             if name == "broken":
-                cells.append(f"{len(variant.trips)} of {len(variant.images)}" if variant.trips else "")
+                cells.append(f"{variant.broken_images} of {len(variant.images)}" if variant.trips else "")
             elif score is None:
                 cells.append("")
             else:
