@@ -37,6 +37,7 @@ from sdopt.statistics import (
     memory_ratio,
     other_settings,
     p_value,
+    share_bounds,
     speedup,
     subtract,
 )
@@ -234,7 +235,7 @@ class Sides:
         if not mine:
             return _unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
         ((name, score),) = mine.items()
-        if rule.test in ("at_least", "at_most", "within", "exact"):
+        if rule.test in ("at_least", "at_most", "within", "exact", "rarely"):
             return self._value(rule, name, score)
         other = self.reference.quality.get(name)
         if other is None:
@@ -262,11 +263,24 @@ class Sides:
         limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)
         if isinstance(limit, Ruling):
             return limit
+        if rule.test == "rarely":
+            return self._rarely(rule, name, score, limit)
         if rule.test == "at_least":
             return _above(rule, name, bounds, limit)
         if rule.test == "at_most":
             return _below(rule, name, bounds, limit)
         return _unjudged(rule.test, f"{name} is a distance to the reference: test it with at_most", name)
+
+    def _rarely(self, rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+        """A rule on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
+        if rule.share is None:
+            return _unjudged(rule.test, "the rule has no share", name)
+        above = [value > limit for value in score.per_prompt if value is not None]
+        if not above:
+            return _unjudged(rule.test, f"{name} has no values by prompt", name)
+        ruling = _below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
+        ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
+        return ruling
 
     def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
         """A rule on candidate − reference, signed so that more is better."""

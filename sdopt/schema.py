@@ -207,7 +207,7 @@ class Quality:
     """Folder that keeps images by everything they depend on, so that none is drawn twice; null keeps none."""
 
 
-TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact")
+TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely")
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,8 @@ class Rule:
 
     Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (it is within the
     margin on both sides), `at_least` and `at_most` (the value itself lies beyond `limit`), `within` (it lies between
-    `low` and `high`), `exact` (it is zero for every prompt).
+    `low` and `high`), `exact` (it is zero for every prompt), `rarely` (no more than `share` of the prompts have a value
+    above `limit`: a mean hides the few that went wrong).
     """
 
     metric: str = ""
@@ -229,6 +230,8 @@ class Rule:
     limit: float | None = None
     of_seeds: float | None = bounded(None, ge=0)
     """Instead of `limit`: as a share of the calibrated mean between two images of a prompt from other noise."""
+    share: float | None = bounded(None, gt=0, lt=1)
+    """Of prompts, for `rarely`."""
     low: float | None = None
     high: float | None = None
     confidence: float | None = bounded(0.95, gt=0.5, lt=1)

@@ -337,6 +337,15 @@ def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: flo
     return Bounds(estimate, estimate - width, estimate + width, deviation, n)
 
 
+def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
+    """Bounds of a share of prompts (Clopper and Pearson 1934); the share itself without a confidence."""
+    share = count / n
+    if confidence is None:
+        return Bounds(share, share, share, math.nan, n)
+    found = stats.binomtest(count, n).proportion_ci(2 * confidence - 1, method="exact")
+    return Bounds(share, float(found.low), float(found.high), math.sqrt(share * (1 - share)), n)
+
+
 def pseudo_values(estimate: float, leave_one_out: np.ndarray) -> np.ndarray:
     """What each prompt contributes to a metric of a whole set (Tukey 1958), from the values without it."""
     n = leave_one_out.size

@@ -241,6 +241,16 @@ class TestValues:
         result = study(variant("it"), perceptual_x=per_prompt(value, 0.2))
         assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5)).verdict is expected
 
+    RARE = ((0, Verdict.PASS), (3, Verdict.INCONCLUSIVE), (12, Verdict.FAIL))
+
+    @pytest.mark.parametrize(("wrong", "expected"), RARE)
+    def test_a_few_pictures_that_went_wrong_are_seen(self, wrong: int, expected: Verdict) -> None:
+        values: list[float | None] = [0.9] * wrong + [0.01] * (PROMPTS - wrong)
+        result = study(variant("it"), perceptual_x=Score(0.1, values))
+        found = verdict(result, Rule("perceptual", "rarely", of_seeds=0.75, share=0.08))
+        assert found.verdict is expected
+        assert f"{wrong} of 48 prompts exceed 0.75" in str(found.rulings)
+
     def test_a_published_window_judges_the_estimate_itself(self) -> None:
         rule = Rule("clip_score", "within", low=24.9, high=25.1, confidence=None)
         assert verdict(clip(0.0), rule).verdict is Verdict.PASS

@@ -159,11 +159,13 @@ class Blur(Sabotage):
 
 @dataclass(frozen=True)
 class OtherPrompts(Sabotage):
-    """Each prompt is replaced by the next one of the packaged list."""
+    """Each prompt, or one of so many, is replaced by the next one of the packaged list."""
+
+    every: int = 1
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         captions = json.loads(PROMPTS.read_text())["gate"]
-        following = dict(zip(captions, captions[1:] + captions[:1], strict=True))
+        following = dict(list(zip(captions, captions[1:] + captions[:1], strict=True))[:: self.every])
         encode = pipe.encode_prompt
 
         def changed(prompt: Any, *arguments: Any, **options: Any) -> Any:

@@ -258,8 +258,9 @@ class SquaredMMD:
         kernel: of two sets of features.
         scale: factor on the result.
         reference: features (m, d), m ≥ 2.
-        groups: the group of each reference image, where leaving out a group shall leave it out of the reference too,
-            as where the reference is another variant's images of the same prompts.
+        groups: the group of each reference image, where the reference is another variant's images of the same prompts.
+            Leaving out a group then leaves it out of the reference too, and no two images of one group are compared:
+            they are more alike than two that were drawn apart, by which the distance would come out below 0.
     """
 
     def __init__(
@@ -295,30 +296,44 @@ class SquaredMMD:
         if len(features) < 2:
             raise ValueError(f"{len(features)} images; at least 2 are needed")
         labels, index = _indexed(groups, len(features))
-        xx, n = self._own(features, index)
-        yy, m = self._own_of_reference
+        paired = False
+        if labels is not None and self._labels is not None:
+            if not np.array_equal(labels, self._labels):
+                raise ValueError("the reference has other groups than the features")
+            paired = True
+        xx, yy = self._own(features, index), self._own_of_reference
         xy = self._sums(features, index, self._reference, self._index)
-        value = float(self._combine(xx.sum(), n.sum(), yy.sum(), m.sum(), xy.sum()))
+        x, y = torch.bincount(index), torch.bincount(self._index)
+        n, m, skipped = x.sum(), y.sum(), (x, y, torch.zeros(1))
+        if paired:
+            xx, yy, xy = (sums - sums.diagonal().diag() for sums in (xx, yy, xy))
+            skipped = (x * x, y * y, x * y)
+        value = float(self._combine((xx.sum(), yy.sum(), xy.sum()), n, m, *(pairs.sum() for pairs in skipped)))
         if labels is None:
             return LeaveOneOut(value, np.empty(0), np.empty(0))
-        if self._labels is None:
-            rest = yy.sum(), m.sum(), xy.sum() - xy.sum(dim=1)
-        elif np.array_equal(labels, self._labels):
-            rest = _without(yy), m.sum() - m, _without(xy)
+        if paired:
+            rest = _without(xx), _without(yy), _without(xy)
+            without = self._combine(rest, n - x, m - y, *(pairs.sum() - pairs for pairs in skipped))
         else:
-            raise ValueError("the reference has other groups than the features")
-        return LeaveOneOut(value, labels, self._combine(_without(xx), n.sum() - n, *rest).numpy())
+            rest = _without(xx), yy.sum(), xy.sum() - xy.sum(dim=1)
+            without = self._combine(rest, n - x, m, n - x, m, torch.zeros(1))
+        return LeaveOneOut(value, labels, without.numpy())
 
-    def _combine(self, xx: Tensor, n: Tensor, yy: Tensor, m: Tensor, xy: Tensor) -> Tensor:
-        if min(int(n.min()), int(m.min())) < 2:
+    def _combine(
+        self, sums: tuple[Tensor, Tensor, Tensor], n: Tensor, m: Tensor, in_x: Tensor, in_y: Tensor, across: Tensor
+    ) -> Tensor:
+        """From sums of the kernel within x, within y and across; of the n², m² and nm pairs some were left out."""
+        pairs = n * n - in_x, m * m - in_y, n * m - across
+        if min(int(count.min()) for count in pairs) < 1:
             raise ValueError("without one of the groups fewer than two images are left")
-        return self._scale * (xx / (n * (n - 1)) + yy / (m * (m - 1)) - 2 * xy / (n * m))
+        means = [total / count for total, count in zip(sums, pairs, strict=True)]
+        return self._scale * (means[0] + means[1] - 2 * means[2])
 
-    def _own(self, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of the kernel between groups of one set, no image with itself, and the groups' sizes."""
+    def _own(self, x: Tensor, index: Tensor) -> Tensor:
+        """Sums of the kernel between groups of one set, no image with itself."""
         sums = self._sums(x, index, x, index)
         itself = torch.cat([self._kernel(image, image)[0] for image in x.split(1)])
-        return sums - torch.bincount(index, itself).diag(), torch.bincount(index)
+        return sums - torch.bincount(index, itself).diag()
 
     def _sums(self, x: Tensor, of_x: Tensor, y: Tensor, of_y: Tensor) -> Tensor:
         """Σ k(xᵢ, yⱼ) over i of each group of x and j of each group of y: float64 (groups of x, groups of y)."""

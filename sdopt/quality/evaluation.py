@@ -78,7 +78,7 @@ class Evaluator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._extractors: dict[str, FeatureExtractor] = {}
-        self._references: dict[str, ReferenceSet] = {}
+        self._references: dict[tuple[str, tuple[str, ...]], ReferenceSet] = {}
         self._lpips: Lpips | None = None
 
     def extractor(self, name: str) -> FeatureExtractor:
@@ -90,6 +90,10 @@ class Evaluator:
     def digests(self) -> dict[str, str]:
         """Digest of the weights of every extractor that was used."""
         return {name: extractor.digest for name, extractor in self._extractors.items()}
+
+    @property
+    def _against_baseline(self) -> bool:
+        return self._settings.reference in (None, "baseline")
 
     def of_variant(self, pictures: Pictures, baseline: Pictures) -> dict[str, Score]:
         """Metrics that a variant has by itself."""
@@ -111,7 +115,10 @@ class Evaluator:
             if len(features) < 3:
                 continue
             scores[_named("fid", name)] = _single(fid(features, reference), f"against {reference.name}")
-            for family, distance in (("kid", kid(reference)), ("cmmd", cmmd(reference))):
+            # The baseline's images are of the same prompts: those of one prompt are not held against each other.
+            paired = self._against_baseline and {*prompts} == {*baseline.prompts}
+            groups = baseline.prompts if paired else None
+            for family, distance in (("kid", kid(reference, groups)), ("cmmd", cmmd(reference, groups))):
                 found = distance.leave_one_out(features, prompts)
                 score = _single(found.value, f"against {reference.name}")
                 score.leave_one_out = [_finite(value) for value in found.without.tolist()]
@@ -160,15 +167,15 @@ class Evaluator:
         ]
 
     def _reference(self, name: str, baseline: Pictures) -> ReferenceSet:
-        if name not in self._references:
+        key = name, tuple(record.path for record in baseline.records) if self._against_baseline else ()
+        if key not in self._references:
             extractor = self.extractor(name)
-            source = self._settings.reference
-            self._references[name] = (
+            self._references[key] = (
                 ReferenceSet.of_images("the baseline's images", baseline.images, extractor)
-                if source in (None, "baseline")
-                else reference_set(str(source), extractor)
+                if self._against_baseline
+                else reference_set(str(self._settings.reference), extractor)
             )
-        return self._references[name]
+        return self._references[key]
 
 
 def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> None:
@@ -212,10 +219,10 @@ def _spreads(evaluator: Evaluator, again: Pictures, baseline: Pictures) -> dict[
     second = Pictures(again.folder, renamed)
     spreads = {
         name: _spread_of(score.per_prompt)
-        for name, score in evaluator.of_pair(second, Pictures(first.folder, first.records)).items()
+        for name, score in evaluator.of_pair(second, first).items()
         if score.per_prompt
     }
-    mine, other = evaluator.of_variant(second, baseline), evaluator.of_variant(first, baseline)
+    mine, other = evaluator.of_variant(second, first), evaluator.of_variant(first, first)
     for name in mine.keys() & other.keys():
         difference = subtract(mine[name], other[name])
         if difference.per_prompt:

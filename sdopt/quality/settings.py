@@ -64,11 +64,14 @@ def require_rules(gate: Gate) -> None:
                 "equivalent": ("margin", "deviations"),
                 "at_least": ("limit", "of_seeds"),
                 "at_most": ("limit", "of_seeds"),
+                "rarely": ("limit", "of_seeds"),
             }.get(rule.test, ())
             given = [name for name in ("margin", "deviations", "limit", "of_seeds") if getattr(rule, name) is not None]
             if needed and (len(given) != 1 or given[0] not in needed):
                 problems.append(f"{where}: test={rule.test} takes one of {' and '.join(needed)}")
             if rule.test == "within" and (rule.low is None or rule.high is None):
                 problems.append(f"{where}: test=within takes low and high")
+            if rule.test == "rarely" and rule.share is None:
+                problems.append(f"{where}: test=rarely takes a share")
     if problems:
         raise UsageError(problems)

@@ -138,10 +138,27 @@ def test_a_prompt_leaves_a_paired_reference_too(clip: ClipFeatures, distance) ->
     x, y = sample(20, 24, 10, shift=0.2), sample(15, 24, 11)
     groups, others = np.array([f"prompt {i % 5}" for i in range(20)]), np.array([f"prompt {i % 5}" for i in range(15)])
     found = distance(gathered(y, clip), others).leave_one_out(x, groups)
-    expected = [
-        distance(gathered(y[others != label], clip))(x[groups != label]) for label in sorted(set(groups.tolist()))
-    ]
+    expected = []
+    for label in sorted(set(groups.tolist())):
+        mine, theirs = groups != label, others != label
+        expected.append(distance(gathered(y[theirs], clip), others[theirs]).leave_one_out(x[mine], groups[mine]).value)
     np.testing.assert_allclose(found.without, expected, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("distance", [kid, cmmd])
+def test_images_of_the_same_prompts_are_no_nearer_than_they_are(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+    """Held against itself a set is at distance 0; with pairs of one prompt counted it would be far below."""
+    x, groups = sample(24, 24, 14), [i // 2 for i in range(24)]
+    reference = gathered(x, clip)
+    assert distance(reference, groups).leave_one_out(x, groups).value == pytest.approx(0, abs=1e-9)
+    assert distance(reference).leave_one_out(x, groups).value < -0.01
+    # Two sets that share what is peculiar to each prompt, but not more: not biased either.
+    found = []
+    for seed in range(300):
+        common = sample(12, 24, seed)
+        mine, theirs = (common + 0.3 * sample(12, 24, 1000 * k + seed) for k in (1, 2))
+        found.append(distance(gathered(theirs, clip), range(12)).leave_one_out(mine, range(12)).value)
+    assert abs(np.mean(found)) < 3 * np.std(found) / math.sqrt(len(found))
 
 
 def test_differences_of_the_same_prompts() -> None:

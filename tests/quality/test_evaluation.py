@@ -1,0 +1,65 @@
+"""From folders of images to scores: what a variant has by itself, what a pair has, and what neither may have."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdopt.quality.evaluation import Evaluator, Pictures, Settings
+from sdopt.results import ImageRecord
+from tests.quality.conftest import noisy
+
+AGAINST_BASELINE = Settings(("emojiclip",), None, lpips=False, device="cpu", trained=True)
+
+
+def kept(folder: Path, images: np.ndarray, seed: int = 0) -> Pictures:
+    """The images as a variant's, a prompt each."""
+    folder.mkdir()
+    records = []
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{number}.png")
+        records.append(ImageRecord(f"prompt {number}", number, 0, seed, f"{number}.png"))
+    return Pictures(folder, records)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, drawings: np.ndarray) -> Pictures:
+    return kept(tmp_path / "plain", drawings)
+
+
+@pytest.fixture
+def worse(tmp_path: Path, drawings: np.ndarray) -> Pictures:
+    return kept(tmp_path / "worse", noisy(drawings, 0.2))
+
+
+def test_the_baseline_is_at_no_distance_from_its_own_images(plain: Pictures, worse: Pictures) -> None:
+    evaluator = Evaluator(AGAINST_BASELINE)
+    own, other = evaluator.of_variant(plain, plain), evaluator.of_variant(worse, plain)
+    for name in ("kid_emojiclip", "cmmd_emojiclip"):
+        assert own[name].estimate == pytest.approx(0, abs=1e-6)
+        assert (other[name].estimate or 0) > 0.001
+        assert len(other[name].leave_one_out) == 16
+    assert own["cmmd_emojiclip"].note == "against the baseline's images"
+
+
+def test_a_variant_with_fewer_prompts_is_still_scored(plain: Pictures, worse: Pictures) -> None:
+    few = Pictures(worse.folder, worse.records[:8])
+    found = Evaluator(AGAINST_BASELINE).of_variant(few, plain)
+    assert len(found["cmmd_emojiclip"].leave_one_out) == 8
+
+
+def test_pairs_of_other_noise_have_no_distance(plain: Pictures, tmp_path: Path, drawings: np.ndarray) -> None:
+    evaluator = Evaluator(AGAINST_BASELINE)
+    assert evaluator.of_pair(plain, kept(tmp_path / "other", drawings, seed=1)) == {}
+    same = evaluator.of_pair(plain, kept(tmp_path / "same", drawings))
+    assert same["mse"].estimate == 0
+    assert same["psnr_db"].estimate is None
+    assert same["psnr_db"].note == "the images are identical"
+    assert same["perceptual_emojiclip"].estimate == pytest.approx(0, abs=1e-9)
+
+
+def test_of_random_weights_only_pixels_and_latents_are_compared(plain: Pictures, worse: Pictures) -> None:
+    evaluator = Evaluator(Settings(("emojiclip",), None, lpips=False, device="cpu", trained=False))
+    assert evaluator.of_variant(plain, plain) == {}
+    assert set(evaluator.of_pair(plain, worse)) == {"mse", "psnr_db", "ssim"}
