@@ -99,7 +99,7 @@ def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]
     """The result of a run, those of a sweep, or that of an MLflow run."""
     from sdopt.errors import UsageError
     from sdopt.results import read_result
-    from sdopt.sweep import read_sweep
+    from sdopt.sweep import read_error, read_sweep
     from sdopt.tracking import download_result
 
     path = Path(name)
@@ -107,6 +107,8 @@ def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]
         return [(read_result(path), path if path.is_dir() else path.parent)]
     if path.is_dir():
         studies = read_sweep(path).studies
+        if not studies and (error := read_error(path)) is not None:
+            raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
         if not studies:
             raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
         return [(study, path / job) for job, study in studies.items()]

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     try:
         code = _with_hydra(argv, context)
     except KeyboardInterrupt:
-        print("sdopt: interrupted; what was measured is kept", file=sys.stderr)
+        print("sdopt: interrupted", file=sys.stderr)
         code = 130
 
     if code == 130 and "sdopt.sweep" not in sys.modules:
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     from sdopt.sweep import exit_code
 
     if code == 130 and (folder := RememberFolder.sweep or RememberFolder.run):
-        print(f"`sdopt run resume={folder}` goes on with it.", file=sys.stderr)
+        print(f"What was measured is kept; `sdopt run resume={folder}` goes on with it.", file=sys.stderr)
     if RememberFolder.occupied:
         return max(code, 2)
     if RememberFolder.sweep is not None:
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     import hydra
 
-    from sdopt.config import CONF, CONFIG_NAME, RememberFolder, reject_null_groups, with_resumed
+    from sdopt.config import CONF, CONFIG_NAME, RememberFolder, explain, reject_null_groups, with_resumed
     from sdopt.errors import UsageError
 
     RememberFolder.run, RememberFolder.sweep, RememberFolder.occupied = None, None, False
@@ -97,7 +97,7 @@ def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     except Exception as error:
         if wants_trace:
             traceback.print_exc()
-        said = str(error).partition("Config search path")[0].strip()
+        said = explain(error)
         if isinstance(error, OSError) and error.strerror:
             said = f"{error.filename or RememberFolder.run or RememberFolder.sweep}: {error.strerror}"
         print(f"sdopt: {said or type(error).__name__}", file=sys.stderr)

@@ -1,6 +1,8 @@
 """sdopt ui: the MLflow UI on localhost, on the store that runs are logged to."""
 
 import argparse
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -54,10 +56,17 @@ def main(argv: list[str]) -> int:
     )
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
+    # In a session of its own, for the terminal's Ctrl-C would also reach the server, which answers with tracebacks.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server = subprocess.Popen(command, start_new_session=True)
     try:
-        return subprocess.run(command, check=False).returncode
+        return server.wait()
     except KeyboardInterrupt:
         return 0
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait()
 
 
 def _require_store(tracking: "Tracking") -> None:

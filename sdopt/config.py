@@ -3,8 +3,10 @@
 Nothing below this receives a `DictConfig`.
 """
 
+import difflib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -13,6 +15,7 @@ from types import UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -565,10 +568,38 @@ def job_folder() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def explain(error: Exception) -> str:
+    """What Hydra says, without the paths that it searched; of a key that is unknown, what was perhaps meant."""
+    said = str(error).partition("Config search path")[0].strip()
+    unknown = re.match(r"Could not override '([^']+)'", said)
+    if unknown is None:
+        return said
+    near = difflib.get_close_matches(unknown[1], _known_keys(), n=2)
+    advice = f"did you mean {' or '.join(near)}?" if near else "`sdopt run --help` lists all keys"
+    return f"{unknown[1]}: there is no such key; {advice}"
+
+
+def _known_keys() -> list[str]:
+    """Every group and every key of the plain configuration, in full."""
+    with ExitStack() as stack:
+        if not GlobalHydra.instance().is_initialized():
+            stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))
+        plain = OmegaConf.to_container(compose(CONFIG_NAME), resolve=False)
+    # Groups of which nothing is chosen, as `experiment`, are in no configuration.
+    keys = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+    nodes: list[tuple[str, Any]] = [("", plain)]
+    while nodes:
+        prefix, node = nodes.pop()
+        if isinstance(node, dict):
+            nodes += [(f"{prefix}.{key}" if prefix else str(key), value) for key, value in node.items()]
+        if prefix:
+            keys.append(prefix)
+    return list(dict.fromkeys(keys))
+
+
 def _in_one_line(error: Exception) -> str:
-    """What Hydra says, with the choices that it lists but without the paths that it searched."""
-    said = str(error).partition("Config search path")[0]
-    return " ".join(said.replace("\n\t", ", ").replace(":, ", ": ").split())
+    """`explain`, with the choices that Hydra lists on the same line."""
+    return " ".join(explain(error).replace("\n\t", ", ").replace(":, ", ": ").split())
 
 
 def _merge(overrides: Sequence[str], more: Sequence[str]) -> list[str]:

@@ -31,6 +31,7 @@ from sdopt.results import (
 from sdopt.schema import Gate, Rule
 from sdopt.statistics import (
     Bounds,
+    exceeds,
     jackknife_bounds,
     mean_bounds,
     memory_floor,
@@ -310,7 +311,7 @@ class Sides:
         if known is None:
             model = self.candidate.config["model"]["name"]
             advice = "run `sdopt calibrate`, or give the rule a limit or margin"
-            return _unjudged(rule.test, f"{name} has no calibration for {model}: {advice}", name)
+            return _unjudged(rule.test, f"no calibration for {model}: {advice}", name)
         return share * whole(known)
 
     def _performance(self, rule: Rule) -> Ruling:
@@ -322,7 +323,7 @@ class Sides:
             return _unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", rule.metric)
         ruling = (_above if rule.test == "at_least" else _below)(rule, rule.metric, bounds, rule.limit)
         floor = self.floor(rule.metric)
-        if ruling.verdict is Verdict.FAIL and abs(math.log(bounds.estimate)) <= math.log(floor or math.inf):
+        if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.reason += f"; but two equal processes differed by {_percent(floor)}"
         return ruling
@@ -353,7 +354,7 @@ class Sides:
                 said.append(f"{shown}, but the A/A floor is not known")
             elif bounds.low <= 1 <= bounds.high:
                 said.append(f"{shown} includes 1")
-            elif abs(math.log(better)) <= math.log(floor):
+            elif not exceeds(better, floor):
                 said.append(f"{shown} is within the A/A floor of {_percent(floor)}")
             else:
                 (gains if better > 1 else harms).append(claim)

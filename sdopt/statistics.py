@@ -174,7 +174,13 @@ def within_floor(comparison: Comparison) -> bool:
         return False
     if comparison.floor is None:
         return True
-    return abs(math.log(comparison.speedup.estimate)) <= math.log(comparison.floor)
+    return not exceeds(comparison.speedup.estimate, comparison.floor)
+
+
+def exceeds(ratio: float, floor: float) -> bool:
+    """Whether a ratio is farther from 1 than two identical workers were, by more than rounding."""
+    distance, chance = abs(math.log(ratio)), math.log(floor)
+    return distance > chance and not math.isclose(distance, chance, rel_tol=1e-9)
 
 
 def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:

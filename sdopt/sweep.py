@@ -23,6 +23,12 @@ def write_error(error: JobError, folder: Path) -> None:
     write_atomically(folder / "error.json", json.dumps(asdict(error), indent=1).encode())
 
 
+def read_error(folder: Path) -> JobError | None:
+    """Why the job of a folder has no result; None where it does not say."""
+    file = folder / "error.json"
+    return JobError(**json.loads(file.read_text())) if file.is_file() else None
+
+
 def exit_code(folder: Path) -> int:
     """What a run's folder comes to.
 
@@ -30,8 +36,9 @@ def exit_code(folder: Path) -> int:
     something could not be measured or judged. A variant that was skipped because it cannot run here is not a failure; a
     dry run leaves no file, and is none.
     """
-    if (folder / "error.json").is_file():
-        return JobError(**json.loads((folder / "error.json").read_text())).exit_code
+    error = read_error(folder)
+    if error is not None:
+        return error.exit_code
     if not (folder / "result.json").is_file():
         return 0
     result = read_result(folder)
@@ -76,9 +83,5 @@ def read_sweep(folder: Path) -> Sweep:
     """Collects `result.json` and `error.json` of every job of a sweep's folder."""
     jobs = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: (len(path.name), path.name))
     studies = {job.name: read_result(job) for job in jobs if (job / "result.json").is_file()}
-    errors = {
-        job.name: JobError(**json.loads((job / "error.json").read_text()))
-        for job in jobs
-        if job.name not in studies and (job / "error.json").is_file()
-    }
+    errors = {job.name: error for job in jobs if job.name not in studies and (error := read_error(job)) is not None}
     return Sweep(folder, studies, errors)

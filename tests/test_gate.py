@@ -335,7 +335,7 @@ class TestCodesAndReports:
         found = verdict(result, contract="lossy")
         assert 0 < found.claims["speedup"] < 1e-4
         doubtful = Judgement("doubtful", "baseline", "", "lossy", Verdict.PASS, [], claims={"memory_ratio": 0.06})
-        said = "of 2 claims of benefit, quick (latency) hold together at 95% confidence (Holm)."
+        said = "1 of 2 claims of a gain hold together at 95% confidence (Holm): quick (latency)."
         assert said in verdict_markdown(result, [found, doubtful])
         assert verdict_markdown(study(variant("modest")), []).find("Holm") == -1
 

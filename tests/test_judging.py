@@ -153,6 +153,13 @@ class TestGate:
         assert done.code == 2
         assert said in done.shown
 
+    def test_a_command_that_ended_without_a_result_says_why(self, tmp_path: Path) -> None:
+        assert sdopt(tmp_path, "run", "attention=cudnn", "hardware=cpu", "tracking=none").code == 2
+        [there] = tmp_path.glob("outputs/runs/*/*")
+        done = sdopt(tmp_path, "gate", str(there), "gate=default")
+        assert done.code == 2
+        assert "without a result: attention=cudnn: the cudnn kernel needs a CUDA device" in done.shown
+
     def test_a_waiver_that_is_none(self, folder: Path, tmp_path: Path) -> None:
         done = sdopt(tmp_path, "gate", str(folder), "--against", str(folder), "--waive", "everything")
         assert done.code == 2

@@ -99,6 +99,17 @@ class TestMistakes:
         assert key.partition(".")[0] in finished.err or (value and value.strip("${}") in finished.err)
         assert not list(tmp_path.rglob("result.json"))
 
+    @pytest.mark.parametrize(
+        ("typo", "meant"),
+        [("precison=bf16", "precision"), ("workload.stepz=3", "workload.steps"), ("experimnt=mine", "experiment")],
+    )
+    def test_a_key_that_is_near_is_suggested(self, tmp_path: Path, typo: str, meant: str) -> None:
+        for more in ([], ["-m"]):
+            finished = sdopt(tmp_path, "run", *more, *SMOKE, typo)
+            assert finished.code == 2
+            assert f"{typo.partition('=')[0]}: there is no such key; did you mean {meant}" in finished.err
+            assert "append" not in finished.err
+
     @pytest.mark.parametrize("module", ["sdopt.cli", "runners.run"])
     def test_in_a_process_of_its_own(self, tmp_path: Path, module: str) -> None:
         command = ["run"] if module == "sdopt.cli" else []

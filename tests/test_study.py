@@ -243,7 +243,7 @@ def test_replicates_are_processes(tmp_path: Path) -> None:
         assert (edge.speedup.n, edge.speedup.unit) == (2, "process")
         assert edge.speedup.low is not None
     assert len(list((finished.folder / "logs").iterdir())) == 6
-    assert "2 process(es) per variant" in finished.shown
+    assert "2 processes per variant" in finished.shown
 
 
 def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ class TestProcess:
         assert left == []
         folder = finished.folder.relative_to(finished.cwd)
         assert finished.err == (
-            f"sdopt: interrupted; what was measured is kept\n`sdopt run resume={folder}` goes on with it.\n"
+            f"sdopt: interrupted\nWhat was measured is kept; `sdopt run resume={folder}` goes on with it.\n"
         )
         result = finished.result
         assert result.status == "interrupted"
@@ -497,7 +497,7 @@ class TestProcess:
         process.interrupt()
         finished = process.finish(60)
         assert finished.code == 130
-        assert finished.err == "sdopt: interrupted; what was measured is kept\n"
+        assert finished.err == "sdopt: interrupted\n"
         # The server ends once it has imported what it was told to.
         assert process.left_behind(patience_s=60) == []
 

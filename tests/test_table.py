@@ -123,7 +123,7 @@ class TestTerminal:
     def test_says_the_floor_the_rounds_and_which_memory(self, result: StudyResult) -> None:
         text = " ".join(rendered(result, 100).split())
         assert "A/A floor: two identical baselines differed by" in text
-        assert "6 interleaved rounds, 1 process(es) per variant, 95 % intervals" in text
+        assert "6 interleaved rounds, 1 process per variant, 95 % intervals" in text
         assert "peak resident set of the process during a call" in text
 
     def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:

@@ -70,6 +70,7 @@ def _waterfall(axes: Axes, result: StudyResult, edges: list[Comparison]) -> None
 def _heat_map(axes: Axes, effects: list[Effect], names: list[str]) -> None:
     """Main effects on the diagonal, interactions below it."""
     cells = [[float("nan")] * len(names) for _ in names]
+    labels: list[tuple[str, int, int]] = []
     for effect in effects:
         assert effect.speedup is not None
         places = sorted(names.index(name) for name in effect.options)
@@ -77,10 +78,13 @@ def _heat_map(axes: Axes, effects: list[Effect], names: list[str]) -> None:
         cells[row][column] = effect.speedup.estimate
         low, high = effect.speedup.low, effect.speedup.high
         bounds = "" if low is None else f"\n[{low:.2f}, {high:.2f}]"
-        text = f"{effect.speedup.estimate:.2f}×{bounds}"
-        axes.annotate(text, (column, row), ha="center", va="center", fontsize=9)
+        labels.append((f"{effect.speedup.estimate:.2f}×{bounds}", column, row))
     spread = max(abs(value - 1) for row in cells for value in row if value == value)
     image = axes.imshow(cells, cmap="PiYG", vmin=1 - spread, vmax=1 + spread)
+    for text, column, row in labels:
+        # The ends of the scale are dark.
+        colour = "white" if abs(cells[row][column] - 1) > 0.7 * spread else "black"
+        axes.annotate(text, (column, row), ha="center", va="center", fontsize=9, color=colour)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=9)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_xlabel("diagonal: an option, averaged over the others\nbelow: interaction of two", fontsize=9)

@@ -61,7 +61,7 @@ class Progress:
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
         # Without a terminal a line per variant, and per round, is enough.
         line = text if number else f"{variant}: {phase}"
-        wanted = number is not None or phase in ("loading", "evidence")
+        wanted = number is not None or phase in ("loading", "evidence", "images")
         if not self._quiet and not self._console.is_terminal and wanted and line != self._last:
             self._last = line
             seconds = time.monotonic() - self._begun

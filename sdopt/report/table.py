@@ -13,7 +13,7 @@ from rich.text import Text
 from sdopt.designs import difference
 from sdopt.measure.metrics import metrics_of, peak_rate
 from sdopt.results import Comparison, Effect, Interval, Status, StudyResult, VariantResult
-from sdopt.statistics import latency, within_floor
+from sdopt.statistics import MINIMUM_ROUNDS, latency, within_floor
 
 _STYLES = {
     Status.OK: "green",
@@ -107,9 +107,12 @@ def notes_of(result: StudyResult) -> list[str]:
     protocol = result.config["protocol"]
     percent = f"{100 * result.confidence:g} %"
     if samples and result.schedule.kind == "interleaved":
-        notes.append(
-            f"{max(samples)} interleaved rounds, {protocol['replicates']} process(es) per variant, {percent} intervals."
+        processes = protocol["replicates"]
+        intervals = (
+            f"{percent} intervals" if processes > 1 or max(samples) >= MINIMUM_ROUNDS else "too few for intervals"
         )
+        each = "1 process" if processes == 1 else f"{processes} processes"
+        notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
         notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} intervals.{drift}")

@@ -69,8 +69,8 @@ def claims_of(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]
         return []
     held = holm([p for _, p in claims], 1 - result.confidence)
     kept = [name for (name, _), holds in zip(claims, held, strict=True) if holds]
-    said = f"of {len(claims)} claims of benefit, {', '.join(kept) if kept else 'none'} hold together"
-    return [f"{said} at {result.confidence:.0%} confidence (Holm)."]
+    said = f"{len(kept)} of {len(claims)} claims of a gain hold together at {result.confidence:.0%} confidence (Holm)"
+    return [f"{said}: {', '.join(kept)}." if kept else f"{said}."]
 
 
 def floors_of(result: StudyResult) -> list[str]:
@@ -79,14 +79,23 @@ def floors_of(result: StudyResult) -> list[str]:
     names = {ruling.metric for judgement in result.judgements for ruling in judgement.rulings}
     words = {"numerical": "in another order of computation", "sampling": "from other noise"}
     for kind, spreads in sorted(result.floors.items()):
-        shown = [f"{name} {spread.mean:.3g}" for name, spread in sorted(spreads.items()) if name in names]
+        shown = [
+            f"{name} {spread.mean:.2g} ± {spread.deviation:.2g}"
+            for name, spread in sorted(spreads.items())
+            if name in names
+        ]
         if shown:
-            lines.append(f"{kind} floor (two baselines {words.get(kind, kind)} differ by): {', '.join(shown)}.")
+            said = f"two baselines {words.get(kind, kind)}, mean difference ± deviation by prompt"
+            lines.append(f"{kind} floor ({said}): {', '.join(shown)}.")
     return lines
 
 
 def _because(judgement: Judgement) -> str:
-    said = [f"{_name(ruling)}: {ruling.reason}" for ruling in deciding(judgement)]
+    """What decided, with rules that say the same in one."""
+    by_reason: dict[str, list[str]] = {}
+    for ruling in deciding(judgement):
+        by_reason.setdefault(ruling.reason, []).append(_name(ruling))
+    said = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "; ".join([*said, *([judgement.note] if judgement.note else [])])
 
 
