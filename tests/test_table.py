@@ -186,7 +186,12 @@ class TestPictures:
     def test_broken_images_are_shown_beside_the_baselines(self, finished: Finished, result: StudyResult) -> None:
         assert broken_sheet(result, finished.folder) is None
         variant = result.variant("bfloat16")
-        variant.trips = [Trip("black", variant.images[1].path, "all black"), Trip("alike", "", "of no image alone")]
+        shown = variant.images[1].path
+        variant.trips = [
+            Trip("black", shown, "all of it"),
+            Trip("clipping", shown, "too"),
+            Trip("alike", "", "all images"),
+        ]
         path = broken_sheet(result, finished.folder)
         assert path is not None
         with Image.open(path) as sheet:

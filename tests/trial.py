@@ -46,7 +46,7 @@ class Sabotage(Optimization):
 class FewerSteps(Sabotage):
     """A share of the steps, under the same name."""
 
-    steps: int = 6
+    steps: int = 5
 
     def call_kwargs(self) -> dict[str, Any]:
         return {"num_inference_steps": self.steps}

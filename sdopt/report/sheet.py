@@ -38,16 +38,13 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> Path | No
         None where no image is broken.
     """
     baseline = result.variant(result.baseline)
-    shown = [
-        (
-            f"{variant.name}: {trip.wire}: {record.prompt}",
-            [_find(baseline, record.prompt_index, record.image_index), record.path],
-        )
-        for variant in result.variants
-        for trip in variant.trips
-        for record in variant.images
-        if record.path == trip.path
-    ]
+    shown = []
+    for variant in result.variants:
+        for record in variant.images:
+            wires = [trip.wire for trip in variant.trips if trip.path == record.path]
+            if wires:
+                beside = _find(baseline, record.prompt_index, record.image_index)
+                shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record.path]))
     return _draw(["baseline", "broken"], shown[:rows], folder, "broken.png") if shown else None
 
 
