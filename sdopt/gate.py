@@ -88,7 +88,7 @@ def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration:
     sides = Sides(candidate, reference, comparison.quality, calibration, ratio, floor)
     contract = sides.contract
     rulings = sides.rulings(gate, contract)
-    mixed = len({promise.contract for promise in sides.promises}) > 1
+    mixed = len({promise.contract for promise in sides.promises_of(candidate)}) > 1
     note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
     claims = {metric: p for metric in sides.claimed if (p := sides.no_gain(metric)) is not None}
     return judgement(comparison, contract, rulings, note, claims)
@@ -184,14 +184,12 @@ class Sides:
     @property
     def promises(self) -> list[Promise]:
         """What is promised on either side by the options in which the two differ."""
-        axes = {*self.candidate.choices, *self.reference.choices}
-        changed = [axis for axis in axes if self.candidate.choices.get(axis) != self.reference.choices.get(axis)]
-        return [
-            side.promises[axis]
-            for side in (self.candidate, self.reference)
-            for axis in changed
-            if axis in side.promises
-        ]
+        return [*self.promises_of(self.candidate), *self.promises_of(self.reference)]
+
+    def promises_of(self, side: VariantResult) -> list[Promise]:
+        """Of one side alone."""
+        mine, other = self.candidate.choices, self.reference.choices
+        return [promise for axis, promise in side.promises.items() if mine.get(axis) != other.get(axis)]
 
     @property
     def contract(self) -> Contract:
@@ -205,9 +203,7 @@ class Sides:
     @property
     def claimed(self) -> list[str]:
         """The measures in which the candidate's options claim a gain that the reference does not have."""
-        mine, other = self.candidate, self.reference
-        changed = [axis for axis in mine.promises if mine.choices.get(axis) != other.choices.get(axis)]
-        claims = {claim for axis in changed for claim in mine.promises[axis].claims}
+        claims = {claim for promise in self.promises_of(self.candidate) for claim in promise.claims}
         return [metric for metric, claim in PERFORMANCE.items() if claim in claims]
 
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
