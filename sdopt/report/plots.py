@@ -34,12 +34,13 @@ def study_plot(result: StudyResult, folder: Path) -> Path | None:
 
 
 def _bars(axes: Axes, result: StudyResult, edges: list[Comparison]) -> None:
-    """A bar per comparison, from 1; grey where it is within the floor, which is shaded."""
+    """A bar per comparison, from 1; grey where its interval includes 1 or it is within the floor, which is shaded."""
     references = {edge.reference for edge in edges}
     for row, edge in enumerate(reversed(edges)):
         assert edge.speedup is not None
-        value = edge.speedup.estimate
-        colour = _PLAIN if within_floor(edge) else _GOOD if value > 1 else _BAD
+        value, low, high = edge.speedup.estimate, edge.speedup.low, edge.speedup.high
+        open_ = low is not None and high is not None and low <= 1 <= high
+        colour = _PLAIN if open_ or within_floor(edge) else _GOOD if value > 1 else _BAD
         axes.barh(row, value - 1, left=1, color=colour, height=0.6)
         axes.errorbar(value, row, xerr=_whiskers(edge.speedup), color="black", capsize=3, linewidth=1)
     labels = [edge.candidate + ("" if len(references) == 1 else f"\nagainst {edge.reference}") for edge in edges]
