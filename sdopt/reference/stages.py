@@ -97,9 +97,10 @@ def run(config: TrainReferenceConfig) -> None:
         train_loras(config, Dataset.load(data), find_pipeline(config), loras)
         export_loras(config)
     if wanted(Stage.clip):
-        dataset, words = Dataset.load(data), load_tokenizer(tokenizer)
-        train_clip(config, dataset, words, clip)
-        export_clip(config, dataset, words, clip)
+        dataset = Dataset.load(data)
+        train_clip(config, dataset, load_tokenizer(tokenizer), clip)
+        # One that has padded would save that.
+        export_clip(config, dataset, load_tokenizer(tokenizer), clip)
     if wanted(Stage.export):
         export_tiny_autoencoder(config)
         export_loras(config)

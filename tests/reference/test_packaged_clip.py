@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from sdopt.quality.distances import HELD_OUT, PRECOMPUTED, ReferenceSet, reference_set
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
 from sdopt.reference import CLIP, MODEL
@@ -66,6 +67,15 @@ def test_the_same_picture_gives_the_same_features(extractor: ClipFeatures) -> No
     assert torch.isfinite(features).all()
 
 
+def test_the_features_kept_of_the_held_out_pictures_are_theirs(extractor: ClipFeatures) -> None:
+    kept, made = ReferenceSet.load(PRECOMPUTED, extractor), ReferenceSet.of_folder(HELD_OUT, extractor)
+    assert reference_set("packaged", extractor).digest == kept.digest == made.digest
+    assert kept.n == made.n == 120
+    assert kept.values is not None
+    assert made.values is not None
+    torch.testing.assert_close(kept.values, made.values, rtol=1e-3, atol=1e-3)
+
+
 def test_the_card_and_its_figures_agree_and_hold() -> None:
     card, figures = (CLIP / "README.md").read_text(), json.loads((CLIP / "evaluation.json").read_text())
     assert figures["held_out"]["captions"] > 1600
@@ -84,6 +94,7 @@ def test_only_small_files_without_code_are_shipped() -> None:
         "README.md",
         "config.json",
         "evaluation.json",
+        "held_out.safetensors",
         "model.safetensors",
         "preprocessor_config.json",
         "recipe.json",
