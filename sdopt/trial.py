@@ -168,11 +168,15 @@ def _same_twice(
     second = [record for record in again if record.prompt_index in kept]
     # Of other noise, but the same draw as far as the comparison goes.
     second = [replace(there, seed=here.seed) for here, there in zip(first, second, strict=True)]
-    order = random.permutation(len(processes))
-    half = len(order) // 2
+    # Labels are exchanged within a replicate, whose processes were measured in turn: a study compares no others.
+    by_replicate: dict[int, list[Measurement]] = {}
+    for process in processes:
+        by_replicate.setdefault(process.replicate, []).append(process)
+    whole = [found for found in by_replicate.values() if len(found) > 1]
+    pairs = [[found[i] for i in random.permutation(len(found))[:2]] for found in whole]
     sides = [
-        _variant(baseline, records, [_relabelled(processes[i], n) for n, i in enumerate(chosen)], random)
-        for records, chosen in ((second, order[:half]), (first, order[half : 2 * half]))
+        _variant(baseline, records, [replace(pair[side], sitting=0) for pair in pairs], random)
+        for side, records in enumerate((second, first))
     ]
     pictures = [Pictures(folder, side.images) for side in sides]
     reference = Pictures(folder, baseline.images)
@@ -184,10 +188,6 @@ def _same_twice(
         return (speedup if metric == "speedup" else memory_ratio)(candidate, other, confidence)
 
     return Sides(candidate, other, evaluator.of_pair(*pictures), calibration, ratio, lambda _metric: result.floor)
-
-
-def _relabelled(measurement: Measurement, replicate: int) -> Measurement:
-    return replace(measurement, replicate=replicate, sitting=0)
 
 
 def _variant(
