@@ -24,7 +24,13 @@ def main(argv: list[str]) -> int:
         "--config-dir", type=Path, default=OPTIONS, help="with the preset and its options (default: %(default)s)"
     )
     parser.add_argument("--trials", type=int, default=59, help="A/A trials of each kind (default: %(default)s)")
+    parser.add_argument("--result", type=Path, help="folder of a trial that was measured before: draws its A/A trials anew")
     arguments = parser.parse_intermixed_args(argv)
+    if arguments.result is not None:
+        if not (arguments.result / "result.json").is_file():
+            print(f"sdopt: --result {arguments.result}: there is no result.json in it", file=sys.stderr)
+            return 2
+        return _report(arguments.result, arguments.trials, None)
     if not (arguments.config_dir / "experiment" / "gate_trial.yaml").is_file():
         print(
             f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/gate_trial.yaml; the sabotaged "
@@ -46,7 +52,7 @@ def main(argv: list[str]) -> int:
     return _report(folder, arguments.trials, started)
 
 
-def _report(folder: Path, trials: int, started: float) -> int:
+def _report(folder: Path, trials: int, started: float | None) -> int:
     from rich.console import Console
 
     from sdopt.quality.calibration import calibration_for
@@ -61,7 +67,8 @@ def _report(folder: Path, trials: int, started: float) -> int:
     caught = sabotages(result)
     with console.status("A/A trials"):
         alarms = false_alarms(result, folder, gate, calibration_for(result, gate.calibration), trials)
-    markdown = _markdown(caught, alarms, time.monotonic() - started)
+    took = "" if started is None else f"; {(time.monotonic() - started) / 60:.1f} minutes"
+    markdown = _markdown(caught, alarms, took)
     (folder / "trial.md").write_text(markdown, encoding="utf-8")
     console.print(markdown, markup=False, highlight=False)
     console.print(f"trial: {folder / 'trial.md'}", markup=False, highlight=False, soft_wrap=True)
@@ -69,7 +76,7 @@ def _report(folder: Path, trials: int, started: float) -> int:
     return 0 if all(one.fits for one in caught) and not false else 1
 
 
-def _markdown(caught: "list[Caught]", alarms: "list[Alarms]", seconds: float) -> str:
+def _markdown(caught: "list[Caught]", alarms: "list[Alarms]", took: str) -> str:
     from sdopt.report.table import markdown
     from sdopt.results import Verdict
 
@@ -90,7 +97,7 @@ def _markdown(caught: "list[Caught]", alarms: "list[Alarms]", seconds: float) ->
     tables += "\n" + markdown(("A/A trials", "tried", "false alarms", "inconclusive", "passed"), counts, notes)
     missed = [one.name for one in caught if not one.fits]
     said = f"all {len(caught)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
-    return f"{tables}\n{said}; {seconds / 60:.1f} minutes\n"
+    return f"{tables}\n{said}{took}\n"
 
 
 if __name__ == "__main__":
