@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         "--config-dir", type=Path, default=OPTIONS, help="with the preset and its options (default: %(default)s)"
     )
     parser.add_argument("--trials", type=int, default=59, help="A/A trials of each kind (default: %(default)s)")
-    parser.add_argument("--result", type=Path, help="folder of a trial that was measured before: draws its A/A trials anew")
+    parser.add_argument("--result", type=Path, help="folder of a measured trial: draws its A/A trials anew")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:
         if not (arguments.result / "result.json").is_file():

@@ -216,6 +216,15 @@ class TestTrial:
         )
         assert all(alarms.count(Verdict.FAIL) == 2 for alarms in false_alarms(result, folder, wrong, None, trials=2))
 
+    def test_a_measured_trial_is_reported_anew(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        # `honest` names no rule that should catch it, and may pass.
+        assert gate_trial(["--result", str(folder), "--trials", "1"]) in (0, 1)
+        assert "| black | lossy | fail | tripwires |" in (folder / "trial.md").read_text()
+        assert gate_trial(["--result", str(tmp_path)]) == 2
+        assert "no result.json" in capsys.readouterr().err
+
     def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert gate_trial(["--config-dir", str(tmp_path)]) == 2
         assert "tests/conf" in capsys.readouterr().err
