@@ -221,7 +221,7 @@ class TestTrial:
     ) -> None:
         # `honest` names no rule that should catch it, and may pass.
         assert gate_trial(["--result", str(folder), "--trials", "1"]) in (0, 1)
-        assert "| black | lossy | fail | tripwires |" in (folder / "trial.md").read_text()
+        assert "| black | lossy | fail | tripwires" in (folder / "trial.md").read_text()
         assert gate_trial(["--result", str(tmp_path)]) == 2
         assert "no result.json" in capsys.readouterr().err
 
