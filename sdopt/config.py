@@ -575,8 +575,9 @@ def explain(error: Exception) -> str:
     if unknown is None:
         return said
     near = difflib.get_close_matches(unknown[1], _known_keys(), n=2)
-    advice = f"did you mean {' or '.join(near)}?" if near else "`sdopt run --help` lists all keys"
-    return f"{unknown[1]}: there is no such key; {advice}"
+    advice = f"did you mean {' or '.join(near)}? " if near else ""
+    added = f"what is not among the defaults, as a group of your own, takes a +, as in +{unknown[1]}=…"
+    return f"{unknown[1]}: there is no such key; {advice}`sdopt run --help` lists all; {added}"
 
 
 def _known_keys() -> list[str]:

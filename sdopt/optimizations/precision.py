@@ -47,7 +47,7 @@ class Precision(Optimization):
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if self.tf32 == "off" and not ctx.device.is_cuda:
-            found.append(f"TensorFloat-32 is off already: only CUDA devices have it; this runs on {ctx.device.name}")
+            found.append(f"turning TensorFloat-32 off needs a CUDA device; this runs on {ctx.device.name}")
         elif self.tf32 != "default":
             found += missing(ctx.device, TF32)
         if "bfloat16" in (self.weights, self.autocast) and ctx.device.is_cuda:
