@@ -61,7 +61,9 @@ def of_model(model: Model) -> str:
 
 
 def _read_from(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
+    """What a pipeline is loaded from: its index and its components' folders, but no notes beside them."""
+    files = (path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
+    return sorted(path for path in files if path.parent != folder or path.name == "model_index.json")
 
 
 def _sample(path: Path) -> bytes:
