@@ -27,6 +27,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--result", type=Path, help="folder of a measured trial: draws its A/A trials anew")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:
+        if arguments.overrides:
+            parser.error(f"--result takes what was measured as it is, and no {' '.join(arguments.overrides)}")
         if not (arguments.result / "result.json").is_file():
             print(f"sdopt: --result {arguments.result}: there is no result.json in it", file=sys.stderr)
             return 2

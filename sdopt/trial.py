@@ -160,7 +160,7 @@ def _same_twice(
     calibration: Calibration | None,
     random: np.random.Generator,
 ) -> Sides:
-    """Two variants that differ by chance: images of randomly chosen prompts, times of randomly chosen processes."""
+    """Two variants that differ by chance: images of randomly chosen prompts, times of equal processes."""
     baseline, again = result.variant(result.baseline), result.redrawn[kind]
     prompts = sorted({record.prompt_index for record in again})
     kept = set(random.choice(prompts, size=max(2, 2 * len(prompts) // 3), replace=False).tolist())

@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from sdopt.errors import UsageError
 from sdopt.gate import exit_code, judge, worst
 from sdopt.quality.calibration import Calibration, read_calibration, write_calibration
+from sdopt.quality.settings import require_rules
 from sdopt.report.verdicts import verdict_markdown, write_verdicts
 from sdopt.results import (
     Comparison,
@@ -250,6 +252,11 @@ class TestValues:
         found = verdict(result, Rule("perceptual", "rarely", of_seeds=0.75, share=0.08))
         assert found.verdict is expected
         assert f"{wrong} of 48 prompts exceed 0.75" in str(found.rulings)
+
+    def test_a_share_belongs_to_rarely_alone(self) -> None:
+        for rule in (Rule("perceptual", "rarely", limit=0.5), Rule("perceptual", "at_most", limit=0.5, share=0.1)):
+            with pytest.raises(UsageError, match=r"gate\.rules\.lossy\[0\]: test=rarely takes a share"):
+                require_rules(Gate("g", {"lossy": [rule]}))
 
     def test_a_published_window_judges_the_estimate_itself(self) -> None:
         rule = Rule("clip_score", "within", low=24.9, high=25.1, confidence=None)

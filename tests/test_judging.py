@@ -224,6 +224,9 @@ class TestTrial:
         assert "| black | lossy | fail | tripwires" in (folder / "trial.md").read_text()
         assert gate_trial(["--result", str(tmp_path)]) == 2
         assert "no result.json" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="2"):
+            gate_trial(["--result", str(folder), "gate=strict"])
+        assert "no gate=strict" in capsys.readouterr().err
 
     def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert gate_trial(["--config-dir", str(tmp_path)]) == 2

@@ -71,7 +71,7 @@ def require_rules(gate: Gate) -> None:
                 problems.append(f"{where}: test={rule.test} takes one of {' and '.join(needed)}")
             if rule.test == "within" and (rule.low is None or rule.high is None):
                 problems.append(f"{where}: test=within takes low and high")
-            if rule.test == "rarely" and rule.share is None:
-                problems.append(f"{where}: test=rarely takes a share")
+            if (rule.test == "rarely") != (rule.share is not None):
+                problems.append(f"{where}: test=rarely takes a share, and no other test does")
     if problems:
         raise UsageError(problems)
