@@ -22,10 +22,10 @@ def main(argv: list[str]) -> int:
 
     from rich.console import Console
 
-    from sdopt.forkserver import prepare_environment
+    from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.overhead import overhead_tables, read_overhead, write_overhead
+    from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
 
     folder: Path = arguments.folder or Path("outputs/overhead") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     console = Console()
@@ -59,7 +59,7 @@ def _warm_database(folder: Path) -> list[str]:
     if find_spec("mlflow") is None:
         return ["tracking=none"]
     from sdopt.schema import Tracking
-    from sdopt.tracking import ui_pages
+    from sdopt.tracking.store import ui_pages
 
     uri = f"sqlite:///{folder}/mlflow.db"
     ui_pages(Tracking(uri=uri))

@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
 
 
 def _write(folder: Path, output: Path | None) -> int:
-    from sdopt.quality.calibration import Calibration, calibration_file, write_calibration
-    from sdopt.results import read_result
+    from sdopt.gate.calibration import Calibration, calibration_file, write_calibration
+    from sdopt.results.files import read_result
 
     result = read_result(folder)
     spreads = result.floors.get("sampling")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdopt.forkserver import StartContext
+    from sdopt.worker.forkserver import StartContext
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from sdopt.errors import UsageError
-    from sdopt.forkserver import start_fork_server
+    from sdopt.worker.forkserver import start_fork_server
 
     context = start_fork_server()
     try:
@@ -44,11 +44,15 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
 
     from rich.console import Console
 
-    from sdopt.config import composer_of, data_sheets, optimization_options
-    from sdopt.doctor import check_options, diagnose, list_cards, sheet_yaml, tables
+    from sdopt.config.composer import composer_of
+    from sdopt.config.groups import data_sheets, optimization_options
+    from sdopt.doctor.diagnosis import diagnose, list_cards
+    from sdopt.doctor.options import check_options
+    from sdopt.doctor.tables import sheet_yaml, tables
     from sdopt.errors import ConflictError, UsageError
     from sdopt.measure.ceilings import measure_ceilings
-    from sdopt.worker import find_machine, in_process, planned_machine
+    from sdopt.worker.calls import in_process
+    from sdopt.worker.machine import find_machine, planned_machine
 
     console = Console()
     if str(Path.cwd()) not in sys.path:

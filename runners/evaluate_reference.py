@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sdopt.reference.evaluation import Figure, Note
+    from sdopt.training.evaluation import Figure, Note
 
 
 def main(argv: list[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from sdopt.errors import UsageError
-    from sdopt.reference.data import DataError
+    from sdopt.training.data import DataError
 
     console = Console()
     try:
@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
         return 3
     console.print(_table(figures))
     if arguments.write:
-        from sdopt.reference.card import write_card
-        from sdopt.reference.evaluation import write_evaluation
+        from sdopt.training.card import write_card
+        from sdopt.training.evaluation import write_evaluation
 
         write_evaluation(figures, "effnet", arguments.model / "evaluation.json")
         write_card(arguments.model)
@@ -71,12 +71,12 @@ def main(argv: list[str]) -> int:
 def _evaluate(model: Path, folder: Path, note: "Note") -> "list[Figure]":
     from sdopt.errors import UsageError
     from sdopt.quality.features import feature_extractor, require_features
-    from sdopt.reference.clip_evaluation import clip_figures, draw_in_fewer_steps, evaluate_clip, judged_captions
-    from sdopt.reference.data import Dataset, build
-    from sdopt.reference.evaluation import evaluate_generator
-    from sdopt.reference.loras import lora_figures
-    from sdopt.reference.prompts import read_prompts
-    from sdopt.reference.tiny_autoencoder import tiny_figures
+    from sdopt.training.clip_evaluation import clip_figures, draw_in_fewer_steps, evaluate_clip, judged_captions
+    from sdopt.training.data import Dataset, build
+    from sdopt.training.evaluation import evaluate_generator
+    from sdopt.training.loras import lora_figures
+    from sdopt.training.prompts import read_prompts
+    from sdopt.training.tiny_autoencoder import tiny_figures
 
     require_features("effnet")
     if not (model / "recipe.json").is_file():

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdopt.config import GateConfig
-    from sdopt.results import StudyResult
+    from sdopt.config.composer import GateConfig
+    from sdopt.results.records import StudyResult
 
 
 def main(argv: list[str]) -> int:
@@ -31,12 +31,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="folder for verdicts.{json,md,xml} (default: beside the result)")
     arguments = parser.parse_intermixed_args(argv)
 
-    from sdopt.forkserver import prepare_environment
+    from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.config import gate_of
+    from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError
-    from sdopt.tracking import TrackingError
+    from sdopt.tracking.store import TrackingError
 
     try:
         config = gate_of(arguments.overrides)
@@ -67,10 +67,10 @@ def _judge(
 ) -> int:
     from rich.console import Console
 
-    from sdopt.drift import WAIVERS, judge_drift
     from sdopt.errors import UsageError
-    from sdopt.gate import exit_code, judge
-    from sdopt.quality.calibration import calibration_for
+    from sdopt.gate.calibration import calibration_for
+    from sdopt.gate.drift import WAIVERS, judge_drift
+    from sdopt.gate.judge import exit_code, judge
     from sdopt.report.verdicts import verdict_table, write_verdicts
 
     calibration = calibration_for(result, config.gate.calibration)
@@ -98,9 +98,10 @@ def _judge(
 def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]":
     """The result of a run, those of a sweep, or that of an MLflow run."""
     from sdopt.errors import UsageError
-    from sdopt.results import read_result
-    from sdopt.sweep import read_error, read_sweep
-    from sdopt.tracking import download_result
+    from sdopt.report.sweep import read_sweep
+    from sdopt.results.files import read_result
+    from sdopt.results.folders import read_error
+    from sdopt.tracking.runs import download_result
 
     path = Path(name)
     if path.name == "result.json" or (path / "result.json").is_file():

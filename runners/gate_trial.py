@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sdopt.trial import Alarms, Caught
+from sdopt.gate.trial import CONF
 
-OPTIONS = Path(__file__).resolve().parents[1] / "tests" / "conf"
+if TYPE_CHECKING:
+    from sdopt.gate.trial.alarms import Alarms, Caught
 
 
 def main(argv: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt run")
     parser.add_argument(
-        "--config-dir", type=Path, default=OPTIONS, help="with the preset and its options (default: %(default)s)"
+        "--config-dir", type=Path, default=CONF, help="with the preset and its options (default: %(default)s)"
     )
     parser.add_argument("--trials", type=int, default=59, help="A/A trials of each kind (default: %(default)s)")
     parser.add_argument("--result", type=Path, help="folder of a measured trial: draws its A/A trials anew")
@@ -35,13 +35,11 @@ def main(argv: list[str]) -> int:
         return _report(arguments.result, arguments.trials, None)
     if not (arguments.config_dir / "experiment" / "gate_trial.yaml").is_file():
         print(
-            f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/gate_trial.yaml; the sabotaged "
-            "options are part of sdopt's source, in tests/conf",
+            f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/gate_trial.yaml; without --config-dir "
+            f"the one that comes with sdopt is used, in {CONF}",
             file=sys.stderr,
         )
         return 2
-    # The options' classes live beside the tests.
-    sys.path.insert(0, str(arguments.config_dir.resolve().parents[1]))
 
     from .run import main as run
 
@@ -57,10 +55,11 @@ def main(argv: list[str]) -> int:
 def _report(folder: Path, trials: int, started: float | None) -> int:
     from rich.console import Console
 
-    from sdopt.quality.calibration import calibration_for
-    from sdopt.results import Verdict, read_result
+    from sdopt.gate.calibration import calibration_for
+    from sdopt.gate.trial.alarms import false_alarms, sabotages
+    from sdopt.results.files import read_result
+    from sdopt.results.records import Verdict
     from sdopt.schema import Gate, Rule
-    from sdopt.trial import false_alarms, sabotages
 
     console, result = Console(), read_result(folder)
     settings = dict(result.config["gate"])
@@ -79,8 +78,8 @@ def _report(folder: Path, trials: int, started: float | None) -> int:
 
 
 def _markdown(caught: "list[Caught]", alarms: "list[Alarms]", took: str) -> str:
-    from sdopt.report.table import markdown
-    from sdopt.results import Verdict
+    from sdopt.report.markdown import markdown
+    from sdopt.results.records import Verdict
 
     rows = [
         (

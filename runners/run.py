@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sdopt.config import RunConfig
-    from sdopt.forkserver import StartContext
-    from sdopt.results import StudyResult
+    from sdopt.config.parse import RunConfig
+    from sdopt.results.records import StudyResult
     from sdopt.schema import Tracking
-    from sdopt.timeline import Timeline
-    from sdopt.worker import Machine
+    from sdopt.study.timeline import Timeline
+    from sdopt.worker.forkserver import StartContext
+    from sdopt.worker.machine import Machine
 
 _INFORMATIVE = (
     "--help",
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     """Runs Hydra on the command line's overrides; returns the exit code."""
     if any(argument.partition("=")[0] in _INFORMATIVE for argument in argv):
         return _with_hydra(argv, None)
-    from sdopt.forkserver import start_fork_server
+    from sdopt.worker.forkserver import start_fork_server
 
     # Started before anything heavy is imported here, so that the server imports the same beside us.
     context = start_fork_server()
@@ -47,11 +47,11 @@ def main(argv: list[str]) -> int:
         print("sdopt: interrupted", file=sys.stderr)
         code = 130
 
-    if code == 130 and "sdopt.sweep" not in sys.modules:
+    if code == 130 and "sdopt.report.sweep" not in sys.modules:
         return code  # nothing had begun, and half-imported libraries cannot be imported again
 
-    from sdopt.config import RememberFolder
-    from sdopt.sweep import exit_code
+    from sdopt.config.hydra_job import RememberFolder
+    from sdopt.report.sweep import exit_code
 
     if code == 130 and (folder := RememberFolder.sweep or RememberFolder.run):
         print(f"What was measured is kept; `sdopt run resume={folder}` goes on with it.", file=sys.stderr)
@@ -65,7 +65,9 @@ def main(argv: list[str]) -> int:
 def _with_hydra(argv: list[str], context: "StartContext | None") -> int:
     import hydra
 
-    from sdopt.config import CONF, CONFIG_NAME, RememberFolder, explain, reject_null_groups, with_resumed
+    from sdopt.config.groups import CONF, CONFIG_NAME, reject_null_groups
+    from sdopt.config.hydra_job import RememberFolder, with_resumed
+    from sdopt.config.messages import explain
     from sdopt.errors import UsageError
 
     RememberFolder.run, RememberFolder.sweep, RememberFolder.occupied = None, None, False
@@ -128,12 +130,13 @@ def _job(context: "StartContext") -> Any:
     """One Hydra job: one study. Returns the objective; a failed job returns NaN, so that a sweep goes on."""
     from rich.console import Console
 
-    from sdopt.config import HydraComposer, RememberFolder, in_sweep, job_folder
+    from sdopt.config.composer import HydraComposer
+    from sdopt.config.hydra_job import RememberFolder, in_sweep, job_folder
     from sdopt.errors import ConflictError, OccupiedError, UsageError
-    from sdopt.locks import held
-    from sdopt.results import Status
-    from sdopt.sweep import JobError, write_error
-    from sdopt.timeline import Timeline, process_begun
+    from sdopt.locks import lock_folder
+    from sdopt.results.folders import JobError, write_error
+    from sdopt.results.records import Status
+    from sdopt.study.timeline import Timeline, process_begun
 
     console = Console()
     folder = job_folder()
@@ -142,7 +145,7 @@ def _job(context: "StartContext") -> Any:
     try:
         timeline.enter("composing and planning")
         composer = HydraComposer.of_this_job()
-        with held(folder) as ours:
+        with lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             result = _study(composer, context, folder, console, timeline, alone=not in_sweep())
@@ -173,17 +176,20 @@ def _job(context: "StartContext") -> Any:
 def _study(
     composer: Any, context: "StartContext", folder: Path, console: "Console", timeline: "Timeline", alone: bool
 ) -> "StudyResult | None":
-    from sdopt.config import data_sheets
+    from sdopt.config.groups import data_sheets
     from sdopt.errors import ConflictError, OccupiedError
     from sdopt.pipelines.hub import fetch_models
-    from sdopt.report.progress import Progress
     from sdopt.report.table import show, terminal_table
     from sdopt.report.verdicts import verdict_table
-    from sdopt.results import Status, read_result, write_result
-    from sdopt.resume import go_on
-    from sdopt.study import missing_of, plan_result, require_room, run_study
-    from sdopt.tracking import require_mlflow, require_store
-    from sdopt.worker import find_machine, planned_machine
+    from sdopt.results.files import read_result, write_result
+    from sdopt.results.records import Status
+    from sdopt.study.missing import missing_of
+    from sdopt.study.plan import plan_result, require_room
+    from sdopt.study.progress import Progress
+    from sdopt.study.resume import merge_resumed
+    from sdopt.study.run import run_study
+    from sdopt.tracking.store import require_mlflow, require_store
+    from sdopt.worker.machine import find_machine, planned_machine
 
     run: RunConfig = composer.current
     there = (folder / "result.json").is_file()
@@ -210,7 +216,7 @@ def _study(
         _show_plan(result, console)
         return None
     if there:
-        result = go_on(read_result(folder), result, folder, run.retry_failed)
+        result = merge_resumed(read_result(folder), result, folder, run.retry_failed)
         if result.status == "finished" and not missing_of(result).variants:
             console.print(f"nothing is missing: {folder}", markup=False, highlight=False, soft_wrap=True)
             scored, judged = any(row.quality for row in result.variants), result.gate or not run.gate.judges
@@ -266,12 +272,12 @@ def _assess(
     from rich.markup import escape
 
     from sdopt.errors import UsageError
-    from sdopt.gate import judge
-    from sdopt.quality.calibration import calibration_for
+    from sdopt.gate.calibration import calibration_for
+    from sdopt.gate.judge import judge
     from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
     from sdopt.quality.settings import features_of, reference_of
     from sdopt.report.verdicts import write_verdicts
-    from sdopt.results import write_at_last
+    from sdopt.results.files import write_at_last
 
     if not run.quality.metrics:
         return
@@ -295,8 +301,8 @@ def _assess(
 
 
 def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
+    from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
     from sdopt.report.plots import study_plot
-    from sdopt.report.sheet import broken_sheet, comparison_sheet
 
     for name, draw in (("plot", study_plot), ("images", comparison_sheet), ("broken images", broken_sheet)):
         try:
@@ -309,7 +315,8 @@ def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
 
 
 def _track(result: "StudyResult", folder: Path, tracking: "Tracking", console: "Console") -> None:
-    from sdopt.tracking import TrackingError, log_study
+    from sdopt.tracking.runs import log_study
+    from sdopt.tracking.store import TrackingError
 
     if tracking.kind == "none":
         return
@@ -334,7 +341,7 @@ def _show_plan(result: "StudyResult", console: "Console") -> None:
     for heading in ("variant", "choices beyond the defaults", "contract", "would run?"):
         table.add_column(heading)
     baseline = result.variant(result.baseline).choices
-    from sdopt.designs import difference
+    from sdopt.study.designs import difference
 
     for row in result.variants:
         chosen = ", ".join(f"{axis}={option}" for axis, option in difference(row.choices, baseline).items())
@@ -352,8 +359,8 @@ def _show_plan(result: "StudyResult", console: "Console") -> None:
 
 
 def _objective(run: "RunConfig", result: "StudyResult") -> Any:
-    from sdopt.measure.metrics import metrics_of
-    from sdopt.results import Status
+    from sdopt.analysis.figures import metrics_of
+    from sdopt.results.records import Status
 
     candidates = [row for row in result.variants if row.role != "control"]
     # An option that failed, or that took no effect, has nothing that a sweeper should prefer.
@@ -369,10 +376,12 @@ def _summarise(folder: Path) -> int:
     """The table of a sweep, in the terminal, in its folder and in MLflow; returns the exit code of them all."""
     from rich.console import Console
 
-    from sdopt.report.table import sweep_markdown, sweep_table
+    from sdopt.report.markdown import sweep_markdown
+    from sdopt.report.sweep import read_sweep
+    from sdopt.report.table import sweep_table
     from sdopt.schema import Tracking
-    from sdopt.sweep import read_sweep
-    from sdopt.tracking import TrackingError, log_sweep
+    from sdopt.tracking.runs import log_sweep
+    from sdopt.tracking.store import TrackingError
 
     if not folder.is_dir():
         return 2

@@ -20,15 +20,16 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv).arguments
 
-    from sdopt.forkserver import prepare_environment
+    from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.config import tracking_of
+    from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError
-    from sdopt.report.table import sweep_markdown
-    from sdopt.results import read_result
-    from sdopt.sweep import read_sweep
-    from sdopt.tracking import TrackingError, log_study, log_sweep
+    from sdopt.report.markdown import sweep_markdown
+    from sdopt.report.sweep import read_sweep
+    from sdopt.results.files import read_result
+    from sdopt.tracking.runs import log_study, log_sweep
+    from sdopt.tracking.store import TrackingError
 
     code = 0
     try:

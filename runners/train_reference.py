@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sdopt.errors import UsageError
-from sdopt.reference.config import TrainReferenceConfig, validate
+from sdopt.training.config import TrainReferenceConfig, validate
 
 CONFIGS = Path(__file__).resolve().parents[1] / "conf"
 
@@ -68,8 +68,8 @@ def main(argv: list[str]) -> int:
             print(OmegaConf.to_yaml(OmegaConf.structured(configure([]))))
             return 0
         config = configure(argv)
-        from sdopt.reference.data import DataError
-        from sdopt.reference.stages import run
+        from sdopt.training.data import DataError
+        from sdopt.training.stages import run
 
         try:
             run(config)

@@ -25,12 +25,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of the tracking group")
     arguments = parser.parse_args(argv)
 
-    from sdopt.forkserver import prepare_environment
+    from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
-    from sdopt.config import tracking_of
+    from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError
-    from sdopt.tracking import TrackingError, ui_pages
+    from sdopt.tracking.store import TrackingError, ui_pages
 
     try:
         tracking = tracking_of(arguments.overrides)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdopt.measure.device import Device
+    from sdopt.hardware.device import Device
 
 
 def runtime_folder() -> Path:
@@ -32,7 +32,7 @@ def runtime_folder() -> Path:
 
 
 @contextmanager
-def alone(what: str) -> Iterator[None]:
+def exclusive(what: str) -> Iterator[None]:
     """Waits until no other process of this user does `what`, and keeps the others waiting meanwhile.
 
     Where there is no folder for locks nobody waits: a full disk must not keep results from a tracking server.
@@ -54,7 +54,7 @@ def _named(what: str) -> Path:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[bool]:
+def lock_folder(folder: Path) -> Iterator[bool]:
     """Locks a folder for as long as it is written; False where another process writes it."""
     handle = os.open(folder, os.O_RDONLY)
     try:

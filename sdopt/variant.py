@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdopt.hardware import emulated
-from sdopt.measure.device import Device
+from sdopt.hardware.cards import emulated
+from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sdopt.forkserver import prepare_environment
+from sdopt.worker.forkserver import prepare_environment
 
 prepare_environment()
 # Commands in processes of their own, and the fork server, import what this process imports, whatever is installed.

@@ -14,7 +14,8 @@ from pathlib import Path
 from hydra.core.global_hydra import GlobalHydra
 
 from sdopt.cli import main
-from sdopt.results import StudyResult, read_result
+from sdopt.results.files import read_result
+from sdopt.results.records import StudyResult
 
 ROOT = Path(__file__).parents[1]
 SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))

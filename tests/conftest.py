@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
 
-from sdopt.config import CONF, HydraComposer
-from sdopt.measure.device import Device, probe_device
-from sdopt.results import StudyResult
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import CONF
+from sdopt.hardware.device import Device, probe_device
+from sdopt.measure.operations import tflop_per_image
+from sdopt.results.records import StudyResult
 from sdopt.variant import Variant
-from sdopt.worker import Session
+from sdopt.worker.session import Session
 from tests.command import SMALL, SMOKE, Finished, sdopt
 
 CPU = probe_device("cpu")
@@ -117,3 +120,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def sweep_folder(sweep: Finished) -> Path:
     [path] = (sweep.cwd / "outputs" / "sweeps").glob("*/*/multirun.yaml")
     return path.parent
+
+
+def operations_of(pipe: DiffusionPipeline, variant: Variant) -> dict[str, float]:
+    """TFLOP of one image of a variant, by stage and in `total`."""
+    return tflop_per_image(pipe, variant.task, variant.workload, variant.size, variant.guidance_scale)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.locks import Presence, alone, held, runtime_folder
-from sdopt.measure.device import Device
+from sdopt.hardware.device import Device
+from sdopt.locks import Presence, exclusive, lock_folder, runtime_folder
 from tests.command import SMOKE, sdopt
 
 _HERE = """
 import sys, time
 from contextlib import ExitStack
 from pathlib import Path
-from sdopt.locks import Presence, alone, held
+from sdopt.locks import Presence, exclusive, lock_folder
 from sdopt.measure.device import Device
 with {what}:
     print("there", flush=True)
@@ -65,7 +65,7 @@ class TestPresence:
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
         with Presence(Device("cpu"), "ours") as ours:
             assert ours.others() == []
-        with alone("anything"):
+        with exclusive("anything"):
             pass
 
     def test_a_folder_of_another_user_is_not_trusted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,19 +86,19 @@ class TestPresence:
 
 class TestHeld:
     def test_by_another_process_until_it_is_killed(self, tmp_path: Path) -> None:
-        with elsewhere(f"held(Path({str(tmp_path)!r}))"), held(tmp_path) as ours:
+        with elsewhere(f"lock_folder(Path({str(tmp_path)!r}))"), lock_folder(tmp_path) as ours:
             assert not ours
-        with held(tmp_path) as ours:
+        with lock_folder(tmp_path) as ours:
             assert ours
-            with held(tmp_path) as again:
+            with lock_folder(tmp_path) as again:
                 assert not again
 
 
 class TestAlone:
     def test_waits_for_another_process(self) -> None:
-        with elsewhere("alone('something')") as other:
+        with elsewhere("exclusive('something')") as other:
             read, write = os.pipe()
-            code = "from sdopt.locks import alone\nwith alone('something'): print('mine')"
+            code = "from sdopt.locks import exclusive\nwith exclusive('something'): print('mine')"
             waiting = subprocess.Popen([sys.executable, "-c", code], stdout=write, text=True)
             os.close(write)
             with pytest.raises(subprocess.TimeoutExpired):
@@ -109,7 +109,7 @@ class TestAlone:
             os.close(read)
 
     def test_an_error_within_goes_through(self) -> None:
-        with pytest.raises(OSError, match="within"), alone("something"):
+        with pytest.raises(OSError, match="within"), exclusive("something"):
             raise OSError("within")
-        with alone("something"):
+        with exclusive("something"):
             pass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.results import read_result
+from sdopt.results.files import read_result
 from tests.command import ROOT, SMOKE
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,9 @@ def test_is_small(wheel: Path) -> None:
 
 
 def test_is_what_runs(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "-c", "import sdopt, sdopt.config; print(sdopt.__file__, sdopt.config.CONF)")
+    done = run(
+        installed, tmp_path, "-c", "import sdopt, sdopt.config.groups; print(sdopt.__file__, sdopt.config.groups.CONF)"
+    )
     assert done.stdout.split() == [f"{installed}/sdopt/__init__.py", f"{installed}/sdopt/conf"]
 
 

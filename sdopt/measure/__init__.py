@@ -1,1 +1,1 @@
-"""Measuring: devices, memory, stages, traces and operation counts."""
+"""Measuring one process: stages, traces, clocks, memory, operation counts, and a device's ceilings."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sdopt.hardware import BFLOAT16, FP8, TF32, has
-from sdopt.measure.device import Device
+from sdopt.hardware.cards import BFLOAT16, FP8, TF32, has
+from sdopt.hardware.device import Device
 
 SAMPLES = 7
 COPY = "copy"

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from sdopt.hardware import CUDA_CONTEXT_GIB
-from sdopt.measure.device import Device, ask_nvml, nvml_handle
-from sdopt.results import Memory
+from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.hardware.device import Device, ask_nvml, nvml_handle
+from sdopt.results.records import Memory
 
 _STATUS = Path("/proc/self/status")
 

@@ -5,18 +5,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER, denoiser_of, plain, text_encoders_of
+from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
+from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
+from sdopt.schema import Task, Workload
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
-
-    from sdopt.variant import Variant
 
 _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 """Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
 
 
-def tflop_per_image(pipe: "DiffusionPipeline", variant: "Variant") -> dict[str, float]:
+def tflop_per_image(
+    pipe: "DiffusionPipeline", task: Task, workload: Workload, size: int, guidance_scale: float
+) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
     Counted by PyTorch's FlopCounterMode on the meta device: on a CPU it counts nothing for fused attention.
@@ -24,9 +26,8 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: "Variant") -> dict[str, 
     images of a prompt; SDXL reads one, and takes zeros for the empty one. Some schedulers run the denoiser more often
     than there are steps, and a task's strength leaves steps out.
     """
-    workload, size = variant.workload, variant.size
-    samples = 2 if variant.guidance_scale > 1 else 1
-    denoiser, vae = plain(denoiser_of(pipe)), pipe.vae
+    samples = 2 if guidance_scale > 1 else 1
+    denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
     channels = vae.config.latent_channels
     latent = size // (2 ** (len(vae.config.block_out_channels) - 1))
     length = pipe.tokenizer.model_max_length
@@ -35,26 +36,27 @@ def tflop_per_image(pipe: "DiffusionPipeline", variant: "Variant") -> dict[str, 
         # A task may have changed the number of channels that the configuration gives: see `pipelines.tasks.adapt`.
         fresh_denoiser = type(denoiser).from_config(denoiser.config, in_channels=channels)
         fresh_vae = type(vae).from_config(vae.config)
-        fresh_encoders = [type(plain(encoder))(plain(encoder).config) for encoder in text_encoders_of(pipe)]
+        fresh_encoders = [type(unwrapped(encoder))(unwrapped(encoder).config) for encoder in text_encoders_of(pipe)]
         states = torch.empty(samples, length, denoiser.config.cross_attention_dim)
         sample = torch.empty(samples, channels, latent, latent)
         added = {"added_cond_kwargs": _conditions(fresh_encoders, samples)} if len(fresh_encoders) > 1 else {}
         counted = {
             TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
             / workload.images_per_prompt,
-            VAE_ENCODER: _ENCODED[variant.task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
-            DENOISER: _denoiser_calls(pipe, variant) * tflop(fresh_denoiser, sample, torch.tensor(1), states, **added),
+            VAE_ENCODER: _ENCODED[task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
+            DENOISER: _denoiser_calls(pipe, task, workload.steps)
+            * tflop(fresh_denoiser, sample, torch.tensor(1), states, **added),
             VAE_DECODER: tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
 
 
-def _denoiser_calls(pipe: "DiffusionPipeline", variant: "Variant") -> int:
+def _denoiser_calls(pipe: "DiffusionPipeline", task: Task, steps: int) -> int:
     with torch.device("cpu"):
-        pipe.scheduler.set_timesteps(variant.workload.steps)
-        if variant.task.kind == "txt2img":
+        pipe.scheduler.set_timesteps(steps)
+        if task.kind == "txt2img":
             return len(pipe.scheduler.timesteps)
-        timesteps, _ = pipe.get_timesteps(variant.workload.steps, variant.task.strength, "cpu")
+        timesteps, _ = pipe.get_timesteps(steps, task.strength, "cpu")
         return len(timesteps)
 
 

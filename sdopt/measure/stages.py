@@ -4,35 +4,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+from sdopt.pipelines.parts import denoiser_of, text_encoders_of
 
 TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER = "text_encoder", "vae_encoder", "denoiser", "vae_decoder"
+
 STAGES = (TEXT_ENCODER, VAE_ENCODER, DENOISER, VAE_DECODER)
 
 Enter = Callable[[str], None]
+
 Leave = Callable[[str, Any], None]
-
-
-def denoiser_of(pipe: "DiffusionPipeline") -> Any:
-    """The model that is called once a step: a UNet or a transformer, compiled or not."""
-    return getattr(pipe, denoiser_name(pipe))
-
-
-def denoiser_name(pipe: "DiffusionPipeline") -> str:
-    return "unet" if hasattr(pipe, "unet") else "transformer"
-
-
-def plain(module: torch.nn.Module) -> Any:
-    """The module itself, where `torch.compile` has wrapped it."""
-    return getattr(module, "_orig_mod", module)
-
-
-def text_encoders_of(pipe: "DiffusionPipeline") -> list[torch.nn.Module]:
-    names = ("text_encoder", "text_encoder_2", "text_encoder_3")
-    return [encoder for name in names if (encoder := getattr(pipe, name, None)) is not None]
 
 
 @contextmanager

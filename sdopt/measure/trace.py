@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sdopt.measure.stages import DENOISER, STAGES, denoiser_of, observed
+from sdopt.measure.stages import DENOISER, STAGES, observed
+from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

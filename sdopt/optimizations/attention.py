@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sdopt.hardware import CUDNN_ATTENTION, FLASH_ATTENTION, MEM_EFFICIENT_ATTENTION, missing
-from sdopt.measure.stages import denoiser_of, plain
+from sdopt.hardware.cards import CUDNN_ATTENTION, FLASH_ATTENTION, MEM_EFFICIENT_ATTENTION, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.loading import fewest_heads
+from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Default(Optimization):
         chosen = _processors(denoiser_of(pipe))
 
         def proof(trace: Trace) -> Finding:
-            kinds = _processors(plain(denoiser_of(pipe)))
+            kinds = _processors(unwrapped(denoiser_of(pipe)))
             shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
             return Finding(kinds == chosen, shown, {"processors": kinds, "kernels": trace.fused_attention})
 
@@ -120,7 +120,7 @@ class Sdpa(Optimization):
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler takes this back end apart into its products: then no fused kernel is what shows it.
-                compiled = plain(denoiser_of(pipe)) is not denoiser_of(pipe)
+                compiled = unwrapped(denoiser_of(pipe)) is not denoiser_of(pipe)
                 engaged = all("_math" in name for name in seen) and (bool(seen) or compiled)
             else:
                 engaged = bool(seen) and all(any(word in name for word in words) for name in seen)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sdopt.measure.device import Device
+from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.schema import Model, Workload
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.utils._pytree import tree_map_only
 
-from sdopt.hardware import TRITON, missing
-from sdopt.measure.stages import denoiser_name, denoiser_of
+from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import denoiser_name, denoiser_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from sdopt.measure.stages import denoiser_of
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:

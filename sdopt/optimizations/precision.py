@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from sdopt.hardware import BFLOAT16, TF32, arithmetic, missing
-from sdopt.measure.stages import denoiser_of
+from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:

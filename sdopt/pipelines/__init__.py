@@ -1,1 +1,1 @@
-"""Loading pipelines: the packaged reference model, and diffusers folders."""
+"""Diffusion pipelines: which models there are, whether their files are whole, and how they are loaded."""

@@ -14,7 +14,7 @@ def fetch_models(models: Iterable[Model]) -> None:
     Raises:
         UsageError: for all of them at once, where one cannot be had, or is not a pipeline that sdopt runs.
     """
-    from sdopt.pipelines.loading import require_folder
+    from sdopt.pipelines.checks import require_folder
 
     problems = []
     for model in dict.fromkeys(model for model in models if model.weights == "hub"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
-_REFERENCE = Path(__file__).parents[1] / "reference"
 _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "InpaintPipeline"}
 
 
@@ -63,8 +63,8 @@ def _input(task: Task, model: Model, name: str) -> Path | None:
     given = getattr(task, name)
     if given is not None:
         return Path(given).expanduser()
-    packaged = _REFERENCE / "inputs" / f"{name}.webp"
-    return packaged if (_REFERENCE / model.name).is_dir() and packaged.is_file() else None
+    packaged = PACKAGED / "inputs" / f"{name}.webp"
+    return packaged if (PACKAGED / model.name).is_dir() and packaged.is_file() else None
 
 
 def _open(path: Path) -> "Image":

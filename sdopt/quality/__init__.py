@@ -1,1 +1,1 @@
-"""Image quality: tripwires, paired metrics, CLIP score, and distances between sets of images."""
+"""Image quality: broken images, paired metrics, CLIP score, and distances between sets of images."""

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.loading import PACKAGED
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.quality.features import FeatureExtractor
 from sdopt.quality.images import batches, channels_first, image_files
 

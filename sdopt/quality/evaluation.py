@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from safetensors.torch import load_file
 
+from sdopt.analysis.bounds import pseudo_values, subtract
 from sdopt.errors import UsageError
 from sdopt.quality.appearance import brightness, contrast, fine_detail
 from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import ReferenceSet, cmmd, fid, kid, reference_set
-from sdopt.quality.drawing import LATENTS
 from sdopt.quality.features import ClipFeatures, FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.metrics import QualityMetric, family_of
 from sdopt.quality.paired import Lpips, latents_error, perceptual_distances, pixel_differences, psnr_db
 from sdopt.quality.tripwires import tripped
-from sdopt.results import ImageRecord, Score, Spread, StudyResult, Trip
-from sdopt.statistics import pseudo_values, subtract
+from sdopt.results.records import BrokenImage, ImageRecord, Score, Spread, StudyResult
+from sdopt.worker.draws import LATENTS
 
 if TYPE_CHECKING:
-    from sdopt.forkserver import StartContext
+    from sdopt.worker.forkserver import StartContext
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Evaluator:
             scores["lpips_alex"] = _by_prompt(self._lpips(mine.images, other.images), prompts)
         return scores
 
-    def trips(self, pictures: Pictures, reference: Pictures | None) -> list[Trip]:
+    def trips(self, pictures: Pictures, reference: Pictures | None) -> list[BrokenImage]:
         """Broken images. Of random weights only what is not finite is a sign of anything."""
         paired = reference is not None and reference.draws == pictures.draws
         found = tripped(
@@ -161,7 +161,9 @@ class Evaluator:
             reference=reference.images if reference is not None and paired else None,
         )
         return [
-            Trip(trip.wire, "" if trip.image_index is None else pictures.records[trip.image_index].path, trip.detail)
+            BrokenImage(
+                trip.wire, "" if trip.image_index is None else pictures.records[trip.image_index].path, trip.detail
+            )
             for trip in found
             if self._settings.trained or trip.wire == "non_finite"
         ]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.loading import PACKAGED
+from sdopt.pipelines.catalog import PACKAGED
 
 EMOJICLIP = PACKAGED / "clip"
 """The small CLIP that comes with sdopt: a `CLIPModel` folder with its tokenizer and preprocessor."""

@@ -1,1 +1,1 @@
-"""What people look at: progress, tables and their Markdown. Each is made from a `StudyResult` alone."""
+"""What people look at: tables, Markdown, plots, pictures. Each is made from a `StudyResult` alone."""

@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sdopt.results import Comparison, Effect, Interval, StudyResult
-from sdopt.statistics import latency, within_floor
+from sdopt.analysis.timing import latency, within_floor
+from sdopt.results.records import Comparison, Effect, Interval, StudyResult
 
 _GOOD, _BAD, _PLAIN = "#2b8a3e", "#c92a2a", "#868e96"
 

@@ -1,11 +1,10 @@
-"""What a gate said, as a table for the terminal, as Markdown, as JUnit XML and as JSON."""
+"""Shows what a gate said: a table for the terminal, Markdown, and JSON."""
 
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from xml.etree import ElementTree
 
 from rich import box
 from rich.console import Group
@@ -13,10 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.quality.settings import PERFORMANCE
-from sdopt.report.table import markdown
-from sdopt.results import Judgement, Ruling, StudyResult, Verdict, write_atomically
-from sdopt.statistics import holm
+from sdopt.analysis.claims import holm
+from sdopt.gate.rules import PERFORMANCE
+from sdopt.report.junit import junit, rule_name
+from sdopt.report.markdown import markdown
+from sdopt.results.files import write_atomically
+from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
 
 STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.NOT_COMPARABLE: "yellow", Verdict.FAIL: "red"}
 
@@ -51,7 +52,7 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
     notes = [*claims_of(result, judgements), *floors_of(result)]
     summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, notes)
     rulings = [
-        (j.candidate, _name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
+        (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
         for j in judgements
         for r in j.rulings
     ]
@@ -94,13 +95,9 @@ def _because(judgement: Judgement) -> str:
     """What decided, with rules that say the same in one."""
     by_reason: dict[str, list[str]] = {}
     for ruling in deciding(judgement):
-        by_reason.setdefault(ruling.reason, []).append(_name(ruling))
+        by_reason.setdefault(ruling.reason, []).append(rule_name(ruling))
     said = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "; ".join([*said, *([judgement.note] if judgement.note else [])])
-
-
-def _name(ruling: Ruling) -> str:
-    return f"{ruling.metric} {ruling.rule}".strip()
 
 
 def _figure(value: float | None) -> str:
@@ -130,38 +127,3 @@ def write_verdicts(result: StudyResult, judgements: Sequence[Judgement], folder:
     if target:
         with Path(target).open("a", encoding="utf-8") as stream:
             stream.write(summary + "\n")
-
-
-def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
-    """JUnit XML: a suite for each comparison, a case for each rule.
-
-    A rule that failed is a `failure`; one that could not be judged, or not yet, is an `error`, so that no reader takes
-    it for a pass.
-    """
-    root = ElementTree.Element("testsuites", name=f"sdopt gate {result.gate}")
-    for judgement in judgements:
-        verdicts = [ruling.verdict for ruling in judgement.rulings]
-        failures = verdicts.count(Verdict.FAIL)
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=printable(f"{judgement.candidate} against {judgement.reference}"),
-            tests=str(len(verdicts)),
-            failures=str(failures),
-            errors=str(len(verdicts) - failures - verdicts.count(Verdict.PASS)),
-            timestamp=result.started[:19],
-        )
-        for ruling in judgement.rulings:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=printable(judgement.candidate), name=_name(ruling)
-            )
-            if ruling.verdict is not Verdict.PASS:
-                kind = "failure" if ruling.verdict is Verdict.FAIL else "error"
-                ElementTree.SubElement(case, kind, message=printable(ruling.reason), type=str(ruling.verdict))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-
-
-def printable(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
-    return "".join(letter if letter >= " " or letter in "\t\n" else "�" for letter in text)

@@ -13,13 +13,14 @@ from diffusers import DiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from PIL import Image
 
-from sdopt.config import CONF, HydraComposer
-from sdopt.measure.device import Device
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import CONF
+from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
 from sdopt.optimizations.base import Contract
-from sdopt.quality.drawing import timed_draw
-from sdopt.results import Evidence
-from sdopt.worker import Session
+from sdopt.results.records import Evidence
+from sdopt.worker.draws import timed_draw
+from sdopt.worker.session import Session
 from tests.command import SMOKE, parents, sdopt
 from tests.conftest import CPU, Compose, Load
 
@@ -387,7 +388,7 @@ class TestOnCuda:
 
     @pytest.fixture
     def on_cuda(self, session: Load) -> Load:
-        from sdopt.measure.device import probe_device
+        from sdopt.hardware.device import probe_device
 
         return lambda *overrides: session(*overrides, device=probe_device("cuda"))
 

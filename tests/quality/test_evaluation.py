@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from sdopt.quality.evaluation import Evaluator, Pictures, Settings
-from sdopt.results import ImageRecord
+from sdopt.results.records import ImageRecord
 from tests.quality.conftest import noisy
 
 AGAINST_BASELINE = Settings(("emojiclip",), None, lpips=False, device="cpu", trained=True)

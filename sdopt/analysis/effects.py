@@ -1,0 +1,108 @@
+"""Factorial studies: the effect of each option, and of each pair, on latency and memory."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from scipy import linalg
+
+from sdopt.analysis.timing import log_times, ratio, relative_logs
+from sdopt.results.records import Effect, StudyResult, VariantResult
+
+_TOLERANCE = 1e-9
+
+
+def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
+    """Main effects and pairwise interactions of `options` (as `axis=option`), as ratios.
+
+    A least-squares fit of log time on centred indicators and their products, once per round (or, with several
+    processes per variant, once per replicate), as in Box, Hunter & Hunter, *Statistics for Experimenters*, chapter 5.
+    The main effect of an option is its speed-up averaged over the others. The interaction of two is their joint
+    speed-up over the product of each alone: above 1 they help each other. Where cells of the product are missing,
+    effects that the rest cannot tell apart are named as aliased, and get no figure.
+    """
+    cells = [v for v in result.variants if v.role == "variant" and v.status.timed and v.samples]
+    if len(cells) < 2 or not options:
+        return []
+    present = np.array([[float(_has(cell, option)) for option in options] for cell in cells])
+    terms: list[tuple[int, ...]] = [(n,) for n in range(len(options))]
+    terms += [
+        pair for pair in combinations(range(len(options)), 2) if _axis(options[pair[0]]) != _axis(options[pair[1]])
+    ]
+    # An option that no cell has, or that all have, varies nothing: without its terms the others can be estimated.
+    fixed = {n for n in range(len(options)) if np.ptp(present[:, n]) == 0}
+    fitted = [term for term in terms if not fixed & set(term)]
+    # Centred on the full product, so that an average over the other options is an average over all their levels.
+    levels = [1 + sum(_axis(other) == _axis(option) for other in options) for option in options]
+    centred = present - 1 / np.array(levels)
+    design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in fitted)])
+    aliases = _aliases(design)
+    inverse = np.linalg.pinv(design)
+    times, unit = _log_times(cells, result.variant(result.baseline))
+    memory = [_log_peaks(cell) for cell in cells]
+    found = []
+    for term in terms:
+        effect = Effect(tuple(options[n] for n in term))
+        found.append(effect)
+        if term not in fitted:
+            effect.aliased_with = [options[n] for n in term if n not in fixed] or ["the mean"]
+            continue
+        row = 1 + fitted.index(term)
+        effect.aliased_with = [
+            " × ".join(options[n] for n in fitted[other - 1]) if other else "the mean" for other in aliases[row]
+        ]
+        if not effect.aliased_with:
+            effect.speedup = ratio(-(inverse[row] @ times), result.confidence, unit)
+            if all(len(values) == len(memory[0]) and values for values in memory):
+                effect.memory_ratio = ratio(inverse[row] @ np.array(memory), result.confidence, "process")
+    return found
+
+
+def _has(cell: VariantResult, option: str) -> bool:
+    axis, _, name = option.partition("=")
+    return cell.choices.get(axis, "").partition("(")[0] == name
+
+
+def _axis(option: str) -> str:
+    return option.partition("=")[0]
+
+
+def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:
+    """Log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is.
+
+    Of several sittings they are relative to the baseline of each; a contrast of cells that shared one is the same.
+    """
+    replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
+    flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
+    if len({measurement.sitting for measurement in flat}) > 1:
+        logs = [[relative_logs(cell, baseline, replicate) for replicate in replicates] for cell in cells]
+    else:
+        in_blocks = any(measurement.latency_before_s for measurement in flat)
+        logs = [
+            [log_times(m, in_blocks) for m in cell.measurements if m.latency_s and m.replicate in replicates]
+            for cell in cells
+        ]
+    if len(replicates) > 1:
+        return np.array([[values.mean() for values in row] for row in logs]), "process"
+    rounds = min(row[0].size for row in logs)
+    return np.array([row[0][:rounds] for row in logs]), "round"
+
+
+def _log_peaks(cell: VariantResult) -> list[float]:
+    """Log of the peak memory of each replicate."""
+    peaks: dict[int, list[float]] = {}
+    for measurement in cell.measurements:
+        if measurement.memory:
+            peaks.setdefault(measurement.replicate, []).append(measurement.memory.headline[1])
+    return [float(np.log(np.mean(values))) for values in peaks.values()]
+
+
+def _aliases(design: np.ndarray) -> list[list[int]]:
+    """For each column, the columns that it cannot be told apart from: those beside it in the design's null space."""
+    null = linalg.null_space(design, rcond=_TOLERANCE)
+    found = []
+    for column in range(design.shape[1]):
+        mixed = null[:, np.abs(null[column]) > _TOLERANCE]
+        others = np.flatnonzero(np.abs(mixed).max(axis=1) > _TOLERANCE) if mixed.size else np.array([], dtype=int)
+        found.append([int(other) for other in others if other != column])
+    return found

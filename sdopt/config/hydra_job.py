@@ -1,0 +1,97 @@
+"""What sdopt needs to know of a Hydra job: its folder, and how to run it again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted, without_plus
+from sdopt.config.parse import COMMAND_KEYS
+from sdopt.errors import UsageError
+
+
+class RememberFolder(Callback):
+    """Notes where Hydra put the run or the sweep, for the time after `hydra.main`, and with any launcher."""
+
+    run: ClassVar[Path | None] = None
+    sweep: ClassVar[Path | None] = None
+    occupied: ClassVar[bool] = False
+    """Whether a folder was refused because it is another's: its files say nothing of this command."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        RememberFolder.run = Path(config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        RememberFolder.sweep = Path(config.hydra.sweep.dir)
+
+
+def with_resumed(argv: Sequence[str]) -> list[str]:
+    """A command line as it is, or where it says `resume=<folder>` that of the run or sweep in the folder.
+
+    Hydra keeps what a study was started with in the folder, so that nothing has to be said again; and where tracking or
+    `retry_failed` is said beside `resume`, that holds.
+
+    Raises:
+        UsageError: something else is said, or there is nothing to go on with.
+    """
+    named = [a for a in argv if without_plus(a).startswith("resume=") and without_plus(a) != "resume=null"]
+    if not named:
+        if any(without_plus(argument) == "retry_failed=true" for argument in argv):
+            raise UsageError(
+                "retry_failed=true: only a study that is resumed has failures; name it with resume=<folder>"
+            )
+        return list(argv)
+    folder = Path(without_plus(named[0]).removeprefix("resume=")).expanduser()
+    said = [argument for argument in argv if argument != named[0]]
+    kept = [
+        argument
+        for argument in said
+        if group_of(without_plus(argument).partition("=")[0]) in ("tracking", "retry_failed")
+    ]
+    refused = [argument for argument in said if argument not in kept and argument not in ("-m", "--multirun")]
+    if refused:
+        raise UsageError(
+            [
+                f"{argument}: cannot be changed beside resume, which goes on with the study of its folder; only "
+                "tracking and retry_failed can stand there"
+                for argument in refused
+            ]
+        )
+    sweep = folder / "multirun.yaml"
+    source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
+    try:
+        recorded = OmegaConf.load(source).hydra
+        task: Any = OmegaConf.to_container(recorded.overrides.task)
+        hydra: Any = OmegaConf.to_container(recorded.overrides.hydra)
+        added = [item.path for item in recorded.runtime.config_sources if item.provider == "command-line"]
+    except (OSError, OmegaConfBaseException, ValueError) as error:
+        raise UsageError(
+            f"resume={folder}: there is no {source.relative_to(folder)} that says what was run there; "
+            "name the folder of a run or of a sweep"
+        ) from error
+    place = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
+    ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
+    return [
+        *(["-m"] if sweep.is_file() else []),
+        *(part for path in added for part in ("--config-dir", path)),
+        *(override for override in merge_overrides(task, kept) if key_of(override) not in ours),
+        *(override for override in hydra if key_of(override) not in ours),
+        *(override for override in kept if key_of(override) in ours),
+        f"{place}={quoted(str(folder))}",
+        f"resume={quoted(str(folder))}",
+    ]
+
+
+def in_sweep() -> bool:
+    """Whether the running Hydra job is one of many."""
+    return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def job_folder() -> Path:
+    """The folder that Hydra made for the running job."""
+    return Path(HydraConfig.get().runtime.output_dir)

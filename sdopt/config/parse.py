@@ -1,0 +1,208 @@
+"""From Hydra's composed configuration to typed, validated objects: the only module that knows Hydra.
+
+Nothing below this receives a `DictConfig`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sdopt.config.typed import build_typed
+from sdopt.errors import UsageError
+from sdopt.gate.rules import require_rules
+from sdopt.hardware.cards import require_sheet
+from sdopt.optimizations.base import Optimization
+from sdopt.pipelines.checks import require_model
+from sdopt.pipelines.latents import require_latents
+from sdopt.pipelines.loading import require_options
+from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.pipelines.tasks import require_inputs
+from sdopt.quality.settings import require_quality
+from sdopt.schema import (
+    Gate,
+    Hardware,
+    Model,
+    Protocol,
+    Quality,
+    Rule,
+    Scheduler,
+    Task,
+    Tracking,
+    Workload,
+)
+from sdopt.study.designs import Design
+
+SECTIONS: dict[str, type] = {
+    "model": Model,
+    "task": Task,
+    "scheduler": Scheduler,
+    "workload": Workload,
+    "protocol": Protocol,
+    "hardware": Hardware,
+    "quality": Quality,
+    "gate": Gate,
+    "tracking": Tracking,
+    "study": Design,
+}
+
+_SCALARS = ("dry_run", "objective", "resume", "retry_failed")
+
+COMMAND_KEYS = ("resume", "retry_failed")
+"""Keys that say how a command runs, and nothing of what the study is."""
+
+WORK_SECTIONS = ("task", "scheduler")
+"""Sections that are choices of a variant, as its optimizations are; a baseline keeps them."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One composed configuration, typed and within its ranges."""
+
+    model: Model
+    task: Task
+    scheduler: Scheduler
+    workload: Workload
+    protocol: Protocol
+    quality: Quality
+    gate: Gate
+    hardware: Hardware
+    tracking: Tracking
+    study: Design
+    optimizations: Mapping[str, Optimization]
+    choices: Mapping[str, str]
+    dry_run: bool
+    objective: tuple[str, ...]
+    resume: str | None
+    retry_failed: bool
+    recorded: Mapping[str, Any]
+
+
+def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> RunConfig:
+    """Types and validates a composed configuration.
+
+    Args:
+        cfg: without Hydra's own node.
+        choices: the option chosen in each group (`hydra.runtime.choices`).
+        whole: whether it is to be run, so that files must be there and the sections must go together.
+
+    Raises:
+        UsageError: all problems at once, each naming its key.
+    """
+    problems: list[str] = []
+    sections: dict[str, Any] = {}
+    optimizations: dict[str, Optimization] = {}
+    for key, kind in SECTIONS.items():
+        if key in cfg:
+            sections[key] = (_gate if kind is Gate else build_typed)(key, cfg[key], kind, problems)
+        else:
+            problems.append(f"{key}: this group must be chosen; it cannot be removed")
+    for key in map(str, cfg):
+        if OmegaConf.is_missing(cfg, key):
+            problems.append(f"{key}: must be given, as in {key}=…")
+        elif key not in SECTIONS and key not in _SCALARS:
+            optimizations |= _axis(key, cfg[key], problems)
+    try:
+        objective = cfg.get("objective")
+    except OmegaConfBaseException as error:
+        problems.append(f"objective: {str(error).splitlines()[0]}")
+        objective = ""
+    names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
+    if not names or not all(isinstance(name, str) for name in names):
+        problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
+    problems += [f"{key}: true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)]
+    problems += _beyond_types(sections) if whole else []
+    if problems:
+        raise UsageError(problems)
+    recorded: Any = OmegaConf.to_container(cfg, resolve=True)
+    return RunConfig(
+        **_settled(sections, recorded),
+        optimizations=optimizations,
+        choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
+        | {section: str(choices.get(section)) for section in WORK_SECTIONS},
+        dry_run=cfg.dry_run,
+        objective=names,
+        resume=cfg.get("resume"),
+        retry_failed=cfg.retry_failed,
+        recorded={key: value for key, value in recorded.items() if key not in COMMAND_KEYS},
+    )
+
+
+def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
+    """Problems of the sections that are well typed; None stands for one that is not."""
+    problems = []
+    workload: Workload | None = sections.get("workload")
+    if workload and workload.size is not None and workload.size % 8:
+        problems.append(f"workload.size={workload.size}: must be a multiple of 8, the factor of the autoencoder")
+    checks: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
+        (require_model, ("model",)),
+        (require_options, ("scheduler",)),
+        (resolve_prompts, ("workload", "model")),
+        (require_inputs, ("task", "model", "workload")),
+        (require_latents, ("workload", "task", "model")),
+        (require_rules, ("gate",)),
+        (require_quality, ("quality", "gate", "model")),
+        (require_sheet, ("hardware",)),
+    ]
+    for check, names in checks:
+        needed = [sections.get(name) for name in names]
+        try:
+            if None not in needed:
+                check(*needed)
+        except UsageError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    return problems
+
+
+def _settled(sections: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
+    """The sections with what the gate decides where they leave it open; noted in the record as well."""
+    gate = sections["gate"]
+    for section, key, value in (
+        ("protocol", "replicates", gate.replicates),
+        ("quality", "prompt_count", gate.prompt_count),
+    ):
+        if getattr(sections[section], key) is None:
+            sections = sections | {section: replace(sections[section], **{key: value})}
+            recorded[section][key] = value
+    return sections
+
+
+def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
+    """Prompts of the quality pass: those that are timed come first; without metrics there are no others."""
+    count = run.workload.prompt_count
+    if run.quality.metrics and run.quality.prompt_count is not None:
+        count = run.quality.prompt_count
+    return resolve_prompts(replace(run.workload, prompt_count=count), run.model)
+
+
+def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
+    """The optimization at a top-level key, or those below it where several of one axis combine."""
+    if node is None:
+        return {}
+    if not isinstance(node, DictConfig):
+        problems.append(f"{key}: unknown key; the sections are {', '.join([*SECTIONS, *_SCALARS])}")
+        return {}
+    missing = [f"{key}.{name!s}" for name in node if OmegaConf.is_missing(node, name)]
+    problems += [f"{name}: must be given, as in {name}=…" for name in missing]
+    if missing:
+        return {}
+    nodes = {key: node} if "_target_" in node else {f"{key}.{name!s}": node[name] for name in node}
+    made = {path: build_typed(path, child, Optimization, problems) for path, child in nodes.items()}
+    return {path: option for path, option in made.items() if option is not None}
+
+
+def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:
+    """A gate, its rules typed one by one: OmegaConf leaves what is in a list within a mapping untyped."""
+    if not isinstance(node, DictConfig):
+        return build_typed(path, node, kind, problems)
+    gate = build_typed(path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems)
+    rules: dict[str, list[Rule]] = {}
+    for contract, listed in (node.get("rules") or {}).items():
+        if not OmegaConf.is_list(listed):
+            problems.append(f"{path}.rules.{contract}: must be a list of rules")
+            continue
+        made = [build_typed(f"{path}.rules.{contract}[{i}]", rule, Rule, problems) for i, rule in enumerate(listed)]
+        rules[str(contract)] = [rule for rule in made if rule is not None]
+    return None if gate is None else replace(gate, rules=rules)

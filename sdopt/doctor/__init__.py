@@ -1,0 +1,1 @@
+"""What this machine is, how fast it can be, and which options run on it."""

@@ -1,0 +1,114 @@
+"""What this machine is, how fast it can be at best, and which options run on it, or what they would need."""
+
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+
+import sdopt
+from sdopt.doctor.options import OptionReport
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device, probe_device
+from sdopt.measure.ceilings import Ceiling
+from sdopt.schema import Sheet
+from sdopt.worker.machine import Machine
+
+_TOOLS = ("gcc", "g++", "clang++", "nvcc", "ninja", "nvidia-smi")
+
+_BESIDES = ("triton", "torchao")  # found beside what sdopt asks for
+
+
+@dataclass
+class Diagnosis:
+    """Everything that the doctor found."""
+
+    device: Device
+    host: Device
+    """The CPU, with the machine's memory."""
+    cards: list[Device]
+    planned: bool
+    """Whether the device is a data sheet's, and not here."""
+    start_method: str
+    packages: dict[str, str]
+    missing: dict[str, str]
+    """Packages that are not installed, with the extra that brings them."""
+    tools: dict[str, str | None]
+    disk_free_gib: dict[str, float]
+    sheet: Sheet | None
+    options: list[OptionReport]
+    ceilings: list[Ceiling] = field(default_factory=list)
+    python: str = platform.python_version()
+    platform: str = platform.platform()
+    sdopt: str = sdopt.__version__
+
+
+def list_cards() -> list[Device]:
+    """Every CUDA device; belongs in a process of its own."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            found.append(probe_device(f"cuda:{index}"))
+        except UsageError:  # this build of PyTorch has no kernels for it
+            name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
+            found.append(Device("cuda", index, f"{name} (no kernels for it in this PyTorch)", capability))
+    return found
+
+
+def diagnose(
+    machine: Machine, cards: list[Device], planned: bool, options: list[OptionReport], ceilings: list[Ceiling]
+) -> Diagnosis:
+    """Adds to what was asked of the device what the host can tell."""
+    packages, missing = _packages()
+    here, temporary = Path.cwd(), Path(tempfile.gettempdir())
+    return Diagnosis(
+        device=machine.device,
+        host=probe_device("cpu"),
+        cards=cards,
+        planned=planned,
+        start_method="forkserver" if machine.preloaded else "spawn",
+        packages=packages,
+        missing=missing,
+        tools={tool: _tool_version(tool) for tool in _TOOLS},
+        disk_free_gib={str(folder): shutil.disk_usage(folder).free / 2**30 for folder in (here, temporary)},
+        sheet=machine.sheet,
+        options=options,
+        ceilings=ceilings,
+    )
+
+
+def _packages() -> tuple[dict[str, str], dict[str, str]]:
+    """Versions of what sdopt needs, and the extra that brings each optional package that is not here."""
+    try:
+        wanted = [Requirement(line) for line in requires("sdopt") or []]
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        wanted = [Requirement(name) for name in ("torch", "diffusers", "transformers", "hydra-core", "mlflow")]
+    installed: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for requirement in wanted + [Requirement(name) for name in _BESIDES]:
+        extra = re.search(r'extra == "([^"]+)"', str(requirement.marker or ""))
+        if extra and extra[1] == "dev":
+            continue
+        try:
+            installed[requirement.name] = version(requirement.name)
+        except PackageNotFoundError:
+            if requirement.name not in _BESIDES:
+                missing[requirement.name] = f"pip install 'sdopt[{extra[1]}]'" if extra else "pip install sdopt"
+    return installed, missing
+
+
+def _tool_version(tool: str) -> str | None:
+    if shutil.which(tool) is None:
+        return None
+    try:
+        said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"\b\d+\.\d+(\.\d+)*", next((line for line in said.splitlines() if "release" in line), said))
+    return found[0] if found else "version unknown"

@@ -1,0 +1,161 @@
+"""Shows a diagnosis as tables for the terminal, and as a data sheet."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sdopt.doctor.diagnosis import Diagnosis
+from sdopt.hardware.device import Device
+from sdopt.measure.ceilings import COPY, Ceiling
+from sdopt.schema import Sheet
+
+
+def tables(found: Diagnosis, width: int) -> Group:
+    """All of it, for a terminal of that many columns."""
+    parts: list[Any] = [_machine_table(found)]
+    if found.ceilings:
+        parts.append(_ceilings_table(found))
+    return Group(*parts, *_options_table(found, width))
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=bool(headings))
+    for heading in headings:
+        table.add_column(heading)
+    return table
+
+
+def _machine_table(found: Diagnosis) -> Table:
+    table = _table("this machine")
+    table.show_header = False
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for heading, text in _facts(found):
+        table.add_row(heading, escape(text))
+    return table
+
+
+def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    device, host = found.device, found.host
+    where = " (from its data sheet: it is not here)" if found.planned else ""
+    yield "device", f"{_card(device) if device.is_cuda else device.name}{where}"
+    for card in found.cards:
+        yield f"cuda:{card.index}", _card(card)
+    if not found.cards:
+        built = "" if torch.backends.cuda.is_built() else "; this PyTorch is built without CUDA"
+        yield "CUDA devices", f"none{built}"
+    yield (
+        "CPU",
+        f"{host.name}, {host.attributes['cores']} core(s), {host.attributes['capability']}; "
+        f"{host.memory_free_gib:.1f} of {host.memory_total_gib:.1f} GiB free",
+    )
+    yield "disk", ", ".join(f"{free:.0f} GiB free in {folder}" for folder, free in found.disk_free_gib.items())
+    yield "system", f"{found.platform}; Python {found.python}; sdopt {found.sdopt}"
+    yield "packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())
+    if found.missing:
+        yield "not installed", ", ".join(f"{name} ({how})" for name, how in found.missing.items())
+    yield "tools", ", ".join(f"{tool} {number}" for tool, number in found.tools.items() if number) or "none"
+    absent = [tool for tool, number in found.tools.items() if number is None]
+    if absent:
+        yield "not found", ", ".join(absent)
+    if found.planned:
+        return
+    slow = "" if found.start_method == "forkserver" else ": each worker imports PyTorch anew, in seconds"
+    yield "workers", f"started by {found.start_method}{slow}"
+
+
+def _card(card: Device) -> str:
+    capability = ".".join(map(str, card.capability or ()))
+    memory = f", {card.memory_free_gib:.1f} of {card.memory_total_gib:.1f} GiB free" if card.memory_total_gib else ""
+    driver = f", driver {card.driver}, CUDA {card.attributes.get('cuda')}" if card.driver else ""
+    return f"{card.name}, compute capability {capability}{memory}{driver}"
+
+
+def _ceilings_table(found: Diagnosis) -> Group:
+    table = _table(f"ceilings of {escape(found.device.name)}", "", "reached", "samples")
+    if found.sheet is not None:
+        table.add_column("of the data sheet")
+    for ceiling in found.ceilings:
+        size = f"{ceiling.size // 2**20} MiB" if ceiling.kind == COPY else f"{ceiling.size}²"
+        low, high = (f"{1000 * pick(ceiling.samples_s):.3g}" for pick in (min, max))
+        listed = _listed(found.sheet, ceiling)
+        table.add_row(
+            f"copy of {size}" if ceiling.kind == COPY else f"{ceiling.kind} product, {size}",
+            _rate(ceiling),
+            f"{len(ceiling.samples_s)}: {low} to {high} ms",
+            *([] if found.sheet is None else [f"{100 * ceiling.rate / listed:.0f} % of {listed:g}" if listed else ""]),
+        )
+    note = "Medians; a ceiling moves with clocks, power, and whatever else the machine does."
+    return Group(table, Text(f"  {note}", "dim"))
+
+
+def _rate(ceiling: Ceiling) -> str:
+    """Three digits: of a CPU's products in GFLOP/s."""
+    value, unit = ceiling.rate, ceiling.unit
+    if value < 1 and unit.startswith("T"):
+        value, unit = 1000 * value, "G" + unit[1:]
+    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def _listed(sheet: Sheet | None, ceiling: Ceiling) -> float | None:
+    if sheet is None:
+        return None
+    return sheet.bandwidth_gb_s if ceiling.kind == COPY else sheet.peak(ceiling.kind)
+
+
+def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
+    """Groups with their options; where the terminal is narrow, what is to be said of one goes below the table."""
+    table = _table(f"options on {escape(found.device.name)}", "group", "option", "runs")
+    wide = width >= 110
+    if wide:
+        table.add_column("why not, and what would change it", overflow="fold")
+    before, below = "", []
+    for report in found.options:
+        said = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
+        runs = Text("yes", "green") if report.runs else Text("no", "red")
+        group = report.group if report.group != before else ""
+        before = report.group
+        table.add_row(group, escape(report.option), runs, *([escape(said)] if wide else []))
+        if said:
+            below.append(Text(f"  {report.group}={report.option}: {said}"))
+    return [table] if wide else [table, *below]
+
+
+def sheet_yaml(found: Diagnosis) -> str:
+    """The ceilings as an option of the group `hardware`, to hold what is achieved against."""
+    device = found.device
+    rates = {ceiling.kind: ceiling.rate for ceiling in found.ceilings}
+    copy = rates.pop(COPY)
+    cores = device.capability is not None and device.capability >= (7, 0)
+    vector = {kind: rate for kind, rate in rates.items() if not cores or kind == "fp32"}
+    tensor = {kind: rate for kind, rate in rates.items() if kind not in vector}
+    today = datetime.now(UTC).date().isoformat()
+    capability = f"{device.capability[0]}.{device.capability[1]}" if device.capability else "null"
+
+    def mapping(values: Mapping[str, float]) -> str:
+        return "{" + ", ".join(f"{kind}: {value:.4g}" for kind, value in values.items()) + "}"
+
+    return "\n".join(
+        [
+            f"# {device.name}: ceilings that sdopt doctor measured on {today}, with PyTorch {torch.__version__}",
+            "defaults: [auto]",
+            f"device: {device.type}",
+            "sheet:",
+            f'  name: "{device.name} (measured)"',
+            f'  device_names: ["{device.name}"]',
+            f"  memory_gib: {device.memory_total_gib:.2f}",
+            f"  bandwidth_gb_s: {copy:.4g}  # of a copy, read and written",
+            f"  compute_capability: {capability}",
+            f"  vector: {mapping(vector)}",
+            f"  tensor: {mapping(tensor)}",
+            f'  sources: ["sdopt doctor, {today}: medians of {len(found.ceilings[0].samples_s)} samples"]',
+            "",
+        ]
+    )

@@ -1,0 +1,1 @@
+"""The quality gate: rules fixed beforehand, applied to what a study measured."""

@@ -1,0 +1,149 @@
+"""Two results of the same study, an earlier and a later one: has anything got worse between two commits or versions?
+
+Speed is compared as each result's own speed-up over its own baseline, because times of two runs share no rounds; images
+are compared prompt by prompt.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdopt.analysis.timing import speedup_drift
+from sdopt.errors import UsageError
+from sdopt.gate.calibration import Calibration
+from sdopt.gate.judge import RuleContext, judgement
+from sdopt.gate.rules import PERFORMANCE
+from sdopt.optimizations.base import Contract
+from sdopt.quality.metrics import family_of
+from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult
+from sdopt.schema import Gate
+
+WAIVERS = ("versions", "sdopt")
+"""Differences that may be waived by name: `versions` of torch, diffusers and the like, and the code of `sdopt`."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something by which two results are not comparable; `waiver` is what would allow it, "" where nothing does."""
+
+    what: str
+    waiver: str = ""
+
+
+def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
+    """What keeps two results from being compared: device, model, workload, prompts, versions."""
+    now, then = later.environment, earlier.environment
+    found = [
+        Difference(f"{what}: {mine} against {other}")
+        for what, mine, other in (
+            ("device", now.device.get("name"), then.device.get("name")),
+            ("cpu", now.cpu.get("name"), then.cpu.get("name")),
+            ("baseline", later.baseline, earlier.baseline),
+        )
+        if mine != other
+    ]
+    names = sorted({*now.packages, *then.packages})
+    changed = [n for n in names if now.packages.get(n) != then.packages.get(n)]
+    found += [Difference(f"{n}: {now.packages.get(n)} against {then.packages.get(n)}", "versions") for n in changed]
+    if now.python.rpartition(".")[0] != then.python.rpartition(".")[0]:
+        found.append(Difference(f"python: {now.python} against {then.python}", "versions"))
+    code = [(e.sdopt_version, e.sdopt_commit, e.sdopt_dirty) for e in (now, then)]
+    if code[0] != code[1] or now.sdopt_dirty:
+        shown = [f"{version} {(commit or '')[:9]}{'+dirty' if dirty else ''}" for version, commit, dirty in code]
+        found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
+    for section in ("model", "task", "workload"):
+        mine, other = (result.config.get(section, {}) for result in (later, earlier))
+        found += [
+            Difference(f"{section}.{key}: {mine.get(key)} against {other.get(key)}")
+            for key in sorted({*mine, *other})
+            if mine.get(key) != other.get(key)
+        ]
+    return found
+
+
+def judge_drift(
+    later: StudyResult,
+    earlier: StudyResult,
+    gate: Gate,
+    calibration: Calibration | None,
+    waived: Collection[str] = (),
+    folders: tuple[Path, Path] | None = None,
+) -> list[Judgement]:
+    """One judgement for each variant that both results measured, the later one as the candidate.
+
+    Args:
+        later: the result that is judged.
+        earlier: what it is held against.
+        gate: whose rules; each variant is judged as `equivalent`, or as `lossy` where a difference is waived.
+        calibration: for margins.
+        waived: of `WAIVERS`.
+        folders: of both results, to compare their images in; without, metrics of pairs are left out.
+
+    Raises:
+        UsageError: the results are not comparable; every difference is named.
+    """
+    found = differences(later, earlier)
+    refused = [difference for difference in found if difference.waiver not in waived]
+    if refused:
+        waivers = sorted({difference.waiver for difference in refused} - {""})
+        advice = f"; `--waive {','.join(waivers)}` allows what a waiver can" if waivers else ""
+        problems = [f"not comparable: {difference.what}" for difference in refused]
+        raise UsageError([*problems[:-1], problems[-1] + advice])
+    contract = Contract.LOSSY if found else Contract.EQUIVALENT
+    names = [v.name for v in later.variants if v.role != "control" and any(o.name == v.name for o in earlier.variants)]
+    if not names:
+        raise UsageError("not comparable: the two results have no variant in common")
+    notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
+    paired = folders is not None and contract is Contract.EQUIVALENT
+    if not paired:
+        notes.append("images were not compared pair by pair" + ("" if folders else ": those of both runs are not here"))
+    rules = [
+        rule
+        for rule in gate.rules.get(contract, [])
+        # Memory of two runs was not measured side by side.
+        if rule.metric != "memory_ratio"
+        and (paired or rule.metric in PERFORMANCE or not family_of(rule.metric).needs_pair)
+    ]
+    judged = replace(gate, rules={contract: rules}, must_pay=False)
+    return [
+        _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)
+        for name in names
+    ]
+
+
+def _judge(
+    later: StudyResult,
+    earlier: StudyResult,
+    name: str,
+    gate: Gate,
+    contract: Contract,
+    calibration: Calibration | None,
+    note: str,
+    folders: tuple[Path, Path] | None,
+) -> Judgement:
+    now, then = later.variant(name), earlier.variant(name)
+
+    def ratio(metric: str, confidence: float) -> Interval | None:
+        if name == later.baseline:
+            return Interval(1.0, 1.0, 1.0, confidence)
+        return speedup_drift(
+            (now, later.variant(later.baseline)), (then, earlier.variant(earlier.baseline)), confidence
+        )
+
+    def floor(metric: str) -> float | None:
+        known = [result.floor for result in (later, earlier) if result.floor is not None]
+        return max(known, default=None)
+
+    paired = _paired(now, then, folders) if folders else {}
+    sides = RuleContext(now, then, paired, calibration, ratio, floor)
+    comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
+    return judgement(comparison, contract, sides.rulings(gate, contract), note)
+
+
+def _paired(now: VariantResult, then: VariantResult, folders: tuple[Path, Path]) -> dict[str, Score]:
+    """Distances between a variant's images then and now, in pixels and latents."""
+    from sdopt.quality.evaluation import Evaluator, Pictures, Settings
+
+    evaluator = Evaluator(Settings((), None, False, "cpu", trained=True))
+    mine, other = (Pictures(folder, v.images) for folder, v in zip(folders, (now, then), strict=True))
+    return evaluator.of_pair(mine, other) if now.images and then.images else {}

@@ -1,0 +1,92 @@
+"""Turns bounds and a limit into a ruling: pass, fail or inconclusive."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds
+from sdopt.quality.metrics import family_of
+from sdopt.results.records import (
+    Ruling,
+    Score,
+    Verdict,
+)
+from sdopt.schema import Rule
+
+
+def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
+    return Ruling(rule, metric, Verdict.NOT_COMPARABLE, reason)
+
+
+def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
+    """The scores that a rule means: of that name, or of that metric over whatever features were measured."""
+    if metric in scores:
+        return {metric: scores[metric]}
+    return {name: score for name, score in scores.items() if family_of(name).name == metric}
+
+
+def problem_of(score: Score) -> str:
+    if score.estimate is None or not math.isfinite(score.estimate):
+        return score.note or "the value is not finite"
+    if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
+        return "a prompt's value is not finite"
+    return ""
+
+
+def bounds_of(score: Score, confidence: float | None) -> Bounds:
+    assert score.estimate is not None
+    if confidence is None:
+        return Bounds(score.estimate, score.estimate, score.estimate, math.nan, len(score.per_prompt))
+    if score.leave_one_out:
+        return jackknife_bounds(score.estimate, np.array(score.leave_one_out, dtype=float), confidence)
+    if score.per_prompt:
+        return mean_bounds(np.array(score.per_prompt, dtype=float), confidence)
+    return Bounds(score.estimate, None, None, math.nan, 0)
+
+
+def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
+    """Passes where the lower bound reaches the limit, fails where the upper bound stays below it."""
+    if bounds.low is None or bounds.high is None:
+        return _open(rule, name, bounds, limit, "has no interval")
+    if bounds.low >= limit:
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, f"the lower bound {bounds.low:.4g} reaches {limit:.4g}")
+    if bounds.high < limit:
+        said = f"the upper bound {bounds.high:.4g} stays below {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
+    return _open(rule, name, bounds, limit, f"[{bounds.low:.4g}, {bounds.high:.4g}] reaches over {limit:.4g}")
+
+
+def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
+    if bounds.low is None or bounds.high is None:
+        return _open(rule, name, bounds, limit, "has no interval")
+    if bounds.high <= limit:
+        said = f"the upper bound {bounds.high:.4g} stays within {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, said)
+    if bounds.low > limit:
+        said = f"the lower bound {bounds.low:.4g} exceeds {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
+    return _open(rule, name, bounds, limit, f"[{bounds.low:.4g}, {bounds.high:.4g}] reaches over {limit:.4g}")
+
+
+def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
+    """Two one-sided tests (Schuirmann 1987): the worse verdict of the two, with its reason."""
+    rulings = [above(rule, name, bounds, low), below(rule, name, bounds, high)]
+    return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
+
+
+def _open(rule: Rule, name: str, bounds: Bounds, limit: float, said: str) -> Ruling:
+    if bounds.unit == "prompt":
+        needed = bounds.needed(limit, rule.confidence or 0.95)
+        settle = f"; about {needed} prompts would settle it" if needed else "; more prompts would settle it"
+    else:
+        settle = "; more rounds or protocol.replicates would settle it"
+    return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, said + settle)
+
+
+def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, said: str) -> Ruling:
+    return Ruling(rule.test, name, verdict, said, bounds.estimate, bounds.low, bounds.high, limit)
+
+
+def percent(floor: float | None) -> str:
+    return "an unknown share" if floor is None else f"{100 * (floor - 1):.1f} %"

@@ -1,0 +1,147 @@
+"""What cards can do: the features that options need, data sheets by device, and how near to its peak a run came."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from sdopt.errors import ConflictError, UsageError
+from sdopt.hardware.device import Device
+from sdopt.schema import Hardware, Sheet
+
+CUDA_CONTEXT_GIB = 0.6
+"""What a process holds on a card before its first tensor, where NVML does not tell."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that runs on CUDA devices from a compute capability on."""
+
+    what: str
+    capability: tuple[int, int]
+
+
+# Where the libraries refuse to run, or would only emulate: PyTorch's sdp_utils.cpp (attention) and
+# torch/utils/_triton.py (Triton); NVIDIA's table of features by compute capability (types).
+TRITON = Feature("Inductor's Triton back end", (7, 0))
+
+MEM_EFFICIENT_ATTENTION = Feature("the mem_efficient kernel", (5, 0))
+
+FLASH_ATTENTION = Feature("the flash kernel", (8, 0))
+
+CUDNN_ATTENTION = Feature("the cudnn kernel", (8, 0))
+
+TF32 = Feature("TensorFloat-32", (8, 0))
+
+BFLOAT16 = Feature("bfloat16 arithmetic", (8, 0))
+
+FP8 = Feature("float8 arithmetic", (8, 9))
+
+
+def missing(device: Device, feature: Feature) -> list[str]:
+    """The conflict, if any, of a feature with a device."""
+    return device.needs_cuda(feature.what, feature.capability)
+
+
+def has(device: Device, feature: Feature) -> bool:
+    return not missing(device, feature)
+
+
+def sheet_of(device_name: str, sheets: Iterable[Sheet]) -> Sheet | None:
+    """The data sheet of a device by the name that its driver gives it; none where no sheet has exactly that name.
+
+    Cards of one model differ by form factor, and slices of a card (MIG) by size: a name that is nearly the same is
+    another card.
+    """
+    return next((sheet for sheet in sheets if _is(device_name, sheet)), None)
+
+
+def _is(device_name: str, sheet: Sheet) -> bool:
+    return _plain(device_name) in map(_plain, sheet.device_names)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^nvidia ", "", name.strip().lower())
+
+
+def planned_device(sheet: Sheet) -> Device:
+    """The device of a data sheet, for planning without it."""
+    return Device(
+        type="cuda" if sheet.capability else "cpu",
+        name=sheet.name,
+        capability=sheet.capability,
+        memory_total_gib=sheet.memory_gib,
+        memory_free_gib=sheet.memory_gib,
+    )
+
+
+def emulated(device: Device, hardware: Hardware) -> Device:
+    """The device as options must see it: with `emulate_memory` one that can do no more than the sheet's card."""
+    sheet = hardware.sheet
+    if not hardware.emulate_memory or sheet is None or sheet.capability is None or device.capability is None:
+        return device
+    return replace(device, name=sheet.name, capability=min(device.capability, sheet.capability))
+
+
+def require_sheet(hardware: Hardware) -> None:
+    """Raises UsageError where the memory of no card in particular is to be emulated."""
+    if hardware.emulate_memory and hardware.sheet is None:
+        raise UsageError("hardware.emulate_memory=true: choose the card whose memory is meant, as in hardware=a10")
+
+
+def require_card(hardware: Hardware, device: Device) -> None:
+    """Raises ConflictError where the chosen data sheet is another card's, and times would be taken for that card's."""
+    sheet = hardware.sheet
+    if sheet is None:
+        return
+    if not hardware.emulate_memory:
+        if not _is(device.name, sheet):
+            raise ConflictError(
+                f"hardware: the data sheet is that of {sheet.name}, and this runs on {device.name}, whose times are "
+                f"not that card's. Choose hardware=auto; or hardware.emulate_memory=true, to see what fits in an "
+                f"{sheet.name}; or dry_run=true, to see what would run on it"
+            )
+        return
+    if not device.is_cuda:
+        raise ConflictError(
+            f"hardware.emulate_memory=true: caps PyTorch's allocator on a CUDA device; this runs on {device.name}"
+        )
+    if sheet.memory_gib > device.memory_total_gib:
+        raise ConflictError(
+            f"hardware.emulate_memory=true: {sheet.name} has {sheet.memory_gib:g} GiB, and {device.name} only "
+            f"{device.memory_total_gib:.1f}: choose a smaller card"
+        )
+
+
+RATES = {
+    "float32": "fp32",
+    "tf32": "tf32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "int8": "int8",
+}
+"""The rate of a data sheet for products of a type."""
+
+
+def peak_of(sheet: Sheet, types: Iterable[str]) -> tuple[str, float] | None:
+    """The rate that products of these types could reach at most, by name and in TFLOP/s; none where it is unknown.
+
+    Of several types it is that of the fastest, so that what was achieved cannot exceed it.
+    """
+    kinds = {RATES[kind] for kind in types if kind in RATES}
+    known = {kind: rate for kind in kinds if (rate := sheet.peak(kind)) is not None}
+    if not known or known.keys() != kinds:
+        return None
+    return max(known.items(), key=lambda item: (item[1], item[0]))
+
+
+def arithmetic(products: Mapping[str, int], wanted: str, tf32: bool) -> list[str]:
+    """The types in which products ran.
+
+    Args:
+        products: how often by the floating type of the inputs; empty where compiled kernels hide it.
+        wanted: the type that the configuration asks for, which then counts.
+        tf32: whether float32 products, or some of them, may be rounded to TF32.
+    """
+    types = set(products) or {wanted}
+    return sorted(types | ({"tf32"} if tf32 and "float32" in types else set()))

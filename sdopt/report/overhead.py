@@ -1,0 +1,132 @@
+"""What sdopt takes beside the pipelines that it measures: read from the timeline of a finished command."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from sdopt.results.files import write_atomically
+from sdopt.study.timeline import Span, read_timeline
+
+EXIT = "starting Python, and ending the process"
+
+TARGETS = {"wall_over_calls": 1.3, "worker_start_s": 0.1, "first_timed_call_s": 25.0}
+"""On an idle machine, with a database that exists."""
+
+
+@dataclass
+class Phase:
+    """One phase over all variants."""
+
+    phase: str
+    seconds: float
+    in_calls_s: float
+    entered: int
+
+
+@dataclass
+class Overhead:
+    """Seconds of one command; its phases add up to its wall time."""
+
+    command: list[str]
+    wall_s: float
+    calls_s: float
+    """The sum of all calls of a pipeline: cold, warm, timed, instrumented, traced, and those that make the images."""
+    wall_over_calls: float
+    first_call_s: float
+    """From the command to the first call of all, a cold start."""
+    first_timed_call_s: float
+    """From the command to the first call of the first round, after every worker was loaded and warmed up."""
+    first_worker_start_s: float
+    worker_start_s: list[float]
+    """Each later worker's, from starting the process to its first answer."""
+    worker_load_s: list[float]
+    """Loading the model and applying the options, after that; the first worker's included."""
+    phases: list[Phase]
+
+
+def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
+    """What the timeline of a run's folder says of a command that took `wall_s` seconds from outside.
+
+    Raises:
+        OSError: the run left no timeline.
+        ValueError: it timed nothing.
+    """
+    spans = read_timeline(folder)
+    outside = wall_s - sum(span.seconds for span in spans)
+    phases: dict[str, Phase] = {}
+    for span in [*spans, Span(EXIT, "", wall_s, outside, 0.0, 1)]:
+        phase = phases.setdefault(span.phase, Phase(span.phase, 0.0, 0.0, 0))
+        phase.seconds += span.seconds
+        phase.in_calls_s += span.in_calls_s
+        phase.entered += span.entered
+    begins = {phase: [s.seconds / s.entered for s in spans if s.phase == phase] for phase in ("starting", "loading")}
+    begun = {span.phase: span.begun_s for span in reversed(spans)}
+    if "timing" not in begun:
+        raise ValueError(f"{folder}: nothing was timed")
+    calls_s = sum(span.in_calls_s for span in spans)
+    return Overhead(
+        command=command,
+        wall_s=wall_s,
+        calls_s=calls_s,
+        wall_over_calls=wall_s / calls_s,
+        first_call_s=begun["cold start"],
+        first_timed_call_s=begun["timing"],
+        first_worker_start_s=begins["starting"][0],
+        worker_start_s=begins["starting"][1:],
+        worker_load_s=begins["loading"],
+        phases=list(phases.values()),
+    )
+
+
+def write_overhead(found: Overhead, folder: Path) -> Path:
+    """Writes `overhead.json`. Raises OSError."""
+    path = folder / "overhead.json"
+    write_atomically(path, json.dumps(asdict(found) | {"targets": TARGETS}, indent=1).encode())
+    return path
+
+
+def overhead_tables(found: Overhead) -> Group:
+    """Where the time went, and the figures that have a target."""
+    table = Table(title="where the time went", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("phase")
+    for heading in ("seconds", "share", "in calls", "besides"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for phase in found.phases:
+        besides = phase.seconds - phase.in_calls_s
+        table.add_row(
+            phase.phase,
+            f"{phase.seconds:.2f}",
+            f"{100 * phase.seconds / found.wall_s:.1f} %",
+            f"{phase.in_calls_s:.2f}" if phase.in_calls_s else "",
+            f"{besides:.2f}",
+        )
+    table.add_section()
+    table.add_row(
+        "wall time", f"{found.wall_s:.2f}", "100 %", f"{found.calls_s:.2f}", f"{found.wall_s - found.calls_s:.2f}"
+    )
+    figures = Table(box=box.SIMPLE_HEAD)
+    for heading in ("", "found", "target on an idle machine"):
+        figures.add_column(heading, justify="left" if not heading else "right")
+    figures.add_row(
+        "wall time over all pipeline calls", f"{found.wall_over_calls:.2f}", f"≤ {TARGETS['wall_over_calls']}"
+    )
+    if found.worker_start_s:
+        figures.add_row(
+            "worker start after the first (median)",
+            f"{statistics.median(found.worker_start_s):.3f} s",
+            f"≤ {TARGETS['worker_start_s']} s",
+        )
+    figures.add_row("the first worker's start", f"{found.first_worker_start_s:.3f} s", "")
+    figures.add_row("loading a model (median)", f"{statistics.median(found.worker_load_s):.3f} s", "")
+    figures.add_row("command to first call (cold)", f"{found.first_call_s:.1f} s", "")
+    figures.add_row(
+        "command to first timed call", f"{found.first_timed_call_s:.1f} s", f"≤ {TARGETS['first_timed_call_s']:g} s"
+    )
+    note = "A worker's start: from starting its process to its first answer. Calls: all of the pipeline, timed or not."
+    return Group(table, figures, Text(f"  {note}", "dim"))

@@ -1,0 +1,89 @@
+"""Reads and writes `result.json`, whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sdopt.errors import UsageError
+from sdopt.results.records import SCHEMA_VERSION, StudyResult
+
+_ADAPTER = TypeAdapter(StudyResult)
+
+
+def write_result(result: StudyResult, folder: Path) -> Path:
+    """Writes `result.json` so that a reader sees the old or the new one, never half of one."""
+    path = folder / "result.json"
+    write_atomically(path, to_json(result))
+    return path
+
+
+def write_at_last(result: StudyResult, folder: Path) -> None:
+    """Writes `result.json`, and where that fails the same to another folder: what was measured is not lost.
+
+    Raises:
+        OSError: the run's folder cannot be written; the message says where the result is, and what to do.
+    """
+    try:
+        write_result(result, folder)
+    except OSError as error:
+        path = folder / "result.json"
+        for refuge in (Path(tempfile.gettempdir()), Path.home()):
+            saved = refuge / f"sdopt-{result.id}-result.json"
+            try:
+                write_atomically(saved, to_json(result))
+            except OSError:
+                continue
+            advice = f"the result is in {saved}: make room and move it here"
+            break
+        else:
+            advice = f"what came after it was last written is lost: make room and `sdopt run resume={folder}`"
+        raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
+
+
+def to_json(result: StudyResult) -> bytes:
+    """The content of `result.json`; the same for a result that was read from it."""
+    return _ADAPTER.dump_json(result, indent=1)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file in one step. Raises OSError where the folder cannot be written or the disk is full."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            # A temporary file is its owner's alone; what it replaces is for whoever shares the folder.
+            mask = os.umask(0)
+            os.umask(mask)
+            os.fchmod(handle, 0o666 & ~mask)
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_result(path: Path) -> StudyResult:
+    """Reads a `result.json`, or the one in a run's folder. Raises UsageError where there is none that can be read."""
+    path = path / "result.json" if path.is_dir() else path
+    try:
+        result = parse_result(path.read_bytes())
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); name a run's folder or its result.json"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path}: not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error
+    if result.schema_version > SCHEMA_VERSION:
+        version = result.schema_version
+        raise UsageError(f"{path}: written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
+    return result
+
+
+def parse_result(content: bytes) -> StudyResult:
+    """What `to_json` wrote. Raises pydantic's ValidationError."""
+    return _ADAPTER.validate_json(content)

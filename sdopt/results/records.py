@@ -1,0 +1,387 @@
+"""What a study measured, as it is kept in `result.json`: what every table and every tracker is made from."""
+
+import uuid
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sdopt.schema import Sheet
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How a variant ended."""
+
+    PENDING = "pending"
+    OK = "ok"
+    NOT_ENGAGED = "not_engaged"
+    """It ran, but an optimization left no evidence of having taken effect."""
+    SKIPPED = "skipped"
+    """It cannot run here, or its choices conflict; nothing was loaded."""
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def measured(self) -> bool:
+        """Whether its figures may be shown: an option without effect still has a latency."""
+        return self in (Status.OK, Status.NOT_ENGAGED)
+
+    @property
+    def timed(self) -> bool:
+        """Whether what it has of samples may be compared: also those of a study that was interrupted."""
+        return self.measured or self is Status.INTERRUPTED
+
+
+@dataclass
+class Evidence:
+    """Whether one optimization took effect, and what shows it."""
+
+    axis: str
+    option: str
+    engaged: bool
+    summary: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Memory:
+    """Memory of one worker process, in GiB.
+
+    `process_*` is the resident set of the process beyond what it held before the model was loaded; `cuda_*` is what
+    PyTorch's allocator held on the device; `nvml_process_gib` is what the driver says the process held on it.
+    """
+
+    process_loaded_gib: float
+    process_peak_gib: float
+    cuda_loaded_gib: float | None = None
+    cuda_peak_allocated_gib: float | None = None
+    cuda_peak_reserved_gib: float | None = None
+    nvml_process_gib: float | None = None
+
+    @property
+    def headline(self) -> tuple[str, float]:
+        """The figure that memory ratios are made of, with its name."""
+        if self.cuda_peak_allocated_gib is not None:
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib
+        return "peak_process_gib", self.process_peak_gib
+
+
+@dataclass
+class Measurement:
+    """Raw samples of one worker process; all times in seconds."""
+
+    replicate: int
+    sitting: int = 0
+    """Number of the sitting that it belongs to. Only samples of one sitting are ever paired."""
+    load_s: float | None = None
+    cold_start_s: float | None = None
+    """The first call after loading, compilation and autotuning included."""
+    compile_s: float | None = None
+    """What the compiler itself says it took, within the cold start."""
+    warmup_s: list[float] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+    """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
+    latency_before_s: list[float] = field(default_factory=list)
+    """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
+    off, and its samples are paired with nothing."""
+    latency_after_s: list[float] = field(default_factory=list)
+    stages_s: dict[str, list[float]] = field(default_factory=dict)
+    """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
+    energy_j: list[float] = field(default_factory=list)
+    """Energy of the whole device during each timed call, in joules."""
+    recompiles: int | None = None
+    memory: Memory | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+    complete: bool = False
+    """Whether evidence, stages and images were taken after its rounds."""
+
+
+@dataclass
+class ImageRecord:
+    """One generated image; `path` is relative to the run's folder.
+
+    `finite` says that neither its latents nor its pixels held a NaN or an infinity before they became bytes.
+    """
+
+    prompt: str
+    prompt_index: int
+    image_index: int
+    seed: int
+    path: str
+    finite: bool = True
+
+
+@dataclass
+class Score:
+    """One quality metric, of a variant's images or of a comparison's pairs; None stands for what is not finite.
+
+    `per_prompt` is the mean over the images of each prompt, in the order of the prompts. A metric of a whole set of
+    images, which has no value per prompt, has `leave_one_out` instead: its value without the images of each prompt.
+    """
+
+    estimate: float | None
+    per_prompt: list[float | None] = field(default_factory=list)
+    leave_one_out: list[float | None] = field(default_factory=list)
+    note: str = ""
+    """Why there is no estimate, or what to know of it."""
+
+
+@dataclass
+class Spread:
+    """How far two baselines differ in one quality metric.
+
+    `mean` is the mean of the distance, of a metric that compares two images, else of the difference; `deviation` is
+    the standard deviation of one prompt's difference (of one pseudo-value, where the metric has no values by prompt).
+    """
+
+    mean: float
+    deviation: float
+    n: int
+
+
+@dataclass
+class BrokenImage:
+    """An image that no pipeline in order would draw; `path` is relative to the run's folder, "" for all of them."""
+
+    wire: str
+    path: str
+    detail: str
+
+
+@dataclass
+class Promise:
+    """What one optimization promises about the images, and what it is for: `latency`, `memory` or nothing."""
+
+    contract: str
+    claims: list[str]
+
+
+@dataclass
+class VariantResult:
+    """One point of the ablation."""
+
+    name: str
+    role: str
+    """`variant`, or `control`: the second baseline of the A/A comparison."""
+    choices: dict[str, str]
+    overrides: list[str]
+    config: dict[str, Any]
+    contract: str = "exact"
+    status: Status = Status.PENDING
+    reason: str = ""
+    measurements: list[Measurement] = field(default_factory=list)
+    images: list[ImageRecord] = field(default_factory=list)
+    content_key: str = ""
+    """What the images depend on, hashed: two variants with the same key have the same images."""
+    quality: dict[str, Score] = field(default_factory=dict)
+    trips: list[BrokenImage] = field(default_factory=list)
+    denoiser_calls: int | None = None
+    """How often one call of the pipeline ran the denoiser."""
+    promises: dict[str, Promise] = field(default_factory=dict)
+    """By axis, what its optimizations promise."""
+    tflop_per_image: float | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digests of the weights, prompts and user's code that it was measured with."""
+
+    @property
+    def samples(self) -> dict[int, list[float]]:
+        """End-to-end times by replicate, in seconds: of all its sittings, one after the other."""
+        found: dict[int, list[float]] = {}
+        for measurement in self.measurements:
+            if measurement.latency_s:
+                found.setdefault(measurement.replicate, []).extend(measurement.latency_s)
+        return found
+
+    @property
+    def broken_images(self) -> int:
+        """How many images tripped a wire; all of them where one tripped that is about them together."""
+        tripped = {trip.path for trip in self.trips}
+        return len(self.images) if "" in tripped else len(tripped)
+
+    @property
+    def images_per_call(self) -> int:
+        workload = self.config["workload"]
+        return int(workload["batch_size"] * workload["images_per_prompt"])
+
+
+@dataclass
+class Interval:
+    """An estimate with a two-sided confidence interval; without bounds where there were too few samples for one."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    n: int = 0
+    unit: str = "round"
+    """What was replicated: `round` (within one process) or `process`."""
+
+
+@dataclass
+class Comparison:
+    """An edge of the study: a candidate against a reference, and the option that the difference is credited to.
+
+    `speedup` is time of the reference over time of the candidate; `memory_ratio` is memory of the candidate over that
+    of the reference. `floor` is the ratio by which two identical workers differed: a claim must exceed it.
+    """
+
+    candidate: str
+    reference: str
+    credit: str
+    speedup: Interval | None = None
+    memory_ratio: Interval | None = None
+    floor: float | None = None
+    note: str = ""
+    quality: dict[str, Score] = field(default_factory=dict)
+    """Distances between the paired images of both sides."""
+
+
+class Verdict(StrEnum):
+    """What a gate says of a rule, of a variant, of a study; the worst one of several counts, in this order."""
+
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    """The interval reaches over the margin: more prompts, rounds or processes would tell."""
+    NOT_COMPARABLE = "not comparable"
+    """Something is missing, not finite, or belongs to other work."""
+    FAIL = "fail"
+
+
+@dataclass
+class Ruling:
+    """One rule applied to one comparison. `low` and `high` are one-sided bounds, each at the rule's confidence."""
+
+    rule: str
+    metric: str
+    verdict: Verdict
+    reason: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    margin: float | None = None
+
+
+@dataclass
+class Judgement:
+    """What a gate says of one comparison: the worst of its rulings."""
+
+    candidate: str
+    reference: str
+    credit: str
+    contract: str
+    verdict: Verdict
+    rulings: list[Ruling]
+    note: str = ""
+    claims: dict[str, float] = field(default_factory=dict)
+    """For each measure in which the candidate claims a gain, the one-sided p value that there is none."""
+
+
+@dataclass
+class Effect:
+    """Of a factorial study: one option's main effect, or the interaction of two, as ratios.
+
+    `aliased_with` names the effects that the measured variants cannot tell it apart from; it has no figure then.
+    """
+
+    options: tuple[str, ...]
+    speedup: Interval | None = None
+    memory_ratio: Interval | None = None
+    aliased_with: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Environment:
+    """Where and with what a study ran."""
+
+    sdopt_version: str
+    sdopt_commit: str | None
+    sdopt_dirty: bool | None
+    python: str
+    platform: str
+    packages: dict[str, str]
+    device: dict[str, Any]
+    cpu: dict[str, Any]
+    start_method: str
+    command: list[str]
+    code: str | None = None
+    """Digest of sdopt's own Python files."""
+    sheet: Sheet | None = None
+    """The device's data sheet, where there is one."""
+
+
+@dataclass
+class Schedule:
+    """How the rounds were laid out: `interleaved`, or `blocks` with the reason and the drift of the baseline.
+
+    `drift` holds, per block, the reference's time after the block over that before it.
+    """
+
+    kind: str = "interleaved"
+    reason: str = ""
+    drift: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Sitting:
+    """One stretch of measuring with processes of its own: the first, or one that went on with what was missing.
+
+    A sitting measures a baseline and an A/A control of its own wherever it times anything, because processes of
+    different sittings are not comparable.
+    """
+
+    started: str
+    schedule: str = "interleaved"
+    disturbed_by: list[str] = field(default_factory=list)
+    """Other studies that were measured on the same device meanwhile."""
+
+
+@dataclass
+class StudyResult:
+    """Everything that one study found."""
+
+    name: str
+    design: str
+    started: str
+    environment: Environment
+    config: dict[str, Any]
+    variants: list[VariantResult]
+    comparisons: list[Comparison]
+    baseline: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells a tracker that it has seen this study before."""
+    schema_version: int = SCHEMA_VERSION
+    finished: str | None = None
+    floor: float | None = None
+    """Ratio by which the two baseline workers differed, as in 1.02."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """Of the last sitting; its drift is that of all blocks."""
+    sittings: list[Sitting] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    gate: str = ""
+    """The gate that judged, and what it said of each comparison."""
+    judgements: list[Judgement] = field(default_factory=list)
+    redrawn: dict[str, list[ImageRecord]] = field(default_factory=dict)
+    """The baseline's images once more: in other batches (`numerical`), and from other noise (`sampling`)."""
+    feature_digests: dict[str, str] = field(default_factory=dict)
+    """Hashes of the weights of the networks that quality was computed with."""
+    floors: dict[str, dict[str, Spread]] = field(default_factory=dict)
+    """How far two baselines differ, by quality metric: where they compute in another order (`numerical`: other batches
+    and threads), and where they start from other noise (`sampling`). They are shown beside margins, which are fixed
+    beforehand, and never made into one."""
+    status: str = "running"
+    """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
+
+    def variant(self, name: str) -> VariantResult:
+        """Raises KeyError where no variant is so called."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(name)
+
+    @property
+    def confidence(self) -> float:
+        return float(self.config["protocol"]["confidence"])

@@ -1,0 +1,87 @@
+"""Digests of what a study is measured with, beyond its configuration: weights, prompts, and the code of options.
+
+They tell a study that goes on from one that only looks the same.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import sdopt
+from sdopt.errors import UsageError
+from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.tasks import files_of
+from sdopt.schema import Model
+from sdopt.variant import Variant
+
+_PACKAGE = Path(sdopt.__file__).parent
+
+_WEIGHTS_AND_SETTINGS = (".safetensors", ".json", ".txt", ".model")
+
+_CHUNK, _CHUNKS = 64 * 1024, 64
+
+
+def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]:
+    """Digests by what they are of; options of sdopt's own are in the digest of its code.
+
+    Args:
+        model: `of_model`, or a cache of it.
+    """
+    sources = {inspect.getfile(type(option)) for option in variant.optimizations.values()}
+    own = [Path(source) for source in sorted(sources) if not Path(source).is_relative_to(_PACKAGE)]
+    files = {"options": own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
+    if variant.workload.latents is not None:
+        files["latents"] = [Path(variant.workload.latents).expanduser()]
+    return {
+        "model": model(variant.model),
+        "prompts": _digest(prompt.encode() for prompt in [*variant.prompts, *variant.pictured]),
+        **{name: _digest(_sample(path) for path in paths) for name, paths in files.items() if paths},
+    }
+
+
+@cache
+def code() -> str:
+    """Of the Python files that sdopt runs from."""
+    return _digest(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+
+
+def of_model(model: Model) -> str:
+    """Of names, sizes and contents of a model's files; of a large file, evenly spaced chunks, 4 MiB in all.
+
+    Other weights differ almost everywhere, and reading gigabytes before each study would cost more than it tells.
+    """
+    given = Path(model.path).expanduser() if model.path else None
+    try:
+        places = [given if given and given.is_file() else folder_of(model)]
+    except UsageError:
+        return "not fetched"  # what is only planned, or cannot run here, needs no weights
+    places += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
+    files = [file for place in places for file in ([place] if place.is_file() else _read_from(place))]
+    return _digest(part for path in files for part in (path.name.encode(), _sample(path)))
+
+
+def _read_from(folder: Path) -> list[Path]:
+    """What a pipeline is loaded from: its index and its components' folders, but no notes beside them."""
+    files = (path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
+    return sorted(path for path in files if path.parent != folder or path.name == "model_index.json")
+
+
+def _sample(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size <= _CHUNK * _CHUNKS:
+        return path.read_bytes()
+    parts = [str(size).encode()]
+    with path.open("rb") as stream:
+        for number in range(_CHUNKS):
+            stream.seek((size - _CHUNK) * number // (_CHUNKS - 1))
+            parts.append(stream.read(_CHUNK))
+    return b"".join(parts)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return found.hexdigest()[:16]

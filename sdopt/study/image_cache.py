@@ -1,0 +1,96 @@
+"""Keeps drawn images by a digest of everything that they depend on, so that none is drawn twice.
+
+What the key leaves out could go stale unseen, so it holds digests of the weights, of the prompts, of sdopt's own code
+and of users' options, and the versions of what computes.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sdopt.results.records import Environment, ImageRecord
+from sdopt.variant import Variant
+from sdopt.worker.draws import Draw
+
+_RECORDS = "records.json"
+
+
+def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environment: Environment) -> str:
+    """A digest of everything that the images of a draw depend on.
+
+    Args:
+        variant: its model, task, scheduler, workload and options.
+        draw: which images.
+        inputs: digests of the weights, and of the code of users' options.
+        environment: device, versions, digest of sdopt's code.
+    """
+    parts: dict[str, Any] = {
+        "work": [asdict(part) for part in variant.work],
+        "options": {
+            axis: [f"{type(option).__module__}.{type(option).__qualname__}", asdict(option)]
+            for axis, option in sorted(variant.optimizations.items())
+        },
+        "hardware": [variant.hardware.device, variant.hardware.threads],
+        "draw": asdict(draw),
+        "latents": _digest_of(variant.workload.latents),
+        "inputs": dict(inputs),
+        "device": {k: v for k, v in environment.device.items() if "free" not in k},
+        "cpu": environment.cpu,
+        "versions": [environment.python, environment.packages, environment.sdopt_version, environment.code],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _digest_of(file: str | None) -> str:
+    return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest() if file else ""
+
+
+class ImageCache:
+    """Images by content key, in a folder that several studies may use at once.
+
+    Args:
+        root: the folder; None keeps nothing.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+
+    def fetch(self, key: str, folder: Path) -> list[ImageRecord] | None:
+        """Copies the images of a key to `folder`, with their records; None where they are not, or not all, there."""
+        kept = self._folder(key)
+        if kept is None or not (kept / _RECORDS).is_file():
+            return None
+        try:
+            records = [ImageRecord(**entry) for entry in json.loads((kept / _RECORDS).read_text())]
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in kept.iterdir():
+                if file.name != _RECORDS:
+                    shutil.copyfile(file, folder / file.name)
+        except (OSError, ValueError, TypeError):
+            return None  # a folder that another process removes meanwhile is drawn again
+        return records if all((folder / record.path).is_file() for record in records) else None
+
+    def keep(self, key: str, folder: Path, records: Sequence[ImageRecord]) -> None:
+        """Copies the images of `folder` into the cache, as a whole or not at all; a full disk only means that not."""
+        target = self._folder(key)
+        if target is None or target.is_dir():
+            return
+        with suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            fresh = Path(tempfile.mkdtemp(dir=target.parent))
+            try:
+                for file in folder.iterdir():
+                    shutil.copyfile(file, fresh / file.name)
+                (fresh / _RECORDS).write_text(json.dumps([asdict(record) for record in records]))
+                fresh.replace(target)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+
+    def _folder(self, key: str) -> Path | None:
+        return self._root / key[:2] / key if self._root else None

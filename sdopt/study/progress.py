@@ -1,0 +1,76 @@
+"""Progress of a study while it runs: a live display in a terminal, plain lines elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from sdopt.study.timeline import Timeline
+
+
+class Progress:
+    """Shows variant, phase, round and time left. Use as a context manager around a study.
+
+    Args:
+        timeline: books the time of each phase.
+    """
+
+    def __init__(self, console: Console, timeline: Timeline, quiet: bool = False) -> None:
+        self.timeline = timeline
+        self._console = console
+        self._quiet = quiet
+        self._rounds = 0
+        self._last = ""
+        self._begun = time.monotonic()
+        self._bar = RichProgress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.fields[variant]}[/] · {task.fields[phase]}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("calls ·"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("left"),
+            console=console,
+            disable=quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None, variant="", phase="starting")
+
+    def __enter__(self) -> "Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, calls: int, rounds: int) -> None:
+        """Says how many calls of the pipeline are ahead from now on, and how many rounds."""
+        self._rounds = rounds
+        self._bar.update(self._task, total=self._bar.tasks[self._task].completed + calls)
+
+    def more(self, calls: int) -> None:
+        """Says that more calls are ahead than was thought."""
+        total = self._bar.tasks[self._task].total
+        self._bar.update(self._task, total=(total or 0) + calls)
+
+    def phase(self, variant: str, phase: str, number: int | None = None) -> None:
+        """What runs from now on; `number` is the round."""
+        self.timeline.enter(phase, variant)
+        text = f"{phase}, round {number} of {self._rounds}" if number else phase
+        self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
+        # Without a terminal a line per variant, and per round, is enough.
+        line = text if number else f"{variant}: {phase}"
+        wanted = number is not None or phase in ("loading", "evidence", "images")
+        if not self._quiet and not self._console.is_terminal and wanted and line != self._last:
+            self._last = line
+            seconds = time.monotonic() - self._begun
+            self._console.print(f"[{seconds:6.1f} s] {line}", markup=False, highlight=False)
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know now, and not only when the study has ended."""
+        if not self._quiet:
+            self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def advance(self, calls: int = 1) -> None:
+        self._bar.advance(self._task, calls)

@@ -1,0 +1,43 @@
+"""Sets the final status of each variant, with its reason."""
+
+from datetime import UTC, datetime
+
+from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.schema import Protocol
+
+
+def progress_of(row: VariantResult, protocol: Protocol) -> str:
+    done = min((len(times) for times in row.samples.values()), default=0)
+    return f"interrupted by the user after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
+
+
+def set_final_statuses(result: StudyResult) -> None:
+    """Gives every variant its status that was measured whole."""
+    for row in result.variants:
+        if row.status is Status.PENDING or row.status.measured:
+            row.status, row.reason = _engagement(row)
+
+
+def _engagement(row: VariantResult) -> tuple[Status, str]:
+    """Without evidence of every option in every replicate, a variant is not engaged."""
+    if not row.measurements:
+        return row.status, row.reason
+    idle = {
+        f"{evidence.axis}={evidence.option}: {evidence.summary}"
+        for measurement in row.measurements
+        for evidence in measurement.evidence
+        if not evidence.engaged
+    }
+    # A process that was killed before it could show any is followed by another of the same replicate.
+    shown = {measurement.replicate for measurement in row.measurements if measurement.evidence}
+    silent = shown != {measurement.replicate for measurement in row.measurements}
+    return (Status.NOT_ENGAGED if idle or silent else Status.OK), append_reason(row, *sorted(idle))
+
+
+def append_reason(row: VariantResult, *more: str) -> str:
+    """The reason of a variant, and what is to be added to it."""
+    return "; ".join([*filter(None, [row.reason]), *(text for text in more if text not in row.reason)])
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

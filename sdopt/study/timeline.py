@@ -1,0 +1,94 @@
+"""Where the time of a command went: phases that follow one another without a gap, and the pipeline calls in them."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sdopt.results.files import write_atomically
+
+FILE = "timeline.json"
+
+
+@dataclass
+class Span:
+    """One phase of one variant, over all the times that it was entered; phases of no variant have an empty name."""
+
+    phase: str
+    variant: str
+    begun_s: float
+    """When it was first entered, in seconds since the command began."""
+    seconds: float = 0.0
+    in_calls_s: float = 0.0
+    """Of these, those in which a worker was within a call of its pipeline."""
+    entered: int = 0
+
+
+class Timeline:
+    """Books all time, from its beginning on, to one phase or another.
+
+    Args:
+        phase: the one that it begins with.
+        begun: when it began, by `time.monotonic`; now, where it is not given.
+    """
+
+    def __init__(self, phase: str = "start", begun: float | None = None) -> None:
+        self._begun = self._booked = time.monotonic() if begun is None else begun
+        self._spans: dict[tuple[str, str], Span] = {}
+        self._open = self._span(phase, "")
+
+    def enter(self, phase: str, variant: str = "") -> None:
+        """What is done from now on."""
+        self._book()
+        self._open = self._span(phase, variant)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """A phase within another, which goes on afterwards."""
+        outer = self._open
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self._book()
+            self._open = outer
+
+    def called(self, seconds: float) -> None:
+        """Notes that this much of the open phase was spent in calls of a pipeline."""
+        self._open.in_calls_s += seconds
+
+    @property
+    def spans(self) -> list[Span]:
+        """All phases until now, in the order in which they were first entered."""
+        self._book()
+        return list(self._spans.values())
+
+    def write(self, folder: Path) -> Path:
+        """Writes `timeline.json`. Raises OSError."""
+        path = folder / FILE
+        write_atomically(path, json.dumps([asdict(span) for span in self.spans], indent=1).encode())
+        return path
+
+    def _book(self) -> None:
+        now = time.monotonic()
+        self._open.seconds += now - self._booked
+        self._booked = now
+
+    def _span(self, phase: str, variant: str) -> Span:
+        span = self._spans.setdefault((phase, variant), Span(phase, variant, self._booked - self._begun))
+        span.entered += 1
+        return span
+
+
+def read_timeline(folder: Path) -> list[Span]:
+    """What `Timeline.write` wrote. Raises OSError where there is none."""
+    return [Span(**span) for span in json.loads((folder / FILE).read_text())]
+
+
+def process_begun() -> float:
+    """When this process was started, by `time.monotonic`, to a hundredth of a second: before its first import."""
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)

@@ -1,0 +1,1 @@
+"""MLflow as a projection of `result.json`: the only room that knows MLflow."""

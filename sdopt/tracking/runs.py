@@ -1,0 +1,268 @@
+"""MLflow as a projection of `result.json`: the only module that knows MLflow, which it needs only when used.
+
+A study is a parent run whose note is the result table; each variant is a child run. Everything can be logged again
+from the file; what is there already is not logged twice.
+"""
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from sdopt.analysis.figures import metrics_of
+from sdopt.errors import UsageError
+from sdopt.report.markdown import markdown_table
+from sdopt.results.files import to_json
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.schema import Tracking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+from sdopt.tracking.store import TrackingError, connect, find_experiment, with_store
+
+_NOTE_LIMIT = 8000
+
+_PARAM_LIMIT = 6000
+
+_BATCH = 100
+
+_STUDY, _DIGEST, _SWEEP = "sdopt.study_id", "sdopt.digest", "sdopt.sweep"
+
+_SHORT = 12  # digits of a study's id where many are listed
+
+
+def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
+    """Logs a finished study with all its variants, once; returns the id of its parent run, and whether it is new.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    return with_store(tracking, result.id, lambda client: _log_study(client, result, folder, tracking))
+
+
+def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
+    experiment = find_experiment(client, result.name, tracking)
+    found = _logged(client, experiment, result)
+    if found is not None:
+        return found, False
+    # What is there is half logged, or of a time when the study was not finished.
+    _drop_all_but(client, experiment, result, ())
+    parent = _log_parent(client, experiment, result, folder, tracking.images)
+    # The UI lists the latest run first: so the baseline comes last.
+    children = [
+        _log_variant(client, experiment, parent, result, variant, folder, tracking)
+        for variant in reversed(result.variants)
+    ]
+    # A run whose making was not confirmed, because the server died of it, was made twice.
+    _drop_all_but(client, experiment, result, (parent, *children))
+    client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
+    client.set_tag(parent, _DIGEST, _digest(result))
+    return parent, True
+
+
+def download_result(run: str, tracking: Tracking) -> Path:
+    """Fetches the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
+
+    Raises:
+        UsageError: there is no such run, or it is none of a study.
+        TrackingError: the server cannot be reached.
+    """
+    client = connect(tracking)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = client.get_run(run)
+        parent = found.data.tags.get("mlflow.parentRunId") if found.data.tags.get("sdopt.role") != "study" else None
+        names = [item.path for item in client.list_artifacts(parent or run)]
+        if "result.json" not in names:
+            raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
+        return Path(client.download_artifacts(parent or run, "result.json", tempfile.mkdtemp(prefix="sdopt-")))
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+
+
+def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:
+    """A run above the studies of a sweep, once, whose note is the table of them all; its id, and whether it is new.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    return with_store(tracking, studies[0].id, lambda client: _log_sweep(client, studies, folder, table, tracking))
+
+
+def _log_sweep(
+    client: "MlflowClient", studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking
+) -> tuple[str, bool]:
+    experiment = find_experiment(client, studies[0].name, tracking)
+    # Of the sweep's studies, and not of its folder, which may have been copied from another machine; a sweep that was
+    # resumed has some of them in common with what was logged of it before.
+    there = {
+        run.info.run_id: run
+        for study in studies
+        for run in client.search_runs([experiment], f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'")
+    }
+    ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
+    digest = hashlib.sha256((ids + table).encode()).hexdigest()[:16]
+    whole = [run_id for run_id, run in there.items() if run.data.tags.get(_DIGEST) == digest]
+    if whole:
+        run = whole[0]
+    else:
+        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: ids}
+        run = str(client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id)
+        client.log_text(run, table, "sweep.md")
+    for study in studies:
+        found = _logged(client, experiment, study)
+        if found is not None:
+            client.set_tag(found, "mlflow.parentRunId", run)
+    for other in there:
+        if other != run:
+            client.delete_run(other)
+    client.set_terminated(run)
+    client.set_tag(run, _DIGEST, digest)
+    return run, not whole
+
+
+def _logged(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
+    """The parent run of this very result, logged as a whole."""
+    query = f"tags.`{_STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
+    runs = client.search_runs([experiment], query)
+    return str(runs[0].info.run_id) if runs else None
+
+
+def _digest(result: StudyResult) -> str:
+    return hashlib.sha256(to_json(result)).hexdigest()[:16]
+
+
+def _drop_all_but(client: "MlflowClient", experiment: str, result: StudyResult, runs: Sequence[str]) -> None:
+    for run in client.search_runs([experiment], f"tags.`{_STUDY}` = '{result.id}'"):
+        if run.info.run_id not in runs:
+            client.delete_run(run.info.run_id)
+
+
+def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path, images: bool) -> str:
+    table = markdown_table(result)
+    environment = result.environment
+    tags = {
+        _STUDY: result.id,
+        "sdopt.role": "study",
+        "sdopt.design": result.design,
+        "sdopt.status": result.status,
+        "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.sittings": str(len(result.sittings)),
+        "sdopt.disturbed": str(any(sitting.disturbed_by for sitting in result.sittings)).lower(),
+        "device": str(environment.device["name"]),
+        "mlflow.note.content": _note(table),
+    }
+    run = client.create_run(experiment, run_name=f"{result.name} {folder.name}", tags=tags).info.run_id
+    _log_params(client, run, {f"package.{name}": version for name, version in environment.packages.items()})
+    _log_params(client, run, _flat(result.config))
+    if result.floor is not None:
+        client.log_metric(run, "floor/ratio", result.floor)
+    client.log_text(run, table, "table.md")
+    # Not the file, which may be an older one where the disk is full.
+    client.log_text(run, to_json(result).decode(), "result.json")
+    for name in ("plot", "comparison", "broken"):
+        if images and (folder / f"{name}.png").is_file():
+            with Image.open(folder / f"{name}.png") as image:
+                client.log_image(run, image.convert("RGB"), key=name)
+    return str(run)
+
+
+def _log_variant(
+    client: "MlflowClient",
+    experiment: str,
+    parent: str,
+    result: StudyResult,
+    variant: VariantResult,
+    folder: Path,
+    tracking: Tracking,
+) -> str:
+    from mlflow.entities import Metric
+
+    tags = {
+        _STUDY: result.id,
+        "mlflow.parentRunId": parent,
+        "sdopt.role": variant.role,
+        "status": str(variant.status),
+        "contract": variant.contract,
+        **variant.choices,
+    }
+    verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
+    if verdicts:
+        tags |= {"verdict": "; ".join(verdicts), "gate": result.gate}
+    if variant.reason:
+        tags["mlflow.note.content"] = _note(variant.reason)
+    run = client.create_run(experiment, run_name=variant.name, tags=tags).info.run_id
+    # Only what tells the variants apart: the UI prints all parameters of a run above each of its images.
+    common = [_flat(other.config).items() for other in result.variants]
+    own = {key: value for key, value in _flat(variant.config).items() if any((key, value) not in c for c in common)}
+    _log_params(
+        client, run, variant.choices | {k: v for k, v in own.items() if k.partition(".")[0] not in variant.choices}
+    )
+    now = client.get_run(run).info.start_time
+    metrics = [Metric(name, value, now, 0) for name, value in metrics_of(result, variant).items()]
+    for replicate, samples in variant.samples.items():
+        name = "latency/round_s" + (f"/process_{replicate}" if len(variant.samples) > 1 else "")
+        metrics += [Metric(name, seconds, now, step) for step, seconds in enumerate(samples, 1)]
+    for start in range(0, len(metrics), _BATCH):
+        client.log_batch(run, metrics=metrics[start : start + _BATCH])
+    if tracking.images:
+        # To look at; the quality pass draws many more, which the run's folder keeps.
+        workload = variant.config["workload"]
+        for record in variant.images[: workload["prompt_count"] * workload["images_per_prompt"]]:
+            key = f"{record.prompt_index:02d} {_image_key(record.prompt)}"
+            with Image.open(folder / record.path) as image:
+                client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
+    evidence = [
+        {
+            "replicate": m.replicate,
+            "sitting": m.sitting,
+            "axis": e.axis,
+            "option": e.option,
+            "engaged": e.engaged,
+            **e.facts,
+        }
+        for m in variant.measurements
+        for e in m.evidence
+    ]
+    if evidence:
+        client.log_dict(run, {"evidence": evidence}, "evidence.json")
+    client.set_terminated(run, "FINISHED" if variant.status.measured else "FAILED")
+    return str(run)
+
+
+def _log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in values.items()]
+    for start in range(0, len(params), _BATCH):
+        client.log_batch(run, params=params[start : start + _BATCH])
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    # The study's own keys are the same in all its variants, and in result.json.
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if not prefix and key == "study":
+            continue
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _note(text: str) -> str:
+    if len(text) <= _NOTE_LIMIT:
+        return text
+    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: table.md among the artifacts is whole."
+
+
+def _image_key(prompt: str) -> str:
+    return re.sub(r"[^A-Za-z0-9 _-]+", " ", prompt).strip()[:60]

@@ -1,0 +1,166 @@
+"""Connects to the MLflow store; MLflow is imported only when it is used."""
+
+import logging
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+from sdopt.errors import UsageError
+from sdopt.locks import exclusive
+from sdopt.schema import Tracking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+_RUNS_VIEW = "workflowType=machine_learning&compareRunsMode=CHART"
+
+_ATTEMPTS = 4
+
+
+class TrackingError(Exception):
+    """The tracker could not take a result, which is safe in its file."""
+
+
+def require_mlflow() -> None:
+    """Raises UsageError where mlflow is not installed: better before a measurement than after it."""
+    if find_spec("mlflow") is None:
+        raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
+
+
+def require_store(tracking: Tracking) -> str | None:
+    """Looks, in moments and without MLflow, whether a store could take a result.
+
+    Returns:
+        a warning where a server does not answer: it may be there again when the study has ended.
+
+    Raises:
+        UsageError: a local database cannot be written.
+    """
+    address = urlparse(tracking.uri)
+    if address.scheme == "sqlite":
+        path = Path(tracking.uri.removeprefix("sqlite:///")).absolute()
+        problem = _why_unwritable(path)
+        if problem:
+            raise UsageError(
+                f"tracking.uri={tracking.uri}: {problem}; choose another with tracking.uri=…, or tracking=none"
+            )
+    elif address.hostname:
+        port = address.port or {"http": 80, "https": 443}.get(address.scheme, 5432)
+        try:
+            socket.create_connection((address.hostname, port), timeout=3).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            return f"tracking.uri={tracking.uri}: {reason}; measuring all the same, `sdopt sync` can log it later"
+    return None
+
+
+def _why_unwritable(path: Path) -> str | None:
+    if not path.exists():
+        parent = next(parent for parent in path.parents if parent.exists())
+        return None if parent.is_dir() and os.access(parent, os.W_OK) else f"{parent} cannot be written"
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):  # its journal lies beside it
+        return "it cannot be written"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as database:
+            database.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error as error:
+        # Another writer is no problem: MLflow waits for it.
+        return None if error.sqlite_errorcode == sqlite3.SQLITE_BUSY else str(error)
+    return None
+
+
+def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], tuple[str, bool]]) -> tuple[str, bool]:
+    """Does what logs to a store, one process at a time, and again where the database was locked by someone else.
+
+    Work that was done in part is found and replaced when it is done again.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    # A server takes many at once, and only the same study not twice; a database may still have to get its schema.
+    with exclusive(study if is_server(tracking) else f"{Path.cwd()} {tracking.uri}"):
+        client = connect(tracking)
+        from mlflow.exceptions import MlflowException
+
+        for attempt in range(_ATTEMPTS):
+            try:
+                return work(client)
+            except (MlflowException, OSError) as error:
+                if "database is locked" not in str(error) or attempt == _ATTEMPTS - 1:
+                    raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+                time.sleep(2**attempt)
+    raise AssertionError("unreachable")
+
+
+def is_server(tracking: Tracking) -> bool:
+    return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
+
+
+def ui_pages(tracking: Tracking) -> dict[str, str]:
+    """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site.
+
+    Raises:
+        TrackingError: the store cannot be opened.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = connect(tracking)
+    try:
+        experiments = client.search_experiments()
+    except MlflowException as error:
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+    return {
+        experiment.name: f"#/experiments/{experiment.experiment_id}/runs?{_RUNS_VIEW}"
+        for experiment in experiments
+        if experiment.name != "Default"
+    }
+
+
+def connect(tracking: Tracking) -> "MlflowClient":
+    require_mlflow()
+    # A dead server is reported after seconds, not after the minutes of MLflow's own patience.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    if tracking.uri.startswith("sqlite:///"):
+        try:
+            Path(tracking.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrackingError(f"{tracking.uri}: {error}") from error
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for name, level in (("alembic", "WARNING"), ("mlflow", "WARNING"), ("mlflow.store.db.utils", "CRITICAL")):
+        logging.getLogger(name).setLevel(level)
+    try:
+        return MlflowClient(tracking_uri=tracking.uri)
+    except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:  # a database needs its driver
+        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+
+
+def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        # Without a location a local store writes to ./mlruns, wherever that is.
+        local = tracking.artifacts and not is_server(tracking)
+        artifacts = Path(str(tracking.artifacts)).resolve() / name if local else None
+        try:
+            # The tag opens the UI in its view of runs, metrics and images rather than that of language models.
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None, tags))
+        except MlflowException:
+            # Another process made it in the meantime.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)

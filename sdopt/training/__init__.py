@@ -1,0 +1,1 @@
+"""Training and evaluating the packaged reference models."""

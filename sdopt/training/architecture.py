@@ -1,0 +1,161 @@
+"""The shapes of the reference model's networks: 9.4 million parameters, 19 MB in half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdopt.training.data import IMAGE_SIZE
+from sdopt.training.tokenizer import LENGTH, VOCABULARY
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, AutoencoderTiny, DDIMScheduler, UNet2DConditionModel
+    from transformers import CLIPModel, CLIPTextModel
+
+
+LATENT_CHANNELS = 8
+"""Four, as in Stable Diffusion, would leave 256 numbers to a 64×64 picture, too few for its outlines."""
+
+LATENT_SIZE = IMAGE_SIZE // 8
+
+TEXT_WIDTH = 144
+
+CLIP_WIDTH = 128
+"""Numbers in a CLIP embedding. The covariance of the FID needs more pictures than this."""
+
+
+def build_autoencoder() -> AutoencoderKL:
+    """An untrained autoencoder: (n, 3, 64, 64) in [-1, 1] to latents (n, 8, 8, 8) and back."""
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(16, 32, 64, 64),
+        layers_per_block=1,
+        latent_channels=LATENT_CHANNELS,
+        norm_num_groups=8,
+        sample_size=IMAGE_SIZE,
+    )
+
+
+def build_tiny_autoencoder() -> AutoencoderTiny:
+    """An untrained stand-in for the autoencoder: (n, 3, 64, 64) in [-1, 1] to *scaled* latents (n, 8, 8, 8) and back.
+
+    What a decoder costs it spends at full size, so it has blocks only where the picture is still small, and sixteen
+    channels, the width of a vector register: wider ones were slower than the operation count promises.
+    """
+    from diffusers import AutoencoderTiny
+
+    return AutoencoderTiny(
+        encoder_block_out_channels=(16,) * 4,
+        decoder_block_out_channels=(16,) * 4,
+        num_encoder_blocks=(1, 3, 3, 3),
+        num_decoder_blocks=(4, 4, 2, 0),
+        latent_channels=LATENT_CHANNELS,
+    )
+
+
+def build_denoiser() -> UNet2DConditionModel:
+    """An untrained denoiser of latents (n, 8, 8, 8), with cross attention at both of its resolutions (8 and 4)."""
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=LATENT_SIZE,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        block_out_channels=(96, 160),
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+        layers_per_block=1,
+        attention_head_dim=4,
+        cross_attention_dim=TEXT_WIDTH,
+        norm_num_groups=16,
+    )
+
+
+def build_text_encoder() -> CLIPTextModel:
+    """An untrained text encoder: token ids (n, 24) to states (n, 24, 144)."""
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=4 * TEXT_WIDTH,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+            hidden_act="quick_gelu",
+            projection_dim=TEXT_WIDTH,
+            bos_token_id=VOCABULARY - 2,
+            eos_token_id=VOCABULARY - 1,
+            pad_token_id=VOCABULARY - 1,
+        )
+    )
+
+
+def build_clip() -> CLIPModel:
+    """An untrained CLIP: pictures (n, 3, 64, 64) in [-1, 1] and token ids (n, at most 24) to embeddings (n, 128)."""
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 96,
+        "intermediate_size": 4 * 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": LENGTH,
+        "hidden_act": "quick_gelu",
+        "projection_dim": CLIP_WIDTH,
+        "bos_token_id": VOCABULARY - 2,
+        "eos_token_id": VOCABULARY - 1,
+        "pad_token_id": VOCABULARY - 1,
+    }
+    vision = {
+        "hidden_size": 128,
+        "intermediate_size": 4 * 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": IMAGE_SIZE,
+        "patch_size": 8,
+        "hidden_act": "quick_gelu",
+        "projection_dim": CLIP_WIDTH,
+    }
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_WIDTH))
+
+
+def build_scheduler() -> DDIMScheduler:
+    """Stable Diffusion's noise schedule with v-prediction; every multistep solver of diffusers reads this config.
+
+    The steps are spaced backwards from the last one (`trailing`, Lin et al. 2023), which keeps few-step runs from
+    starting below full noise.
+    """
+    from diffusers import DDIMScheduler
+
+    return DDIMScheduler(
+        num_train_timesteps=1000,
+        beta_schedule="scaled_linear",
+        beta_start=0.00085,
+        beta_end=0.012,
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+        prediction_type="v_prediction",
+        timestep_spacing="trailing",
+    )
+
+
+def parameters(folder: Path) -> dict[str, int]:
+    """Parameters of each network of a pipeline folder, read from the headers of its weight files."""
+    return {file.parent.name: count_parameters(file) for file in sorted(folder.glob("*/*.safetensors"))}
+
+
+def count_parameters(file: Path) -> int:
+    """Numbers in a safetensors file, read from its header."""
+    import math
+
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118

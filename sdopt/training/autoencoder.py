@@ -1,0 +1,193 @@
+"""The autoencoder's stage: pictures to 8×8×8 latents and back."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sdopt.errors import UsageError
+from sdopt.training.architecture import LATENT_CHANNELS, build_autoencoder
+from sdopt.training.config import TrainReferenceConfig
+from sdopt.training.loop import Progress, arithmetic, describe_hardware, generator, missing_stage, pick_device, train
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL
+    from torch import Tensor
+
+    from sdopt.training.data import Dataset
+
+
+STREAM = 1
+"""This stage's place in the seed's path."""
+
+
+def pixels(images: np.ndarray) -> Tensor:
+    """uint8 (n, 64, 64, 3) to float32 (n, 3, 64, 64) in [-1, 1]."""
+    import torch
+
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+
+
+def edge_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Mean absolute error of the horizontal and vertical finite differences: what an L1 loss alone blurs."""
+    error = output - target
+    return error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+
+
+def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
+    """PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
+    import torch
+
+    return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
+
+
+def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> Progress:
+    """Train on the training pictures with L1, squared, edge and KL losses; see `fit` for what lands in `folder`."""
+    import torch
+    from diffusers.models.attention_processor import AttnProcessor
+
+    options, device = config.autoencoder, pick_device(config.device)
+    torch.manual_seed(config.seed)
+    network = start_autoencoder(config.start_from).to(device, memory_format=torch.channels_last)
+    # The processor of today's default calls a fused kernel whose backward pass is slow on CPUs, in bf16 above all.
+    network.set_attn_processor(AttnProcessor())
+    average = copy.deepcopy(network)
+    chosen = dataset.indices(held_out=False)
+
+    def loss(step: int) -> Tensor:
+        random = generator(config.seed, STREAM, step)
+        picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
+        colours = torch.randint(256, (options.batch_size, 3), generator=random, dtype=torch.uint8)
+        colours[torch.rand(options.batch_size, generator=random) >= options.background_share] = 255
+        pictures = dataset.on(chosen[picked.numpy()], colours.numpy())
+        target = pixels(pictures).to(device, memory_format=torch.channels_last)
+        with arithmetic(config.arithmetic, device):
+            moments = network.quant_conv(network.encoder(target)).float()
+            mean, log_variance = moments.chunk(2, dim=1)
+            log_variance = log_variance.clamp(-30.0, 20.0)
+            noise = torch.randn(mean.shape, generator=random).to(device)
+            latents = mean + (0.5 * log_variance).exp() * noise
+            output = network.decoder(network.post_quant_conv(latents)).float()
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
+        pixel = (output - target).abs().mean() + (output - target).square().mean()
+        return pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
+
+    done = train(
+        config,
+        options,
+        network,
+        loss,
+        folder,
+        title="autoencoder",
+        average=average,
+    )
+    finished = build_autoencoder()
+    finished.load_state_dict(average.state_dict())
+    finished.eval().requires_grad_(False)
+    normalise_latents(finished, encode_all(finished, dataset.images[chosen])[0])
+    mean, deviation = encode_all(finished, dataset.images[chosen])
+    finished.register_to_config(scaling_factor=scaling_factor(mean, deviation))
+    finished.save_pretrained(folder / "model")
+    figures = {
+        "batch_size": options.batch_size,
+        "background_share": options.background_share,
+        "start_from": config.start_from,
+        "hardware": describe_hardware(device, config.arithmetic),
+        "held_out_psnr_db": reconstruction_psnr(finished, dataset.images[dataset.indices(held_out=True)]),
+        "scaling_factor": finished.config.scaling_factor,
+    }
+    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
+    return done
+
+
+def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
+    """The network that training starts from: that of a pipeline folder, or a fresh one.
+
+    Raises:
+        UsageError: the folder has no autoencoder.
+    """
+    import torch
+    from diffusers import AutoencoderKL
+
+    if pipeline is not None:
+        if not (Path(pipeline) / "vae").is_dir():
+            raise UsageError(f"start_from={pipeline}: there is no vae/ in it; name a pipeline folder")
+        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", torch_dtype=torch.float32)
+    network = build_autoencoder()
+    # Latents that start as noisy as they are large tempt the decoder to ignore them: start them nearly noiseless.
+    with torch.no_grad():
+        network.quant_conv.bias[LATENT_CHANNELS:] = -6.0
+    return network
+
+
+def load_autoencoder(folder: Path) -> AutoencoderKL:
+    """The finished network that `train_autoencoder` left in `folder`, on the CPU, its `scaling_factor` set.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    from diffusers import AutoencoderKL
+
+    if not (folder / "model").exists():
+        raise missing_stage("autoencoder", folder / "model")
+    return AutoencoderKL.from_pretrained(folder / "model").eval().requires_grad_(False)
+
+
+def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every picture's latents, each (n, 8, 8, 8) float32, not yet scaled."""
+    import torch
+
+    means, deviations = [], []
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            latents = network.encode(pixels(images[start : start + batch_size])).latent_dist
+            means.append(latents.mean)
+            deviations.append(latents.std)
+    return torch.cat(means).clone(), torch.cat(deviations).clone()
+
+
+def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
+    """Give every latent channel mean 0 and deviation 1 over the pictures, in place, at no change of the output.
+
+    `StableDiffusionPipeline` scales latents by one number and cannot shift them, yet the denoiser learns fastest where
+    all channels are alike. The 1×1 convolutions on both sides of the latents take in the change exactly.
+
+    Args:
+        network: the trained autoencoder.
+        mean: mean latents of the training pictures, (n, 8, 8, 8).
+    """
+    import torch
+
+    centre, spread = mean.mean(dim=(0, 2, 3)), mean.std(dim=(0, 2, 3))
+    before, after = network.quant_conv, network.post_quant_conv
+    with torch.no_grad():
+        after.bias += after.weight[..., 0, 0] @ centre
+        after.weight *= spread[None, :, None, None]
+        before.bias[:LATENT_CHANNELS] -= centre
+        before.bias[:LATENT_CHANNELS] /= spread
+        before.weight[:LATENT_CHANNELS] /= spread[:, None, None, None]
+        # The other half are logarithms of variances.
+        before.bias[LATENT_CHANNELS:] -= 2 * spread.log()
+
+
+def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
+    """What sampled latents must be multiplied by to have unit variance (Rombach et al. 2022, appendix G)."""
+    return 1.0 / math.sqrt(float(mean.var() + deviation.square().mean()))
+
+
+def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> float:
+    """Mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), reconstructed from their mean latents."""
+    import torch
+
+    values = []
+    with torch.inference_mode():
+        for start in range(0, len(images), batch_size):
+            target = pixels(images[start : start + batch_size])
+            output = network.decode(network.encode(target).latent_dist.mode()).sample
+            values.append(peak_signal_to_noise(output, target))
+    return float(torch.cat(values).mean())

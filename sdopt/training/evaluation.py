@@ -1,0 +1,227 @@
+"""How good the reference family is, by a judge that had no part in it: EfficientNet-lite0, trained on ImageNet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sdopt.quality.distances import ReferenceSet, digest_of, fid, kid
+from sdopt.quality.features import FeatureExtractor
+from sdopt.quality.images import channels_first
+from sdopt.training.autoencoder import reconstruction_psnr
+from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record
+from sdopt.training.references import real_pictures, records_of
+from sdopt.training.sheet import GUIDANCE, STEPS, generate
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+    from torch import Tensor
+
+
+NEAREST = (1, 10)
+"""How many of the nearest concepts are looked at for the right one."""
+
+CANDIDATES = 300
+"""Concepts among which a picture on a coloured background is ranked: features of all on each colour take too long."""
+
+Note = Callable[[str], None]
+"""Told what is being done."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the evaluation.
+
+    Attributes:
+        part: what is judged.
+        figure: by which figure.
+        value: of it, in `unit`.
+        unit: `dB`, `%` or "".
+        target: what it should be, in words; "" where it stands beside another figure.
+        met: whether it is; None without a target.
+    """
+
+    part: str
+    figure: str
+    value: float
+    unit: str = ""
+    target: str = ""
+    met: bool | None = None
+
+    @property
+    def shown(self) -> str:
+        digits = {"dB": ".1f", "%": ".0f"}.get(self.unit, ".3g")
+        return f"{self.value:{digits}} {self.unit}".strip()
+
+
+def at_least(part: str, figure: str, value: float, unit: str, target: float) -> Figure:
+    """A figure with a target that it should reach."""
+    return Figure(part, figure, value, unit, f"at least {target:g} {unit}".strip(), value >= target)
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """Real drawings that a generated picture is compared with: features (n, d), and each one's label."""
+
+    features: Tensor
+    labels: tuple[str, ...]
+
+
+def drawings_on(
+    dataset: Dataset, chosen: np.ndarray, colour: tuple[int, int, int], extractor: FeatureExtractor, cache: Path
+) -> Drawings:
+    """Features of drawings on a background; kept in the `cache` folder, because they take minutes."""
+    pictures = dataset.on(chosen, np.array([colour] * len(chosen), np.uint8))
+    labels = tuple(dataset.records[i].label for i in chosen)
+    file = cache / f"{extractor.name}-{'-'.join(map(str, colour))}-{len(chosen)}.safetensors"
+    if file.is_file():
+        known = ReferenceSet.load(file, extractor)
+        if known.digest == digest_of(pictures) and known.values is not None:
+            return Drawings(known.values, labels)
+    made = ReferenceSet.of_images(f"drawings on {colour}", pictures, extractor)
+    cache.mkdir(parents=True, exist_ok=True)
+    made.save(file)
+    assert made.values is not None
+    return Drawings(made.values, labels)
+
+
+def ranks(features: Tensor, labels: Sequence[str], drawings: Drawings) -> np.ndarray:
+    """For each generated picture how many concepts are nearer than its own, int64 (n,).
+
+    A concept is as near as the nearest of its drawings, by Euclidean distance of the features.
+    """
+    import torch
+
+    names = list(dict.fromkeys(drawings.labels))
+    place = {name: position for position, name in enumerate(names)}
+    of_drawing = torch.tensor([place[label] for label in drawings.labels])
+    apart = torch.cdist(features, drawings.features)
+    nearest = torch.full((len(features), len(names)), torch.inf).scatter_reduce(
+        1, of_drawing.expand(len(features), -1), apart, "amin"
+    )
+    own = nearest.gather(1, torch.tensor([[place[label]] for label in labels]))
+    return (nearest < own).sum(dim=1).numpy()
+
+
+def evaluate_generator(
+    pipeline: StableDiffusionPipeline,
+    dataset: Dataset,
+    prompts: dict[str, list[str]],
+    extractor: FeatureExtractor,
+    cache: Path,
+    *,
+    seed: int = 0,
+    note: Note = lambda _: None,
+) -> list[Figure]:
+    """Everything about the autoencoder and the denoiser.
+
+    Args:
+        pipeline: in single precision.
+        dataset: where the drawings are.
+        prompts: `training`, `held_out` and `gate`, as in `prompts.json`.
+        extractor: the judge.
+        cache: folder for features of drawings.
+        seed: picture i of each list starts from the noise of seed + i.
+        note: told of each step.
+    """
+    note("autoencoder")
+    held_out = dataset.indices(held_out=True)
+    colours = np.array(list(BACKGROUNDS.values()), np.uint8)[np.arange(len(held_out)) % len(BACKGROUNDS)]
+    figures = [
+        at_least(
+            "autoencoder",
+            "PSNR of held-out pictures",
+            reconstruction_psnr(pipeline.vae, dataset.images[held_out]),
+            "dB",
+            24,
+        ),
+        Figure(
+            "autoencoder",
+            "the same on coloured backgrounds",
+            reconstruction_psnr(pipeline.vae, dataset.on(held_out, colours)),
+            "dB",
+        ),
+    ]
+    note("features of the drawings on white")
+    everything = np.arange(len(dataset))
+    white = drawings_on(dataset, everything, WHITE, extractor, cache)
+    features: dict[str, Tensor] = {}
+    for purpose, what in (("training", "captions seen in training"), ("held_out", "names never seen")):
+        note(f"drawing {what}")
+        captions = prompts[purpose]
+        features[purpose] = extractor(channels_first(generate(pipeline, captions, seed=seed)))
+        found = ranks(features[purpose], captions, white)
+        concepts = len(set(white.labels))
+        for nearest in NEAREST:
+            name = f"{what}: own concept among the {nearest} nearest of {concepts:,}"
+            value = 100 * float(np.mean(found < nearest))
+            targeted = purpose == "training" and nearest == 10
+            figures.append(
+                at_least("denoiser", name, value, "%", 60) if targeted else Figure("denoiser", name, value, "%")
+            )
+    note("drawing known names on unseen backgrounds")
+    records = records_of(dataset, prompts["gate"])
+    gate = extractor(channels_first(generate(pipeline, prompts["gate"], seed=seed)))
+    found = _ranks_on_backgrounds(gate, records, dataset, extractor, cache, note)
+    for nearest in NEAREST:
+        name = f"known names on unseen backgrounds: own concept among the {nearest} nearest of {CANDIDATES}"
+        figures.append(Figure("denoiser", name, 100 * float(np.mean(found < nearest)), "%"))
+    note("distances")
+    return figures + _distances(gate, records, dataset, extractor)
+
+
+def _ranks_on_backgrounds(
+    features: Tensor,
+    records: Sequence[Record],
+    dataset: Dataset,
+    extractor: FeatureExtractor,
+    cache: Path,
+    note: Note,
+) -> np.ndarray:
+    """Ranks among flat drawings of the own concepts and of others, all of them on the background of the caption."""
+    flat = np.array([i for i, record in enumerate(dataset.records) if record.style == "flat"])
+    others = np.random.default_rng(0).permutation(flat)[:CANDIDATES]
+    found = np.zeros(len(records), np.int64)
+    for name, colour in BACKGROUNDS.items():
+        of_colour = [i for i, record in enumerate(records) if record.unseen_background == name]
+        if of_colour:
+            note(f"features of the drawings on {name}")
+            concepts = {records[i].concept for i in of_colour}
+            own = [i for i in flat if dataset.records[i].concept in concepts]
+            drawings = drawings_on(dataset, np.union1d(others, own), colour, extractor, cache)
+            found[of_colour] = ranks(features[of_colour], [records[i].label for i in of_colour], drawings)
+    return found
+
+
+def _distances(
+    generated: Tensor, records: Sequence[Record], dataset: Dataset, extractor: FeatureExtractor
+) -> list[Figure]:
+    """Fréchet and kernel distance of generated to real pictures, beside those of real to other real ones."""
+    concepts = {record.concept for record in records}
+    others = {r.concept: r for r in dataset.records if r.style == "flat" and r.concept not in concepts}
+    real = ReferenceSet.of_images("real", real_pictures(dataset, records), extractor)
+    other = extractor(channels_first(real_pictures(dataset, list(others.values())[: len(records)])))
+    n = len(records)
+    return [
+        Figure("denoiser", f"Fréchet distance to real pictures, {n} images", fid(generated, real)),
+        Figure("denoiser", f"… of other real pictures, {len(other)} images", fid(other, real)),
+        Figure("denoiser", f"kernel distance to real pictures, {n} images", kid(real)(generated)),
+        Figure("denoiser", f"… of other real pictures, {len(other)} images", kid(real)(other)),
+    ]
+
+
+def write_evaluation(figures: Sequence[Figure], judge: str, file: Path) -> None:
+    """Keeps the figures as JSON, one on a line."""
+    lines = ",\n".join(f"  {json.dumps(vars(figure), ensure_ascii=False)}" for figure in figures)
+    settings = json.dumps({"judge": judge, "steps": STEPS, "guidance": GUIDANCE})
+    file.write_text(f'{{\n "settings": {settings},\n "figures": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def read_evaluation(file: Path) -> list[Figure]:
+    """Reads what `write_evaluation` wrote; nothing where there is no such file."""
+    return [Figure(**entry) for entry in json.loads(file.read_text())["figures"]] if file.is_file() else []

@@ -1,0 +1,223 @@
+"""From checkpoints to folders that diffusers and transformers load, with recipes, cards, prompts and references."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.quality.distances import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
+from sdopt.quality.features import ClipFeatures
+from sdopt.reference import MODEL
+from sdopt.training.architecture import build_scheduler
+from sdopt.training.autoencoder import load_autoencoder
+from sdopt.training.card import write_card
+from sdopt.training.clip import load_clip
+from sdopt.training.clip_card import write_clip_card
+from sdopt.training.clip_evaluation import draw_in_fewer_steps, evaluate_clip, judged_captions, write_clip_evaluation
+from sdopt.training.config import Stage, TrainReferenceConfig
+from sdopt.training.data import IMAGE_SIZE, Dataset
+from sdopt.training.denoiser import load_networks
+from sdopt.training.loop import missing_stage, read_figures
+from sdopt.training.prompts import choose_prompts, write_prompts
+from sdopt.training.references import write_references
+from sdopt.training.sheet import draw_sheet, generate
+from sdopt.training.tiny_autoencoder import load_tiny_autoencoder, write_tiny_card
+from sdopt.training.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+    from transformers import CLIPTokenizer
+
+
+DECODED_CAPTIONS = 48
+"""How many captions the tiny autoencoder's figure for generated latents rests on."""
+
+
+def assemble(folder: Path) -> StableDiffusionPipeline:
+    """The pipeline, in single precision, from what the stages left in their work folder.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    from diffusers import StableDiffusionPipeline
+
+    networks = load_networks(folder / "denoiser")
+    return StableDiffusionPipeline(
+        vae=load_autoencoder(folder / "autoencoder"),
+        text_encoder=networks["text_encoder"],
+        tokenizer=load_tokenizer(folder / "tokenizer"),
+        unet=networks["denoiser"],
+        scheduler=build_scheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
+    """The pipeline of the work folder or, where no denoiser was trained there, that of `start_from`.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    import torch
+    from diffusers import StableDiffusionPipeline
+
+    folder = Path(config.folder)
+    if config.start_from is None or (folder / Stage.denoiser.value).exists():
+        return assemble(folder)
+    return StableDiffusionPipeline.from_pretrained(
+        config.start_from, torch_dtype=torch.float32, local_files_only=True, safety_checker=None
+    )
+
+
+def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
+    """What was done to make these weights: the data, each training, and the recipe of the weights it started from."""
+    stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
+    found: dict[str, Any] = {"seed": config.seed, "data": data_recipe(dataset), **stages}
+    starts = [Path(start) for stage in stages.values() if (start := stage.pop("start_from", None))]
+    if starts:
+        found["started_from"] = read_recipe(starts[0])
+    return found
+
+
+def read_recipe(folder: Path) -> dict[str, Any]:
+    """What was done to make the weights in a folder; empty where it does not say."""
+    file = folder / "recipe.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def data_recipe(dataset: Dataset) -> dict[str, Any]:
+    """How much of what the data holds."""
+    return {
+        "pictures": dict(Counter(record.style for record in dataset.records)),
+        "concepts": len({record.concept for record in dataset.records}),
+        "held_out_concepts": len({record.concept for record in dataset.records if record.held_out}),
+    }
+
+
+def export(config: TrainReferenceConfig) -> None:
+    """Write the pipeline folder in half precision with its recipe and card, prompts and references beside it, and the
+    contact sheet.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    import torch
+
+    folder, target = Path(config.folder), Path(config.export.target)
+    dataset = Dataset.load(folder / "data")
+    pipeline = assemble(folder)
+    prompts = choose_prompts(dataset, config.seed)
+    # The sheet shows the weights as they ship: rounded to half precision, computed in single.
+    pipeline.to(dtype=torch.float16)
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    pipeline.save_pretrained(fresh)
+    pipeline.to(dtype=torch.float32)
+    (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
+    write_card(fresh)
+    swap_in(fresh, target)
+    # What was said of other weights does not hold for these.
+    (target / "evaluation.json").unlink(missing_ok=True)
+    write_prompts(prompts, target.with_name("prompts.json"))
+    write_references(dataset, prompts["gate"], target.parent)
+    captions = prompts["contact_sheet"]
+    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
+
+
+def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, folder: Path) -> None:
+    """Write the CLIP's folder in half precision with its recipe, judge it, and write its figures and card.
+
+    What is judged is what ships: weights rounded to half precision, computed in single, and the packaged generator.
+
+    Args:
+        config: the whole configuration.
+        dataset: what it was trained on.
+        tokenizer: of the captions.
+        folder: where `train_clip` left its weights.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    import torch
+    from diffusers import StableDiffusionPipeline
+    from transformers import CLIPImageProcessorPil
+
+    target = Path(config.clip.target)
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    load_clip(folder).half().save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    processor = CLIPImageProcessorPil(
+        size=side, do_center_crop=False, crop_size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    processor.save_pretrained(fresh)
+    figures = read_figures(folder)
+    made_of = {"seed": config.seed, "data": data_recipe(dataset), "clip": figures}
+    if (start := figures.pop("start_from", None)) is not None:
+        made_of["started_from"] = read_recipe(Path(start))
+    (fresh / "recipe.json").write_text(json.dumps(made_of, indent=1) + "\n")
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
+    captions = judged_captions(dataset, config.seed)
+    evaluation = evaluate_clip(fresh, dataset, captions, draw_in_fewer_steps(pipeline, captions, config.seed))
+    write_clip_evaluation(evaluation, fresh / "evaluation.json")
+    extractor = ClipFeatures("emojiclip", str(fresh))
+    ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME).save(fresh / PRECOMPUTED.name)
+    write_clip_card(fresh)
+    swap_in(fresh, target)
+
+
+def export_tiny_autoencoder(config: TrainReferenceConfig) -> None:
+    """Write the tiny autoencoder to `export.companions`, with its card, some of whose figures need the denoiser.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    work = Path(config.folder) / Stage.tiny_autoencoder.value
+    dataset, network = Dataset.load(Path(config.folder) / "data"), load_tiny_autoencoder(work)
+    write_tiny_card(
+        work / "model" / "README.md",
+        network,
+        find_pipeline(config),
+        choose_prompts(dataset, config.seed)["training"][:DECODED_CAPTIONS],
+        read_figures(work),
+        config.seed,
+    )
+    copy_in(work / "model", Path(config.export.companions) / Stage.tiny_autoencoder.value)
+
+
+def export_loras(config: TrainReferenceConfig) -> None:
+    """Write the LoRAs, with their card, to `export.companions`.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    model = Path(config.folder) / Stage.loras.value / "model"
+    if not model.exists():
+        raise missing_stage(Stage.loras.value, model)
+    copy_in(model, Path(config.export.companions) / Stage.loras.value)
+
+
+def copy_in(model: Path, target: Path) -> None:
+    """Put a copy of the folder `model` in the place of `target`, as `swap_in` does."""
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(model, fresh)
+    swap_in(fresh, target)
+
+
+def swap_in(fresh: Path, target: Path) -> None:
+    """Move the files of `fresh` over those of `target`, one by one: a reader never sees half a file."""
+    for file in sorted(fresh.rglob("*")):
+        if file.is_file():
+            place = target / file.relative_to(fresh)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # diffusers writes weights that only their owner may read.
+            file.chmod(0o644)
+            file.replace(place)
+    shutil.rmtree(fresh)

@@ -1,0 +1,63 @@
+"""The captions that come with the model: for gates, for tests, for the contact sheet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.training.data import BACKGROUNDS, Dataset, on_background
+
+TRAINING_PROMPTS = 200
+"""How many training captions the file holds."""
+
+GATE_PROMPTS = 240
+"""How many held-out captions of known words the file holds."""
+
+SHEET_PER_GROUP = 3
+"""Captions on the contact sheet from each of emojibase's eight groups."""
+
+
+def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
+    """Plain captions (no style word) by purpose, drawn by `seed` and never by hand.
+
+    Returns:
+        `gate`: captions that training never saw of words that it did, a name on its unseen background. `held_out`:
+        every name that training never saw, in random order. `training`: a random draw of names that it saw in the
+        style of plain captions. `contact_sheet`: three captions of training names from each group, in the groups'
+        order: the first on white, the second on a background that it has seen, the third on its unseen one.
+    """
+    random = np.random.default_rng([seed, 3])
+    held_out = dataset.labels(held_out=True)
+    training = dataset.labels(held_out=False, style="flat")
+    backgrounds = {record.label: record.unseen_background for record in dataset.records}
+    sheet: list[str] = []
+    by_group: dict[int, list[str]] = {}
+    for record in dataset.records:
+        if not record.held_out and record.style == "flat":
+            by_group.setdefault(record.group, []).append(record.label)
+    for group in sorted(by_group):
+        labels = [by_group[group][i] for i in random.permutation(len(by_group[group]))[:SHEET_PER_GROUP]]
+        # The next colour is any but the unseen one.
+        names = list(BACKGROUNDS)
+        seen = [names[(names.index(backgrounds[label]) + 1) % len(names)] for label in labels]
+        behind = [None, seen[1], backgrounds[labels[2]]]
+        sheet += [on_background(label, colour) for label, colour in zip(labels, behind, strict=True)]
+    gate = [training[i] for i in random.permutation(len(training))[:GATE_PROMPTS]]
+    return {
+        "gate": [on_background(label, backgrounds[label]) for label in gate],
+        "held_out": [held_out[i] for i in random.permutation(len(held_out))],
+        "training": [training[i] for i in random.permutation(len(training))[:TRAINING_PROMPTS]],
+        "contact_sheet": sheet,
+    }
+
+
+def write_prompts(prompts: dict[str, list[str]], file: Path) -> None:
+    """Write captions as JSON, one on a line, so that a change shows in a diff."""
+    file.write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_prompts(file: Path) -> dict[str, list[str]]:
+    """Read what `write_prompts` wrote."""
+    return json.loads(file.read_text())

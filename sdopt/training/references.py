@@ -1,0 +1,60 @@
+"""The real pictures that come with the model: a reference set for FID, KID and CMMD, and inputs to start from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record, on_background
+
+REFERENCES = 120
+"""How many held-out pictures are kept: those of the first captions of `gate`."""
+
+MASK_RADIUS = 20
+
+
+def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
+    """The flat drawings that captions of `gate` are about, in their order. Raises KeyError."""
+    flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
+    by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
+    return [by_caption[caption] for caption in captions]
+
+
+def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
+    """The flat drawing of each record's concept on its unseen background: what no training saw.
+
+    Returns:
+        uint8, shape (records, 64, 64, 3)
+    """
+    place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
+    colours = np.array([BACKGROUNDS[record.unseen_background] for record in records], np.uint8)
+    return dataset.on(np.array([place[record.concept] for record in records]), colours)
+
+
+def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) -> None:
+    """Write `held_out/` and `inputs/` below `folder`, all as lossless WebP.
+
+    `inputs/image.webp` is the drawing of the first caption on white, `inputs/mask.webp` a white disc in its middle:
+    what image-to-image and inpainting start from where nothing else is given.
+    """
+    records = records_of(dataset, captions[:REFERENCES])
+    target = folder / "held_out"
+    shutil.rmtree(target, ignore_errors=True)
+    for number, picture in enumerate(real_pictures(dataset, records)):
+        write_webp(picture, target / f"{number:03d}.webp")
+    first = next(i for i, r in enumerate(dataset.records) if r.concept == records[0].concept and r.style == "flat")
+    write_webp(dataset.images[first], folder / "inputs" / "image.webp")
+    rows, columns = np.indices((IMAGE_SIZE, IMAGE_SIZE)) - (IMAGE_SIZE - 1) / 2
+    disc = np.hypot(rows, columns) <= MASK_RADIUS
+    write_webp(np.repeat(np.uint8(255) * disc[..., None], 3, axis=-1), folder / "inputs" / "mask.webp")
+
+
+def write_webp(picture: np.ndarray, file: Path) -> None:
+    """Keep uint8 pixels (height, width, 3) to the bit."""
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(file, lossless=True, quality=100, method=6)

@@ -1,0 +1,47 @@
+"""How worker processes start. Light: imported before anything heavy, so that the server loads beside the parent."""
+
+import multiprocessing
+import os
+import signal
+from multiprocessing.context import ForkServerContext, SpawnContext
+
+StartContext = ForkServerContext | SpawnContext
+
+_ENVIRONMENT = {
+    # Importing xformers asks torch.cuda.is_available(), which would initialise CUDA and spoil every later fork.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # Idle siblings of the worker that is being timed must sleep, not spin.
+    "OMP_WAIT_POLICY": "passive",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # What these libraries print on import (of extras that are not installed) is no news to a user.
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DIFFUSERS_VERBOSITY": "error",
+}
+
+
+def prepare_environment() -> None:
+    """Sets what the libraries read when they are imported, where the user has not."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def start_fork_server() -> StartContext:
+    """Starts the process that workers are forked from, and returns without waiting for its imports.
+
+    Its environment is frozen from here on. Where the platform has no fork, workers are spawned, in seconds each.
+    """
+    prepare_environment()
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sdopt.worker.preload"])
+    # A Ctrl-C reaches the whole foreground group: the server must not die of it in the middle of an import.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    return context

@@ -1,0 +1,293 @@
+"""The worker process: one pipeline with its optimizations, and the requests that it answers."""
+
+import gc
+import json
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+import traceback
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from sdopt.hardware.device import Device, energy_j
+from sdopt.measure.memory import PeakMemory, cap_memory
+from sdopt.measure.operations import tflop_per_image
+from sdopt.measure.stages import DENOISER, observed
+from sdopt.measure.trace import trace_call
+from sdopt.optimizations.base import Proof
+from sdopt.pipelines.latents import read_latents, take
+from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.tasks import inputs_of, noise_in_float32
+from sdopt.results.records import Evidence, ImageRecord, Memory, Status
+from sdopt.variant import Variant
+from sdopt.worker.draws import LATENTS, Draw, timed_draw
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+from sdopt.measure.clocks import EventClock, WallClock
+from sdopt.worker.protocol import WorkerError
+
+
+def _end_with_the_parent(life: Connection, cache: str) -> None:
+    """Waits for the end of a pipe that the parent holds and never writes to; then ends all that runs here.
+
+    A parent that is killed can do that no more, and a compiler or a call would go on for minutes.
+    """
+    with suppress(OSError, EOFError):
+        life.recv_bytes()
+    shutil.rmtree(cache, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def serve(connection: Connection, life: Connection, variant: Variant, device: Device, log: str, cache: str) -> None:
+    # A process group of its own, so that killing it takes the compiler's children along, and a Ctrl-C in the
+    # terminal reaches the parent alone, which then decides.
+    os.setsid()
+    threading.Thread(target=_end_with_the_parent, args=(life, cache), daemon=True).start()
+    with Path(log).open("a", buffering=1) as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    # What was imported is no garbage: to look through it took a fifth of a second before every timed call.
+    gc.freeze()
+    # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
+    tqdm.set_lock(threading.RLock())
+    session = Session(variant, device)
+    while True:
+        try:
+            request, arguments = connection.recv()
+        except EOFError:
+            return
+        before = session.in_calls_s
+        try:
+            answer = getattr(session, request)(**arguments)
+        except Exception as error:
+            traceback.print_exc()
+            answer = WorkerError(*_classify(error))
+        try:
+            connection.send((answer, session.in_calls_s - before))
+        except OSError:
+            return
+
+
+_STARVED = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+def _classify(error: Exception) -> tuple[Status, str]:
+    """Tells running out of memory from other failures, also where a compiler has wrapped it."""
+    text = " ".join(str(error).split())
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+    starved = any(
+        isinstance(link, torch.OutOfMemoryError | MemoryError) or any(word in str(link) for word in _STARVED)
+        for link in chain
+    )
+    return (Status.OUT_OF_MEMORY if starved else Status.FAILED), f"{type(error).__name__}: {text[:300]}"
+
+
+class Session:
+    """The worker's side: one pipeline with its optimizations. Each public method answers one request."""
+
+    def __init__(self, variant: Variant, device: Device) -> None:
+        self._variant = variant
+        self._device = device
+        self._memory = PeakMemory(device)
+        self._pipe: DiffusionPipeline = None
+        self._proofs: dict[str, Proof] = {}
+        self._inputs: dict[str, Any] = {}
+        self._given: torch.Tensor | None = None
+        self._latents: list[torch.Tensor] = []
+        self.in_calls_s = 0.0
+        """Seconds spent in calls of the pipeline, from prompts to images."""
+
+    def hello(self) -> None:
+        """Answers: the process has started."""
+
+    def prepare(self) -> float:
+        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
+        start = time.perf_counter()
+        if self._variant.hardware.threads is not None:
+            torch.set_num_threads(self._variant.hardware.threads)
+        if self._device.is_cuda:
+            torch.cuda.set_device(self._device.index)
+        hardware = self._variant.hardware
+        if hardware.emulate_memory and hardware.sheet is not None:
+            cap_memory(self._device, hardware.sheet.memory_gib)
+        load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
+        variant = self._variant
+        self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
+        for axis, option in self._variant.applied:
+            self._proofs[axis] = option.apply(self._pipe)
+        self._inputs = self._batch(0, timed_draw(self._variant))
+        self._synchronize()
+        load_s = time.perf_counter() - start
+        gc.collect()
+        gc.freeze()
+        self._memory.loaded()
+        return load_s
+
+    def time_once(self) -> tuple[float, float | None]:
+        """Seconds of one call from prompts to images, and joules of the device where NVML counts them."""
+        gc.collect()
+        gc.disable()
+        try:
+            before = energy_j(self._device)
+            self._synchronize()
+            start = time.perf_counter()
+            self._call()
+            self._synchronize()
+            seconds = time.perf_counter() - start
+            after = energy_j(self._device)
+        finally:
+            gc.enable()
+        return seconds, None if before is None or after is None else after - before
+
+    def measure_memory(self) -> Memory:
+        """Peak memory of one call in steady state."""
+        self._memory.reset()
+        self._call()
+        self._synchronize()
+        return self._memory.read()
+
+    def compile_report(self) -> tuple[float, int]:
+        """Seconds that the compiler says it has taken so far, and how many graphs it has compiled."""
+        from torch._dynamo.utils import compile_times, counters
+
+        took: Any = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True)).get("_compile.compile_inner", 0)
+        return float(took), int(counters["stats"]["unique_graphs"])
+
+    def prove(self) -> list[Evidence]:
+        """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""
+        steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
+        trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
+        findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
+        return [
+            Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
+            for axis, finding in findings.items()
+        ]
+
+    def time_stages(self) -> dict[str, list[float]]:
+        """Seconds of each stage of one instrumented call; of the denoiser a sample per step.
+
+        On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
+        """
+        clock = EventClock() if self._device.is_cuda else WallClock()
+        with observed(self._pipe, clock.enter, clock.leave):
+            self._call()
+        self._synchronize()
+        # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
+        return {
+            "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
+            for stage, spans in clock.seconds().items()
+        }
+
+    def count_operations(self) -> float:
+        """TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
+        variant = self._variant
+        counted = tflop_per_image(self._pipe, variant.task, variant.workload, variant.size, variant.guidance_scale)
+        return counted["total"]
+
+    def generate(self, batch: int, draw: Draw, folder: str) -> list[ImageRecord]:
+        """Makes the images of one batch of a draw and keeps them losslessly in `folder`.
+
+        With the last batch the final latents of all are kept beside them, in the order of the records.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if batch == 0:
+            self._latents = []
+        if draw.threads is not None:
+            torch.set_num_threads(draw.threads)
+        count = self._variant.workload.images_per_prompt
+        last: list[torch.Tensor] = []
+
+        def keep_latents(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            last[:] = [tensors["latents"]]
+            return tensors
+
+        # As arrays, because bytes cannot tell a NaN from black.
+        images = self._call(**self._batch(batch, draw), output_type="np", callback_on_step_end=keep_latents).images
+        latents = last[0].float().cpu() if last else torch.empty(len(images), 0)
+        records = []
+        for number, image in enumerate(images):
+            position = batch * draw.batch_size + number // count
+            if position >= len(draw.prompts):
+                break  # what a short batch was filled up with
+            image_index, path = number % count, Path(folder) / f"{position:04d}_{number % count:02d}.png"
+            finite = bool(np.isfinite(image).all()) and bool(latents[number].isfinite().all())
+            pixels = (np.nan_to_num(image, posinf=1.0).clip(0, 1) * 255).round().astype(np.uint8)
+            Image.fromarray(pixels).save(path)
+            seed = draw.seed + position * count + image_index
+            records.append(ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite))
+        self._latents.append(latents[: len(records)])
+        if batch == draw.calls - 1:
+            save_file({"latents": torch.cat(self._latents).contiguous()}, Path(folder) / LATENTS)
+        return records
+
+    def _batch(self, index: int, draw: Draw) -> dict[str, Any]:
+        """Prompts and initial noise of one call; a last, short batch is filled up from the start.
+
+        The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
+        batch size and device do not change where an image starts.
+        """
+        variant, count = self._variant, self._variant.workload.images_per_prompt
+        chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
+        numbers = [prompt * count + image for prompt in chosen for image in range(count)]
+        inputs = inputs_of(variant.task, variant.model, variant.size, len(numbers))
+        inputs["prompt"] = [draw.prompts[i] for i in chosen]
+        generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
+        if variant.task.kind != "txt2img":
+            # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
+            return inputs | {"generator": generators}
+        side = variant.size // self._pipe.vae_scale_factor
+        shape = (1, self._pipe.vae.config.latent_channels, side, side)
+        if variant.workload.latents is None:
+            noise = [torch.randn(shape, generator=generator) for generator in generators]
+        else:
+            if self._given is None:
+                self._given = read_latents(variant.workload.latents)
+            noise = take(self._given, numbers, shape[1:], variant.workload.latents)
+        dtype = next(unwrapped(denoiser_of(self._pipe)).parameters()).dtype
+        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
+
+    def _call(self, **changes: Any) -> Any:
+        workload = self._variant.workload
+        arguments = {
+            "num_inference_steps": workload.steps,
+            "guidance_scale": self._variant.guidance_scale,
+            "num_images_per_prompt": workload.images_per_prompt,
+            **self._inputs,
+        }
+        start = time.perf_counter()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(noise_in_float32(self._pipe))
+                for _, option in self._variant.applied:
+                    arguments |= option.call_kwargs()
+                    stack.enter_context(option.context(self._pipe))
+                return self._pipe(**(arguments | changes))
+        finally:
+            self.in_calls_s += time.perf_counter() - start
+
+    def _synchronize(self) -> None:
+        if self._device.is_cuda:
+            torch.cuda.synchronize()
+
+
+def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts as JSON keeps them: whatever a proof puts there must not keep a result from being written."""
+    return json.loads(json.dumps(facts, default=str))

@@ -1,0 +1,137 @@
+"""Effects of a factorial study, against data whose effects are known."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from sdopt.analysis.effects import effects_of
+from sdopt.results.records import Environment, Measurement, Memory, Status, StudyResult, VariantResult
+
+OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
+TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}
+JOINT = 1.5
+"""What bf16 and channels_last gain together beyond the product of their speed-ups."""
+
+
+def cell(
+    options: tuple[str, ...], rounds: int, noise: float, rng: np.random.Generator, replicates: int
+) -> VariantResult:
+    speedup = float(np.prod([TRUE[option] for option in options]))
+    if {"precision=bf16", "layout=channels_last"} <= set(options):
+        speedup *= JOINT
+    choices = {"precision": "fp32", "layout": "contiguous", "attention": "default"}
+    choices |= dict(option.split("=") for option in options)
+    memory = 0.5 if "precision=bf16" in options else 1.0
+    measurements = [
+        Measurement(
+            replicate,
+            latency_s=list(np.exp(-np.log(speedup) + rng.normal(0, noise, rounds))),
+            memory=Memory(memory, memory * np.exp(rng.normal(0, noise / 10))),
+        )
+        for replicate in range(replicates)
+    ]
+    return VariantResult(
+        ", ".join(options) or "baseline", "variant", choices, [], {}, status=Status.OK, measurements=measurements
+    )
+
+
+def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int = 1) -> StudyResult:
+    rng = np.random.default_rng(seed)
+    chosen = [tuple(o for o, on in zip(OPTIONS, mask, strict=True) if on) for mask in product([0, 1], repeat=3)]
+    environment = Environment("", None, None, "", "", {}, {"name": ""}, {}, "forkserver", [])
+    config = {"protocol": {"confidence": 0.95}}
+    variants = [cell(options, rounds, noise, rng, replicates) for options in chosen]
+    return StudyResult("factorial", "factorial", "", environment, config, variants, [], "baseline")
+
+
+def test_known_effects_are_found() -> None:
+    found = {effect.options: effect for effect in effects_of(study(), OPTIONS)}
+    assert len(found) == 6
+    # Averaged over the other options, half of the cells have the partner of the interaction.
+    assert found[("precision=bf16",)].speedup.estimate == pytest.approx(2.0 * JOINT**0.5)
+    assert found[("layout=channels_last",)].speedup.estimate == pytest.approx(1.25 * JOINT**0.5)
+    assert found[("attention=math",)].speedup.estimate == pytest.approx(0.8)
+    assert found[("precision=bf16", "layout=channels_last")].speedup.estimate == pytest.approx(JOINT)
+    assert found[("precision=bf16", "attention=math")].speedup.estimate == pytest.approx(1.0)
+    assert found[("precision=bf16",)].memory_ratio.estimate == pytest.approx(0.5)
+    assert not any(effect.aliased_with for effect in found.values())
+
+
+@pytest.mark.parametrize(("replicates", "unit"), [(1, "round"), (4, "process")])
+def test_intervals_cover_what_is_true(replicates: int, unit: str) -> None:
+    covered = 0
+    for seed in range(100):
+        effects = effects_of(study(rounds=8, noise=0.1, seed=seed, replicates=replicates), OPTIONS)
+        interval = next(e.speedup for e in effects if e.options == ("precision=bf16", "layout=channels_last"))
+        assert interval.unit == unit
+        covered += interval.low <= JOINT <= interval.high
+    assert 88 <= covered <= 100  # 95 of 100 are expected; fewer than 88 happen once in three hundred
+
+
+def test_few_rounds_give_no_interval() -> None:
+    assert all(effect.speedup.low is None for effect in effects_of(study(rounds=5, noise=0.1), OPTIONS))
+
+
+def test_a_missing_cell_of_a_full_product_changes_no_estimate_without_noise() -> None:
+    """Eight cells carry seven terms: one cell can fail, and only then is nothing left over."""
+    whole = study()
+    whole.variants[-1].status = Status.FAILED
+    found = {effect.options: effect for effect in effects_of(whole, OPTIONS)}
+    assert not any(effect.aliased_with for effect in found.values())
+    assert found[("precision=bf16", "layout=channels_last")].speedup.estimate == pytest.approx(JOINT)
+
+
+def test_what_the_remaining_cells_cannot_tell_apart_is_named() -> None:
+    cut = study()
+    for variant in cut.variants:
+        if "precision=bf16" in variant.name and "layout=channels_last" in variant.name:
+            variant.status = Status.SKIPPED
+    found = {effect.options: effect for effect in effects_of(cut, OPTIONS)}
+    joint = found[("precision=bf16", "layout=channels_last")]
+    assert joint.speedup is None
+    assert joint.aliased_with
+    assert found[("attention=math",)].speedup is not None
+
+
+def test_two_options_of_one_axis_have_no_interaction() -> None:
+    options = ("attention=math", "attention=vanilla", "precision=bf16")
+    names = {effect.options for effect in effects_of(study(), options)}
+    assert ("attention=math", "attention=vanilla") not in names
+
+
+def test_an_option_that_never_ran_has_no_effect() -> None:
+    cut = study()
+    for variant in cut.variants:
+        if "attention=math" in variant.name:
+            variant.status = Status.SKIPPED
+    found = {effect.options: effect for effect in effects_of(cut, OPTIONS)}
+    assert found[("attention=math",)].speedup is None
+    assert "the mean" in found[("attention=math",)].aliased_with
+    assert found[("precision=bf16", "attention=math")].aliased_with == ["precision=bf16"]
+    assert found[("precision=bf16",)].speedup.estimate == pytest.approx(2.0 * JOINT**0.5)
+    assert found[("precision=bf16", "layout=channels_last")].speedup.estimate == pytest.approx(JOINT)
+
+
+def test_without_cells_or_options_there_are_none() -> None:
+    result = study()
+    assert effects_of(result, []) == []
+    result.variants = result.variants[:1]
+    assert effects_of(result, OPTIONS) == []
+
+
+def test_cells_of_different_sittings_are_compared_by_the_baselines_beside_them() -> None:
+    """Half of the cells were measured later, on a machine three times as slow, and the baseline with them again."""
+    result = study(noise=0.0)
+    later = result.variants[4:]
+    for row in later:
+        row.measurements[0].sitting = 1
+        row.measurements[0].latency_s = [3 * sample for sample in row.measurements[0].latency_s]
+    baseline = result.variants[0]
+    again = [3 * sample for sample in baseline.measurements[0].latency_s]
+    baseline.measurements.append(Measurement(0, 1, latency_s=again, memory=baseline.measurements[0].memory))
+    expected = {effect.options: effect.speedup for effect in effects_of(study(noise=0.0), OPTIONS)}
+    for effect in effects_of(result, OPTIONS):
+        assert effect.speedup is not None
+        assert effect.speedup.estimate == pytest.approx(expected[effect.options].estimate)  # type: ignore[union-attr]
+        assert effect.memory_ratio is not None

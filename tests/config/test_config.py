@@ -1,0 +1,377 @@
+"""Every file in `conf/`, every kind of mistake, and options of the user's own."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from sdopt.config.composer import HydraComposer, tracking_of
+from sdopt.config.groups import CONF
+from sdopt.errors import UsageError
+from sdopt.optimizations.compiler import Eager, Inductor
+from sdopt.schema import Protocol, Workload
+from tests.command import SMOKE, sdopt
+
+Composers = type[HydraComposer]
+
+OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
+EXPERIMENTS = [option for group, option in OPTIONS if group == "experiment"]
+
+
+def problems(composer: Composers, *overrides: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        composer(list(overrides))
+    return caught.value.problems
+
+
+class TestEveryFile:
+    @pytest.mark.parametrize(("group", "option"), OPTIONS)
+    def test_composes_and_parses_or_names_what_must_be_given(
+        self, composer: Composers, inputs: dict[str, list[str]], group: str, option: str
+    ) -> None:
+        content = OmegaConf.load(CONF / group / f"{option}.yaml")
+        missing = [f"{group}.{key}" for key in content if OmegaConf.is_missing(content, key)]
+        if missing:
+            found = problems(composer, f"{group}={option}")
+            assert [problem.partition(":")[0] for problem in found] == missing
+            return
+        run = composer(inputs[option] if group == "task" else [f"{group}={option}"]).current
+        if group in run.choices:
+            assert run.choices[group] == option
+
+    def test_are_all_looked_at(self) -> None:
+        """A group within a group would need a walk that goes deeper."""
+        assert not list(CONF.glob("*/*/**/*.yaml"))
+        assert len(OPTIONS) > 30
+
+    @pytest.mark.parametrize("name", EXPERIMENTS)
+    def test_a_preset_begins_with_the_command_that_runs_it(self, name: str) -> None:
+        lines = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()
+        comments = [line for line in lines[:2] if line.startswith("# sdopt run")]
+        assert comments
+        assert f"experiment={name}" in comments[0]
+
+    @pytest.mark.parametrize("name", EXPERIMENTS)
+    def test_a_preset_makes_a_plan(self, composer: Composers, name: str) -> None:
+        job = composer([f"experiment={name}"])
+        plan = job.current.study.plan(job)
+        assert len({variant.name for variant in plan.variants}) == len(plan.variants)
+        for edge in plan.edges:
+            assert edge.credit != "nothing"
+
+    def test_every_key_of_the_schema_is_in_its_default_file(self) -> None:
+        """A reader finds each key, with its default, in `conf/`."""
+        for group, kind in (("workload", Workload), ("protocol", Protocol)):
+            assert list(OmegaConf.load(CONF / group / "default.yaml")) == [field.name for field in fields(kind)]
+
+
+class TestMistakes:
+    def test_all_are_reported_at_once_and_each_names_its_key(self, composer: Composers) -> None:
+        found = problems(
+            composer,
+            "+precision.wieghts=float16",
+            "workload.steps=many",
+            "workload.batch_size=0",
+            "protocol.confidence=1",
+            "protocol.estimator=mode",
+            "protocol.rounds=null",
+            "attention._target_=sdopt.optimizations.attention.Nope",
+            "grad_mode._target_=sdopt.schema.Model",
+            "layout.memory_format=[]",
+            "+nonsense=1",
+            "dry_run=perhaps",
+            "objective=3",
+        )
+        expected = [
+            "precision.wieghts: unknown key; there are weights, autocast, tf32",
+            "workload.steps: ",
+            "workload.batch_size=0: must be at least 1",
+            "protocol.confidence=1.0: must be above 0 and below 1",
+            "protocol.estimator=mode: choose one of median, mean, last, min",
+            "protocol.rounds: ",
+            "attention._target_=sdopt.optimizations.attention.Nope: cannot be imported",
+            "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
+            "layout.memory_format: ",
+            "nonsense: unknown key; the sections are model, ",
+            "dry_run: true or false",
+            "objective: ",
+        ]
+        for start in expected:
+            assert [problem for problem in found if problem.startswith(start)], f"{start} is not in {found}"
+        assert len(found) == len(expected)
+
+    @pytest.mark.parametrize(
+        ("override", "problem"),
+        [
+            ("workload.size=65", "workload.size=65: must be a multiple of 8"),
+            ("workload.prompts=nowhere.txt", "workload.prompts=nowhere.txt: cannot be read"),
+            ("workload.prompts=[]", "workload.prompts=[]: there is no prompt in it"),
+            ("scheduler.class_name=Unheard", "scheduler.class_name=Unheard: "),
+            ("scheduler.class_name=StableDiffusionPipeline", "scheduler.class_name=StableDiffusionPipeline: "),
+            ("model.name=sd99", "model.name=sd99: packaged models are emoji"),
+            ("model.weights=path", "model.path: "),
+            ("+scheduler.options.etaa=1", "scheduler.options.etaa"),
+        ],
+    )
+    def test_beyond_types(self, composer: Composers, override: str, problem: str) -> None:
+        [found] = problems(composer, override)
+        assert found.startswith(problem)
+
+    @pytest.mark.parametrize(
+        "override", ["+extra=???", "+extra.deep=???", "objective=${nope}", "workload.seed=${nope}"]
+    )
+    def test_a_value_that_is_not_there_names_its_key(self, composer: Composers, override: str) -> None:
+        [found] = problems(composer, override)
+        assert override.lstrip("+").split("=")[0] in found
+
+    @pytest.mark.parametrize("override", ["workload=null", "~workload"])
+    def test_a_section_must_be_chosen(self, composer: Composers, override: str) -> None:
+        found = problems(composer, override)
+        assert "workload" in found[0]
+
+    @pytest.mark.parametrize("override", ["precision", "=", "a b", "precision=bf16=", ""])
+    def test_something_that_is_no_override(self, composer: Composers, override: str) -> None:
+        assert problems(composer, override)
+
+    def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
+        [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
+        assert found.startswith(f"model.path={tmp_path}: there is no model_index.json")
+        (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+        [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
+        assert "no .safetensors file" in found
+
+    def test_an_unknown_option_lists_the_choices(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "attention=nope")
+        assert finished.code == 2
+        for option in [option for group, option in OPTIONS if group == "attention"]:
+            assert re.search(rf"\b{option}\b", finished.err)
+
+    def test_nothing_is_built_of_a_wrong_configuration(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "workload.steps=0", "protocol.rounds=0", "layout._target_=no.Such")
+        assert finished.code == 2
+        assert finished.err.splitlines()[:2] == [
+            "sdopt: workload.steps=0: must be at least 1",
+            "sdopt: protocol.rounds=0: must be at least 1",
+        ]
+        assert len(finished.err.splitlines()) == 3
+        assert not list(tmp_path.rglob("result.json"))
+
+
+class TestReplacedGroups:
+    def test_drop_what_was_said_of_their_keys(self, composer: Composers) -> None:
+        job = composer(["compiler=inductor", "compiler.mode=max-autotune", "workload.steps=3"])
+        assert job.current.optimizations["compiler"] == Inductor("max-autotune")
+        variant = job.variant("eager", ["compiler=eager"])
+        assert variant.optimizations["compiler"] == Eager()
+        assert variant.workload.steps == 3
+
+    def test_take_new_keys(self, composer: Composers) -> None:
+        job = composer(["compiler=inductor", "compiler.mode=max-autotune"])
+        variant = job.variant("other", ["compiler=inductor", "compiler.fullgraph=true"])
+        assert variant.optimizations["compiler"] == Inductor("default", fullgraph=True)
+
+    def test_a_key_alone_replaces_nothing(self, composer: Composers) -> None:
+        job = composer(["compiler=inductor", "compiler.mode=max-autotune"])
+        variant = job.variant("other", ["compiler.fullgraph=true"])
+        assert variant.optimizations["compiler"] == Inductor("max-autotune", fullgraph=True)
+
+    def test_may_be_written_in_any_way(self, composer: Composers) -> None:
+        """An override with `++` or quotes is the same override."""
+        job = composer(["compiler='inductor'", "++compiler.mode='max-autotune'"])
+        assert job.variant("eager", ["compiler=eager"]).optimizations["compiler"] == Eager()
+        assert job.variant("plain", plain=True).optimizations["compiler"] == Eager()
+
+
+class TestPresets:
+    """A preset of the user's own, found through the search path."""
+
+    @staticmethod
+    def preset(folder: Path, text: str) -> list[str]:
+        (folder / "experiment").mkdir(exist_ok=True)
+        (folder / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+        return [f"hydra.searchpath=[file://{folder}]"]
+
+    def test_that_chooses_an_optimization_has_a_plain_baseline(self, composer: Composers, tmp_path: Path) -> None:
+        path = self.preset(tmp_path, "defaults:\n- override /compiler: inductor\n- override /precision: bf16\n")
+        job = composer(["experiment=mine"], path)
+        plan = job.current.study.plan(job)
+        assert plan.baseline.optimizations == composer([]).current.optimizations
+        assert plan.edges[0].credit == "precision=bf16, compiler=inductor"
+
+    def test_that_changes_a_key_of_it_has_a_plain_baseline(self, composer: Composers, tmp_path: Path) -> None:
+        text = "defaults:\n- override /compiler: inductor\ncompiler:\n  mode: max-autotune\nworkload:\n  steps: 4\n"
+        job = composer(["experiment=mine"], self.preset(tmp_path, text))
+        plan = job.current.study.plan(job)
+        assert plan.baseline.optimizations == composer([]).current.optimizations
+        assert plan.baseline.workload.steps == 4
+        assert plan.variants[1].optimizations["compiler"] == Inductor("max-autotune")
+
+    def test_that_changes_a_key_of_it_is_named_by_the_change(self, composer: Composers, tmp_path: Path) -> None:
+        text = "defaults:\n- override /compiler: inductor\ncompiler:\n  mode: max-autotune\n"
+        job = composer(["experiment=mine"], self.preset(tmp_path, text))
+        assert job.variant(None).name == "compiler=inductor(mode=max-autotune)"
+
+    def test_gives_way_to_the_command_line(self, composer: Composers, tmp_path: Path) -> None:
+        path = self.preset(tmp_path, "defaults:\n- override /precision: bf16\nworkload:\n  steps: 4\n")
+        run = composer(["experiment=mine", "precision=fp16", "workload.steps=2"], path).current
+        assert (run.choices["precision"], run.workload.steps) == ("fp16", 2)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("overrides", "name"),
+        [
+            ([], "as composed"),
+            (["workload.steps=3"], "as composed"),
+            (["precision=bf16"], "precision=bf16"),
+            (["attention=math", "precision=bf16"], "precision=bf16, attention=math"),
+            (["compiler=inductor", "compiler.mode=max-autotune"], "compiler=inductor(mode=max-autotune)"),
+            (["layout.memory_format=channels_last"], "layout=contiguous(memory_format=channels_last)"),
+            (["attention=sliced", "attention.slice_size=1"], "attention=sliced(slice_size=1)"),
+            (["attention=sliced", "attention.slice_size=null"], "attention=sliced"),
+        ],
+    )
+    def test_say_what_is_chosen_beyond_the_defaults(self, composer: Composers, overrides: list[str], name: str) -> None:
+        assert composer(overrides).variant(None).name == name
+
+    def test_two_values_of_a_key_have_two_names(self, composer: Composers) -> None:
+        names = {composer(["attention=sliced", f"attention.slice_size={n}"]).variant(None).name for n in (1, 2)}
+        assert len(names) == 2
+
+
+SHADING = '''
+from dataclasses import dataclass
+from typing import ClassVar
+from sdopt.optimizations.base import Finding, Optimization, Stage
+from sdopt.schema import bounded
+
+
+@dataclass(frozen=True)
+class Shading(Optimization):
+    """Scales what the denoiser predicts."""
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+
+    factor: float = bounded(2.0, gt=0)
+
+    def apply(self, pipe):
+        seen = []
+
+        def scale(module, inputs, output):
+            seen.append(self.factor)
+            return (output[0] * self.factor,)
+
+        pipe.unet.register_forward_hook(scale)
+        return lambda trace: Finding(any(f != 1 for f in seen), f"scaled {len(seen)} predictions")
+'''
+
+
+@pytest.fixture
+def shading(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with a user's own module, and a folder `conf` with its option; the module's name is the test's own."""
+    module = request.node.name.partition("[")[0]
+    (tmp_path / f"{module}.py").write_text(SHADING)
+    (tmp_path / "conf" / "shading").mkdir(parents=True)
+    (tmp_path / "conf" / "shading" / "mine.yaml").write_text(f"_target_: {module}.Shading\nfactor: 2.0\n")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("shading")
+class TestOwnOptions:
+    @pytest.fixture
+    def own(self, composer: Composers, shading: Path, monkeypatch: pytest.MonkeyPatch) -> Composers:
+        monkeypatch.syspath_prepend(shading)
+
+        class Own(composer):  # type: ignore[misc, valid-type]
+            def __init__(self, overrides: list[str]) -> None:
+                super().__init__(overrides, [f"hydra.searchpath=[file://{shading / 'conf'}]"])
+
+        return Own
+
+    def test_compose_beside_the_others(self, own: Composers) -> None:
+        run = own(["+shading=mine", "shading.factor=3"]).current
+        assert type(run.optimizations["shading"]).__name__ == "Shading"
+        assert run.optimizations["shading"].factor == 3.0  # type: ignore[attr-defined]
+        assert run.choices["shading"] == "mine"
+
+    def test_are_part_of_the_name_and_not_of_the_baseline(self, own: Composers) -> None:
+        job = own(["+shading=mine", "shading.factor=3", "precision=bf16"])
+        plan = job.current.study.plan(job)
+        assert plan.variants[1].name == "precision=bf16, shading=mine(factor=3.0)"
+        assert "shading" not in plan.baseline.optimizations
+        assert plan.edges[0].credit == "precision=bf16, shading=mine(factor=3.0)"
+
+    def test_are_checked_against_their_own_fields(self, own: Composers) -> None:
+        assert problems(own, "+shading=mine", "shading.factor=0") == ["shading.factor=0.0: must be above 0"]
+        [found] = problems(own, "+shading=mine", "+shading.faktor=2")
+        assert found == "shading.faktor: unknown key; there are factor"
+        [found] = problems(own, "+shading=mine", "shading.factor=[1]")
+        assert found.startswith("shading.factor: ")
+
+    @pytest.mark.parametrize(
+        ("module", "reason"),
+        [
+            ("class Shading:\n    pass\n", "must be a dataclass derived from Optimization"),
+            ("Shading = 3\n", "must be|cannot be imported"),
+            ("import nowhere_to_be_found\n", "nowhere_to_be_found"),
+            ("def Shading(:\n", "invalid syntax"),
+            ("raise RuntimeError('no licence')\n", "no licence"),
+            ("", "Shading"),
+        ],
+    )
+    def test_a_module_that_is_wrong_is_named(
+        self, own: Composers, shading: Path, module: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = f"wrong_{abs(hash(module))}"
+        (shading / f"{name}.py").write_text(module)
+        [found] = problems(own, "+shading=mine", f"shading._target_={name}.Shading")
+        assert found.startswith(f"shading._target_={name}.Shading: ")
+        assert re.search(reason, found)
+
+    def test_a_field_of_a_type_that_yaml_has_not_is_named(self, own: Composers, shading: Path) -> None:
+        text = SHADING.replace("factor: float", "dtype: torch.dtype = torch.float16\n    factor: float")
+        (shading / "typed_by_torch.py").write_text("import torch\n" + text)
+        [found] = problems(own, "+shading=mine", "shading._target_=typed_by_torch.Shading")
+        assert found.startswith("shading")
+        assert "dtype" in found
+
+    def test_annotations_may_be_strings(self, own: Composers, shading: Path) -> None:
+        (shading / "with_future.py").write_text("from __future__ import annotations\n" + SHADING)
+        run = own(["+shading=mine", "shading._target_=with_future.Shading"]).current
+        assert run.optimizations["shading"].factor == 2.0  # type: ignore[attr-defined]
+
+    def test_a_field_without_a_default_must_be_given(self, own: Composers, shading: Path) -> None:
+        text = SHADING.replace("factor: float = bounded(2.0, gt=0)", "factor: float\n    other: int")
+        (shading / "without_defaults.py").write_text(text)
+        [found] = problems(own, "+shading=mine", "shading._target_=without_defaults.Shading")
+        assert "other" in found
+
+    @pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
+    def test_are_found_by_the_command(self, shading: Path, way: str) -> None:
+        path = ["--config-dir", "conf"] if way == "--config-dir" else [f"hydra.searchpath=[file://{shading}/conf]"]
+        finished = sdopt(shading, "run", *path, *SMOKE, "+shading=mine", "dry_run=true")
+        assert finished.code == 0, finished.err
+        assert "shading=mine" in finished.out
+
+    def test_run_and_prove_themselves_or_are_denied(self, shading: Path) -> None:
+        finished = sdopt(
+            shading,
+            *("run", "--config-dir", "conf", *SMOKE, "study=explicit"),
+            "study.variants={plain: [], twice: ['+shading=mine'], once: ['+shading=mine','shading.factor=1']}",
+        )
+        assert finished.code == 0, finished.err
+        rows = {row.name: row for row in finished.result.variants}
+        assert rows["plain"].status == "ok"
+        assert rows["twice"].status == "ok"
+        assert rows["once"].status == "not_engaged"
+        # The hook stays on from the first call to the evidence: cold start, memory, two timed, one staged, one traced.
+        assert rows["once"].reason == "shading=mine(factor=1.0): scaled 12 predictions"
+        assert "not_engaged: the option ran without evidence" in finished.shown
+
+
+def test_tracking_alone_can_be_composed() -> None:
+    assert tracking_of(["tracking.uri=http://localhost:1"]).uri == "http://localhost:1"
+    with pytest.raises(UsageError, match=r"tracking\.kind=other: choose one of mlflow, none"):
+        tracking_of(["tracking.kind=other"])

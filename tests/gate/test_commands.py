@@ -1,0 +1,234 @@
+"""The gate from the command line, on a study that it judged as it went; drift, calibration and the trial."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from runners.gate_trial import main as gate_trial
+from sdopt.gate.calibration import read_calibration
+from sdopt.gate.trial.alarms import false_alarms, sabotages
+from sdopt.results.files import read_result, write_result
+from sdopt.results.records import Verdict
+from sdopt.schema import Gate, Rule
+from tests.command import SABOTAGE, Finished, sdopt
+
+SMALLEST = (
+    "hardware=cpu",
+    "hardware.threads=1",
+    "workload.steps=2",
+    "protocol.rounds=3",
+    "protocol.warmup=1",
+    "protocol.stage_calls=1",
+    "quality.floor_prompts=8",
+    "gate.replicates=2",
+    "gate.prompt_count=16",
+)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A black image and half the steps beside an honest option, under the default gate, logged to MLflow."""
+    cwd = tmp_path_factory.mktemp("judged")
+    return sdopt(
+        cwd,
+        "run",
+        *SABOTAGE,
+        *SMALLEST,
+        "study=explicit",
+        "study.name=judged",
+        "study.variants={baseline:[],honest:['grad_mode=inference_mode'],"
+        "black:['+trial=black_image','trial.every=8'],fewer:['+trial=half_steps','trial.steps=1']}",
+        "study.edges=[{candidate:honest,reference:baseline},{candidate:black,reference:baseline},"
+        "{candidate:fewer,reference:baseline}]",
+        "gate=default",
+        "tracking=mlflow",
+        f"tracking.uri=sqlite:///{cwd}/outputs/mlflow.db",
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(judged: Finished) -> Path:
+    [found] = judged.cwd.glob("outputs/runs/*/*")
+    return found
+
+
+class TestRun:
+    def test_a_regression_is_exit_code_1(self, judged: Finished) -> None:
+        assert judged.code == 1, judged.shown
+
+    def test_each_is_judged_for_its_own_reason(self, folder: Path) -> None:
+        found = {j.candidate: j for j in read_result(folder).judgements}
+        assert set(found) == {"honest", "black", "fewer"}
+        same = next(r for r in found["honest"].rulings if r.metric == "mse")
+        assert (same.verdict, same.reason) == (Verdict.PASS, "all 16 prompts are the same")
+        for name, rule in (("black", "tripwires"), ("fewer", "steps")):
+            assert found[name].verdict is Verdict.FAIL
+            assert rule in [r.rule for r in found[name].rulings if r.verdict is Verdict.FAIL]
+
+    def test_the_broken_image_is_shown(self, judged: Finished, folder: Path) -> None:
+        assert (folder / "broken.png").is_file()
+        assert "broken.png" in judged.shown
+        assert "black: every pixel" in judged.shown or "black" in judged.shown
+
+    def test_files_for_ci(self, folder: Path) -> None:
+        kept = json.loads((folder / "verdicts.json").read_text())
+        assert {j["candidate"]: j["verdict"] for j in kept["judgements"]}["black"] == "fail"
+        suites = ElementTree.parse(folder / "verdicts.xml").getroot()
+        assert [suite.get("name") for suite in suites] == [
+            f"{n} against baseline" for n in ("honest", "black", "fewer")
+        ]
+        assert "| black | baseline |" in (folder / "verdicts.md").read_text()
+
+    def test_verdicts_are_tags_and_metrics_in_mlflow(self, judged: Finished) -> None:
+        pytest.importorskip("mlflow")
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{judged.cwd}/outputs/mlflow.db")
+        runs = client.search_runs([client.get_experiment_by_name("judged").experiment_id])
+        black = next(run for run in runs if run.info.run_name == "black")
+        assert black.data.tags["verdict"] == "fail against baseline"
+        assert black.data.metrics["gate/passed"] == 0
+        assert black.data.metrics["quality/tripped_images"] >= 2
+
+
+class TestGate:
+    def test_a_result_is_judged_anew(self, folder: Path, tmp_path: Path) -> None:
+        done = sdopt(tmp_path, "gate", str(folder), "gate=default", "--output", "again")
+        assert done.code == 1
+        assert (tmp_path / "again" / "verdicts.xml").is_file()
+        assert sdopt(tmp_path, "gate", str(folder), "gate=report_only", "--output", "again").code == 0
+
+    def test_an_mlflow_run_is_judged_by_its_id(self, judged: Finished, tmp_path: Path) -> None:
+        pytest.importorskip("mlflow")
+        from mlflow import MlflowClient
+
+        uri = f"sqlite:///{judged.cwd}/outputs/mlflow.db"
+        client = MlflowClient(uri)
+        runs = client.search_runs([client.get_experiment_by_name("judged").experiment_id])
+        done = sdopt(tmp_path, "gate", runs[0].info.run_id, f"tracking.uri={uri}", "--output", "again")
+        assert done.code == 1, done.shown
+        assert "tripwires" in done.shown
+
+    def test_against_itself_nothing_has_got_worse(self, folder: Path, tmp_path: Path) -> None:
+        done = sdopt(
+            tmp_path, "gate", str(folder), "--against", str(folder), "--waive", "sdopt", "--output", str(tmp_path)
+        )
+        found = {j["candidate"]: j for j in json.loads((tmp_path / "verdicts.json").read_text())["judgements"]}
+        # Its images are broken then as now: there is nothing to hold it against.
+        assert found.pop("black")["verdict"] == "not comparable"
+        assert found.pop("fewer")["verdict"] == "not comparable"
+        assert {j["verdict"] for j in found.values()} <= {"pass", "inconclusive"}, done.shown
+
+    def test_against_another_study_is_refused_by_name(self, folder: Path, tmp_path: Path) -> None:
+        earlier = read_result(folder)
+        earlier.config["workload"]["steps"] = 25
+        earlier.environment.packages["torch"] = "2.12.0"
+        write_result(earlier, tmp_path)
+        done = sdopt(tmp_path, "gate", str(folder), "--against", str(tmp_path), "--waive", "sdopt")
+        assert done.code == 2
+        assert "workload.steps: 2 against 25" in done.shown
+        assert "torch" in done.shown
+        assert "--waive versions" in done.shown
+
+    def test_other_versions_can_be_waived_for_quality(self, folder: Path, tmp_path: Path) -> None:
+        earlier = read_result(folder)
+        earlier.environment.packages["diffusers"] = "0.1"
+        write_result(earlier, tmp_path)
+        done = sdopt(tmp_path, "gate", str(folder), "--against", str(tmp_path), "--waive", "sdopt,versions")
+        assert done.code in (1, 3)
+        assert "waived: diffusers" in done.shown
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("nowhere/at/all",), "neither a run's folder"),
+            ((".",), "no result.json in it"),
+            ((".", "gate=none"), "it has no rules"),
+            ((".", "gate=nonsense"), "nonsense"),
+        ],
+    )
+    def test_a_mistake_is_named(self, arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+        done = sdopt(tmp_path, "gate", *arguments)
+        assert done.code == 2
+        assert said in done.shown
+
+    def test_a_command_that_ended_without_a_result_says_why(self, tmp_path: Path) -> None:
+        assert sdopt(tmp_path, "run", "attention=cudnn", "hardware=cpu", "tracking=none").code == 2
+        [there] = tmp_path.glob("outputs/runs/*/*")
+        done = sdopt(tmp_path, "gate", str(there), "gate=default")
+        assert done.code == 2
+        assert "without a result: attention=cudnn: the cudnn kernel needs a CUDA device" in done.shown
+
+    def test_a_waiver_that_is_none(self, folder: Path, tmp_path: Path) -> None:
+        done = sdopt(tmp_path, "gate", str(folder), "--against", str(folder), "--waive", "everything")
+        assert done.code == 2
+        assert "versions, sdopt" in done.shown
+
+
+class TestCalibrate:
+    def test_a_calibration_is_measured_and_used(self, tmp_path: Path) -> None:
+        done = sdopt(
+            tmp_path,
+            *("calibrate", "--prompts", "6", "--output", "own.json"),
+            *("hardware=cpu", "hardware.threads=1", "workload.steps=2"),
+        )
+        assert done.code == 0, done.shown
+        found = read_calibration(tmp_path / "own.json")
+        assert found.model == "emoji"
+        assert found.workload["steps"] == 2
+        assert {"clip_score_emojiclip", "cmmd_emojiclip", "perceptual_emojiclip"} <= set(found.metrics)
+        assert found.metrics["perceptual_emojiclip"].mean > 0
+        assert found.metrics["clip_score_emojiclip"].n == 6
+
+    def test_where_it_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        done = sdopt(
+            tmp_path,
+            *("calibrate", "--prompts", "2", "--output", "file/own.json"),
+            *("hardware=cpu", "hardware.threads=1", "workload.steps=1"),
+        )
+        assert done.code == 2
+        assert "--output" in done.shown
+
+
+class TestTrial:
+    def test_sabotages_say_what_caught_them(self, folder: Path) -> None:
+        found = {one.name: one for one in sabotages(read_result(folder))}
+        assert found["black"].fits
+        assert found["black"].by[0] == "tripwires"
+        assert found["fewer"].fits
+        assert "steps" in found["fewer"].by
+
+    def test_a_verdict_for_another_reason_does_not_count(self, folder: Path) -> None:
+        result = read_result(folder)
+        result.variant("black").config["trial"]["caught_by"] = "memory_ratio"
+        assert not {one.name: one for one in sabotages(result)}["black"].fits
+
+    def test_what_is_the_same_raises_no_alarm_and_what_is_not_does(self, folder: Path) -> None:
+        result = read_result(folder)
+        fine = Gate("g", {"equivalent": [Rule("mse", "at_most", limit=1e-5)], "lossy": [Rule("brightness", margin=50)]})
+        for alarms in false_alarms(result, folder, fine, None, trials=3):
+            assert len(alarms.verdicts) == 3
+            assert alarms.count(Verdict.FAIL) == 0
+        wrong = Gate(
+            "g", {c: [Rule("brightness", "at_least", limit=2.0, confidence=None)] for c in ("equivalent", "lossy")}
+        )
+        assert all(alarms.count(Verdict.FAIL) == 2 for alarms in false_alarms(result, folder, wrong, None, trials=2))
+
+    def test_a_measured_trial_is_reported_anew(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        # `honest` names no rule that should catch it, and may pass.
+        assert gate_trial(["--result", str(folder), "--trials", "1"]) in (0, 1)
+        assert "| black | lossy | fail | tripwires" in (folder / "trial.md").read_text()
+        assert gate_trial(["--result", str(tmp_path)]) == 2
+        assert "no result.json" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="2"):
+            gate_trial(["--result", str(folder), "gate=strict"])
+        assert "no gate=strict" in capsys.readouterr().err
+
+    def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert gate_trial(["--config-dir", str(tmp_path)]) == 2
+        assert "experiment/gate_trial.yaml" in capsys.readouterr().err

@@ -1,0 +1,301 @@
+"""Data sheets: the numbers themselves, which card is meant, what it can do, what was reached of its peak."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdopt.analysis.figures import metrics_of, peak_rate
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import CONF, data_sheets
+from sdopt.errors import ConflictError, UsageError
+from sdopt.hardware.cards import (
+    BFLOAT16,
+    CUDA_CONTEXT_GIB,
+    FP8,
+    TRITON,
+    arithmetic,
+    emulated,
+    has,
+    peak_of,
+    planned_device,
+    require_card,
+    sheet_of,
+)
+from sdopt.hardware.device import Device, runs_on
+from sdopt.measure.memory import cap_memory
+from sdopt.report.rows import notes_of
+from sdopt.results.records import Status, StudyResult
+from sdopt.schema import Hardware, Rates, Sheet
+from tests.command import ROOT, SMALL, SMOKE, sdopt
+from tests.conftest import CPU, Compose
+
+SHEETS = data_sheets()
+CARDS = [
+    "p100",
+    "t4",
+    "v100",
+    "titan_rtx",
+    "rtx3060",
+    "rtx4090",
+    "a10",
+    "a6000",
+    "a100_40",
+    "a100_80",
+    "l4",
+    "l40s",
+    "h100",
+    "h200",
+    "b200",
+]
+H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), memory_total_gib=139.8, memory_free_gib=139.0)
+
+
+def test_every_card_has_a_sheet_and_none_is_left_out() -> None:
+    assert set(SHEETS) == set(CARDS)
+
+
+@pytest.mark.parametrize("card", CARDS)
+class TestSheets:
+    def test_composes_and_asks_for_a_cuda_device(self, composer: type[HydraComposer], card: str) -> None:
+        hardware = composer([f"hardware={card}"]).current.hardware
+        assert hardware.sheet == SHEETS[card]
+        assert hardware.device == "cuda"
+
+    def test_names_its_sources(self, card: str) -> None:
+        text = " ".join(SHEETS[card].sources)
+        assert "NVIDIA" in text
+        assert "memory_gib" in text
+
+    def test_halves_with_each_doubling_of_the_type(self, card: str) -> None:
+        """Dense tensor rates follow the width of the type; a rate with sparsity among dense ones would not."""
+        tensor = SHEETS[card].tensor
+        for wide, narrow in (("tf32", "fp16"), ("fp16", "fp8"), ("bf16", "fp8")):
+            low, high = getattr(tensor, wide), getattr(tensor, narrow)
+            if low is not None and high is not None:
+                assert high == pytest.approx(2 * low, rel=0.05)
+        assert tensor.bf16 in (None, tensor.fp16)
+        assert SHEETS[card].vector.fp32 is not None
+
+    def test_has_the_types_of_its_generation(self, card: str) -> None:
+        sheet, device = SHEETS[card], planned_device(SHEETS[card])
+        assert (sheet.tensor.tf32 is not None) == (sheet.tensor.bf16 is not None) == has(device, BFLOAT16)
+        assert (sheet.tensor.fp8 is not None) == has(device, FP8)
+        assert (sheet.tensor.fp16 is not None) == has(device, TRITON)
+
+    def test_is_found_by_each_name_of_its_driver_and_by_no_other_cards(self, card: str) -> None:
+        for name in SHEETS[card].device_names:
+            assert sheet_of(f"NVIDIA {name}", SHEETS.values()) is SHEETS[card]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA A10G",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H200 NVL",
+        "Tesla V100-SXM2-32GB",
+        "AMD EPYC",
+    ],
+)
+def test_a_name_that_is_nearly_the_same_is_another_card(name: str) -> None:
+    assert sheet_of(name, SHEETS.values()) is None
+
+
+class TestChoice:
+    def test_of_another_card_is_refused_before_its_times_are_taken_for_this_ones(self) -> None:
+        with pytest.raises(ConflictError, match=r"sheet is that of NVIDIA A10, and this runs on NVIDIA H200"):
+            require_card(Hardware(sheet=SHEETS["a10"]), H200)
+        require_card(Hardware(sheet=SHEETS["h200"]), H200)
+        require_card(Hardware(), H200)
+
+    def test_of_a_smaller_cards_memory_is_possible_on_a_larger_one_only(self) -> None:
+        require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), H200)
+        with pytest.raises(ConflictError, match=r"NVIDIA B200 has 178\.35 GiB, and NVIDIA H200 only 139\.8"):
+            require_card(Hardware(sheet=SHEETS["b200"], emulate_memory=True), H200)
+        with pytest.raises(ConflictError, match=r"emulate_memory=true: caps PyTorch's allocator on a CUDA device"):
+            require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), CPU)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    @pytest.mark.parametrize("emulate", ["true", "false"])
+    def test_without_a_cuda_device_ends_before_anything_starts(self, tmp_path: Path, emulate: str) -> None:
+        finished = sdopt(
+            tmp_path, "run", "hardware=a10", f"hardware.emulate_memory={emulate}", "tracking=none", "precision=bf16"
+        )
+        assert finished.code == 2
+        assert "CUDA" in finished.err
+        assert "dry_run=true shows what would run on an NVIDIA A10" in finished.err
+        assert len(finished.err.splitlines()) == 1
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_of_emulation_on_a_cpu_or_without_a_card_is_refused(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "hardware.emulate_memory=true", "precision=bf16")
+        assert finished.code == 2
+        assert finished.err.startswith("sdopt: hardware.emulate_memory=true: choose the card whose memory is meant")
+        finished = sdopt(
+            tmp_path,
+            *("run", "hardware=a10", "hardware.device=cpu", "hardware.emulate_memory=true", "tracking=none"),
+        )
+        assert finished.code == 2
+        assert "caps PyTorch's allocator on a CUDA device; this runs on" in finished.err
+
+    def test_belongs_to_the_whole_study(self, composer: type[HydraComposer]) -> None:
+        with pytest.raises(UsageError, match=r"hardware\.sheet belongs to the whole study"):
+            composer(["hardware=cpu"]).variant("other", ["hardware=a10"])
+
+    def test_mistakes_in_a_sheet_name_their_key(self, composer: type[HydraComposer]) -> None:
+        with pytest.raises(UsageError) as caught:
+            composer(
+                [
+                    "hardware=a10",
+                    "hardware.sheet.tensor.fp16=-1",
+                    "+hardware.sheet.vector.fp12=1",
+                    "hardware.sheet.memory_gib=much",
+                    "hardware.sheet.bandwidth_gb_s=???",
+                ]
+            )
+        starts = [problem.partition(":")[0] for problem in caught.value.problems]
+        assert starts == [
+            "hardware.sheet.memory_gib",
+            "hardware.sheet.bandwidth_gb_s",
+            "hardware.sheet.vector.fp12",
+            "hardware.sheet.tensor.fp16=-1.0",
+        ]
+
+
+class TestPlanning:
+    def test_a_dry_run_plans_for_a_card_that_is_not_there(self, tmp_path: Path) -> None:
+        options = "[precision:bf16,precision:fp16,attention:cudnn,compiler:inductor]"
+        finished = sdopt(
+            tmp_path, "run", "hardware=t4", "study=one_at_a_time", f"study.options={options}", "dry_run=true"
+        )
+        assert finished.code == 0, finished.err
+        assert "what would be measured on NVIDIA T4, by its data sheet" in finished.shown
+        assert "bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5" in finished.shown
+        assert "the cudnn kernel needs compute capability 8.0" in finished.shown
+        assert "precision=fp16: no" not in finished.shown
+        assert "compiler=inductor: no" not in finished.shown
+
+    @pytest.mark.parametrize(("card", "runs"), [("p100", False), ("v100", True)])
+    def test_compute_capability_decides(self, variant: Compose, card: str, runs: bool) -> None:
+        found = variant("compiler=inductor").conflicts(planned_device(SHEETS[card]))
+        assert (not found) == runs
+
+    def test_an_emulated_card_can_do_no_more_than_the_real_one_and_the_sheet(self, variant: Compose) -> None:
+        assert not variant("precision=bf16").conflicts(H200)
+        small = replace(variant("precision=bf16"), hardware=Hardware(sheet=SHEETS["t4"], emulate_memory=True))
+        found = small.conflicts(H200)
+        assert found == ["precision=bf16: bfloat16 arithmetic needs compute capability 8.0; NVIDIA T4 has 7.5"]
+        old = Device("cuda", name="an old one", capability=(7, 0), memory_total_gib=200)
+        hardware = Hardware(sheet=SHEETS["a10"], emulate_memory=True)
+        assert emulated(old, hardware).capability == (7, 0)
+        assert emulated(H200, Hardware(sheet=SHEETS["h200"])) is H200
+
+
+class TestBuilds:
+    CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+    @pytest.mark.parametrize(
+        ("capability", "runs"),
+        [((7, 0), False), ((6, 1), False), ((7, 5), True), ((8, 9), True), ((9, 0), True), ((12, 1), True)],
+    )
+    def test_run_on_later_minor_versions_and_have_code_for_later_ones(
+        self, capability: tuple[int, int], runs: bool
+    ) -> None:
+        assert runs_on(self.CUDA_13, capability) == runs
+
+    def test_of_code_that_is_compiled_there(self) -> None:
+        assert runs_on(["sm_50", "compute_50"], (9, 0))
+        assert not runs_on(["sm_90a"], (9, 1))
+        assert runs_on(["sm_90a"], (9, 0))
+        assert not runs_on(["sm_80"], (7, 5))
+
+
+class TestMemory:
+    def test_the_allocator_is_left_what_the_card_would_leave_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[float, int]] = []
+        monkeypatch.setattr(
+            torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: asked.append((fraction, device))
+        )
+        cap_memory(Device("cuda", index=1, memory_total_gib=100.0), 22.0)
+        [(fraction, index)] = asked
+        assert fraction == pytest.approx((22.0 - CUDA_CONTEXT_GIB) / 100)
+        assert index == 1
+
+    @pytest.mark.gpu
+    def test_out_of_memory_on_a_smaller_card_is_a_result(self, tmp_path: Path) -> None:
+        """A card of 0.63 GiB leaves the allocator 30 MiB: too little for the model, and for nothing but the model."""
+        finished = sdopt(
+            tmp_path,
+            *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=a10"),
+            *("hardware.emulate_memory=true", "hardware.sheet.memory_gib=0.63", "precision=bf16"),
+        )
+        assert finished.code == 3
+        assert {row.status for row in finished.result.variants} == {Status.OUT_OF_MEMORY}
+        assert finished.result.schedule.kind == "interleaved"
+        assert "emulated" in finished.shown
+
+    @pytest.mark.gpu
+    def test_a_model_that_fits_runs(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=rtx3060"),
+            *("hardware.emulate_memory=true", "precision=fp16"),
+        )
+        assert finished.code == 0, finished.err
+        assert all(row.status is Status.OK for row in finished.result.variants)
+
+
+class TestPeak:
+    SHEET = Sheet("a card", ["a card"], 1.0, 1.0, vector=Rates(fp32=1.0, fp16=2.0), tensor=Rates(tf32=4.0, fp16=8.0))
+
+    @pytest.mark.parametrize(
+        ("types", "peak"),
+        [
+            (["float32"], ("fp32", 1.0)),
+            (["float32", "tf32"], ("tf32", 4.0)),
+            (["float16", "float32"], ("fp16", 8.0)),
+            (["bfloat16"], None),
+            (["bfloat16", "float16"], None),
+            (["complex64"], None),
+            ([], None),
+        ],
+    )
+    def test_is_of_the_fastest_unit_for_the_types_that_ran(
+        self, types: list[str], peak: tuple[str, float] | None
+    ) -> None:
+        assert peak_of(self.SHEET, types) == peak
+
+    def test_of_what_ran(self) -> None:
+        assert arithmetic({"float16": 3, "float32": 1}, "float16", tf32=False) == ["float16", "float32"]
+        assert arithmetic({"float32": 3}, "float32", tf32=True) == ["float32", "tf32"]
+        assert arithmetic({"float16": 3}, "float16", tf32=True) == ["float16"]
+        assert arithmetic({}, "bfloat16", tf32=True) == ["bfloat16"]
+
+    def test_is_compared_with_what_was_achieved(self, result: StudyResult) -> None:
+        baseline, half = result.variant("baseline"), result.variant("bfloat16")
+        assert "compute/of_peak" not in metrics_of(result, baseline)
+        result.environment.sheet = Sheet("this CPU", [], 1.0, 1.0, vector=Rates(fp32=2.0, bf16=4.0))
+        assert peak_rate(result, baseline) == ("fp32", 2.0)
+        assert peak_rate(result, half) == ("bf16", 4.0)
+        found = metrics_of(result, half)
+        assert found["compute/of_peak"] == pytest.approx(found["compute/achieved_tflops"] / 4.0)
+        [note] = [note for note in notes_of(result) if "dense peak" in note]
+        assert "of fp32's 2 TFLOP/s baseline " in note
+        assert "of bf16's 4 TFLOP/s bfloat16 " in note
+
+    def test_an_emulated_card_is_named_beside_the_table(self, result: StudyResult) -> None:
+        hardware: dict[str, Any] = result.config["hardware"]
+        hardware |= {"emulate_memory": True, "sheet": {"name": "NVIDIA A10", "memory_gib": 22.06}}
+        assert any(note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(result))
+
+
+def test_the_readme_lists_the_cards() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{path.stem}`" in readme for path in (CONF / "hardware").glob("*.yaml"))

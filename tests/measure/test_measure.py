@@ -1,0 +1,261 @@
+"""Stages, traces, operation counts, memory, devices, and the figures that are made of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers.models.attention_processor import AttnProcessor
+from torch.utils.flop_counter import FlopCounterMode
+
+from sdopt.analysis.figures import metrics_of
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device, ask_nvml, describe_cpu, energy_j, probe_device
+from sdopt.measure.memory import PeakMemory, resident_gib
+from sdopt.measure.stages import observed
+from sdopt.measure.trace import trace_call
+from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
+from sdopt.results.records import Status, StudyResult
+from sdopt.worker.session import Session
+from tests.conftest import CPU, Compose, Load, operations_of
+
+
+def stages_of(session: Session, **changes: Any) -> list[str]:
+    seen: list[str] = []
+    with observed(session._pipe, seen.append, lambda stage, output: seen.append(f"end of {stage}")):
+        session._call(**changes)
+    return seen
+
+
+class TestStages:
+    def test_one_call_of_the_denoiser_a_step_and_one_decode(self, session: Load) -> None:
+        seen = stages_of(session(), num_inference_steps=3)
+        assert seen.count("denoiser") == 3
+        assert seen.count("vae_decoder") == 1
+        assert seen.count("text_encoder") == 2
+        assert stages_of(session("workload.guidance_scale=1")).count("text_encoder") == 1
+
+    def test_each_is_left_before_the_next_is_entered(self, session: Load) -> None:
+        seen = stages_of(session())
+        assert seen[1::2] == [f"end of {stage}" for stage in seen[::2]]
+
+    def test_nothing_is_left_of_it(self, session: Load) -> None:
+        loaded = session()
+        stages_of(loaded)
+        with pytest.raises(ZeroDivisionError), observed(loaded._pipe, lambda stage: 1 // 0, lambda stage, output: None):
+            loaded._call()
+        pipe = loaded._pipe
+        for module in (pipe.unet, pipe.text_encoder, pipe.vae):
+            assert not module._forward_hooks
+            assert not module._forward_pre_hooks
+        assert "decode" not in pipe.vae.__dict__
+
+    def test_an_optimizations_own_decode_is_put_back(self, session: Load) -> None:
+        loaded = session("grad_mode=enabled")
+        own = loaded._pipe.vae.__dict__["decode"]
+        assert stages_of(loaded).count("vae_decoder") == 1
+        assert loaded._pipe.vae.__dict__["decode"] is own
+
+    def test_what_is_compiled_is_seen_as_it_was(self) -> None:
+        module = torch.nn.Linear(1, 1)
+        assert unwrapped(torch.compile(module)) is unwrapped(module) is module
+
+    def test_times_of_the_stages_are_within_the_call(self, session: Load) -> None:
+        loaded = session("workload.steps=3")
+        samples = loaded.time_stages()
+        assert {stage: len(times) for stage, times in samples.items()} == {
+            "text_encoder": 1,
+            "denoiser_step": 3,
+            "vae_decoder": 1,
+        }
+        assert all(seconds > 0 for times in samples.values() for seconds in times)
+
+    def test_components_by_role(self, session: Load) -> None:
+        pipe = session()._pipe
+        assert denoiser_of(pipe) is pipe.unet
+        assert text_encoders_of(pipe) == [pipe.text_encoder]
+
+
+class TestTrace:
+    def test_operators_are_sorted_by_stage(self, session: Load) -> None:
+        loaded = session()
+        trace = trace_call(loaded._pipe, lambda: loaded._call(num_inference_steps=2), cuda=False)
+        assert {stage: seen.calls for stage, seen in trace.stages.items()} == {
+            "text_encoder": 2,
+            "vae_encoder": 0,
+            "denoiser": 2,
+            "vae_decoder": 1,
+        }
+        operators = {stage: seen.operators for stage, seen in trace.stages.items()}
+        assert operators["text_encoder"]["aten::embedding"] > 0
+        assert operators["denoiser"]["aten::embedding"] == operators["vae_decoder"]["aten::embedding"] == 0
+        layers = len(loaded._pipe.unet.attn_processors)
+        assert operators["denoiser"]["aten::scaled_dot_product_attention"] == 2 * layers
+        convolutions = sum(isinstance(m, torch.nn.Conv2d) for m in loaded._pipe.unet.modules())
+        assert operators["denoiser"]["aten::conv2d"] == 2 * convolutions
+        assert operators["text_encoder"]["aten::conv2d"] == 0
+        assert operators["vae_decoder"]["aten::conv2d"] > 0
+        assert not trace.kernels
+
+    def test_types_and_modes_are_those_of_the_call(self, session: Load) -> None:
+        loaded = session("precision=bf16")
+        with torch.inference_mode():
+            seen = trace_call(loaded._pipe, loaded._call, cuda=False).denoiser
+        assert set(seen.product_dtypes) == {"bfloat16"}
+        assert seen.inference_mode
+        assert seen.grad_enabled is False
+        assert seen.output_requires_grad is False
+        assert seen.autocast_dtype is None
+
+    def test_autocast_is_seen(self, session: Load) -> None:
+        loaded = session()
+        with torch.autocast("cpu", torch.float16):
+            seen = trace_call(loaded._pipe, loaded._call, cuda=False).denoiser
+        assert seen.autocast_dtype == "float16"
+        assert seen.product_dtypes["float16"] > seen.product_dtypes["float32"]
+
+
+class TestOperations:
+    def test_scale_with_steps_guidance_and_size(self, session: Load, variant: Compose) -> None:
+        pipe = session()._pipe
+        one = operations_of(pipe, variant("workload.steps=1"))
+        ten = operations_of(pipe, variant("workload.steps=10"))
+        plain_ = operations_of(pipe, variant("workload.steps=1", "workload.guidance_scale=1"))
+        large = operations_of(pipe, variant("workload.steps=1", "workload.size=128"))
+        assert one.pop("vae_encoder") == 0
+        assert min(one.values()) > 0
+        assert one["total"] == pytest.approx(sum(one.values()) - one["total"])
+        assert ten["denoiser"] == pytest.approx(10 * one["denoiser"])
+        assert (ten["text_encoder"], ten["vae_decoder"]) == (one["text_encoder"], one["vae_decoder"])
+        assert one["denoiser"] == pytest.approx(2 * plain_["denoiser"])
+        assert one["text_encoder"] == pytest.approx(2 * plain_["text_encoder"])
+        assert large["vae_decoder"] > 4 * one["vae_decoder"]
+        assert large["denoiser"] > 4 * one["denoiser"] * 0.9
+
+    def test_do_not_depend_on_type_batch_or_optimizations(self, session: Load) -> None:
+        expected = session().count_operations()
+        for overrides in (
+            ["precision=bf16"],
+            ["workload.batch_size=4"],
+            ["attention=sliced"],
+            ["layout=channels_last"],
+        ):
+            assert session(*overrides).count_operations() == expected
+
+    def test_leave_the_pipeline_alone(self, session: Load) -> None:
+        loaded = session()
+        modules = [loaded._pipe.unet, loaded._pipe.vae, loaded._pipe.text_encoder]
+        loaded.count_operations()
+        assert [loaded._pipe.unet, loaded._pipe.vae, loaded._pipe.text_encoder] == modules
+        assert all(p.device.type == "cpu" for module in modules for p in module.parameters())
+
+    def test_are_those_of_a_call_that_really_runs(self, session: Load, variant: Compose) -> None:
+        """With attention as two matrix products, which are counted on a CPU as well."""
+        loaded = session()
+        loaded._pipe.unet.set_attn_processor(AttnProcessor())
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            loaded._pipe.unet(torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 24, 144))
+        counted = operations_of(loaded._pipe, variant("workload.steps=1"))
+        assert counted["denoiser"] == pytest.approx(counter.get_total_flops() / 1e12)
+
+    def test_of_a_scheduler_that_calls_the_denoiser_once_more(self, session: Load, variant: Compose) -> None:
+        """PNDM takes one call more than it has steps."""
+        loaded = session("scheduler=plms", "workload.steps=4")
+        calls = stages_of(loaded).count("denoiser")
+        once = operations_of(loaded._pipe, variant("workload.steps=1"))
+        expected = once["total"] + (calls - 1) * once["denoiser"]
+        assert loaded.count_operations() == pytest.approx(expected)
+
+
+class TestMemory:
+    def test_a_peak_that_is_gone_again_is_seen_once(self) -> None:
+        memory = PeakMemory(CPU)
+        memory.loaded()
+        memory.reset()
+        before = memory.read().process_peak_gib
+        block = torch.ones(200 * 2**20 // 4)
+        del block
+        peak = memory.read().process_peak_gib
+        assert 0.19 < peak - before < 0.30
+        memory.reset()
+        assert memory.read().process_peak_gib < peak - 0.15
+
+    def test_what_is_loaded_counts_from_before(self) -> None:
+        memory = PeakMemory(CPU)
+        block = torch.ones(100 * 2**20 // 4)
+        memory.loaded()
+        found = memory.read()
+        assert 0.09 < found.process_loaded_gib < 0.2
+        assert found.headline == ("peak_process_gib", found.process_peak_gib)
+        assert (found.cuda_peak_allocated_gib, found.nvml_process_gib) == (None, None)
+        assert resident_gib() > block.nbytes / 2**30
+
+
+class TestDevice:
+    @pytest.mark.parametrize("name", ["gpu", "cpu:0", "cuda:x", "cuda:-1", "", "CPU"])
+    def test_a_name_that_is_none(self, name: str) -> None:
+        with pytest.raises(UsageError, match=r"hardware\.device=.*choose auto, cpu, cuda or cuda:N"):
+            probe_device(name)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_one_that_is_not_there(self) -> None:
+        with pytest.raises(UsageError, match=r"hardware\.device=cuda:1: .*choose hardware=cpu or hardware=auto"):
+            probe_device("cuda:1")
+        assert probe_device("auto").type == "cpu"
+
+    def test_the_cpu(self) -> None:
+        device = probe_device("cpu")
+        assert (device.type, device.torch_name, device.is_cuda) == ("cpu", "cpu", False)
+        assert device.name
+        assert 0 < device.memory_free_gib <= device.memory_total_gib
+        assert describe_cpu()["cores"] >= 1
+
+    def test_needs(self) -> None:
+        old = Device("cuda", name="an old one", capability=(7, 5))
+        assert old.needs_cuda("it") == old.needs_cuda("it", (7, 5)) == []
+        assert old.needs_cuda("it", (8, 0)) == ["it needs compute capability 8.0; an old one has 7.5"]
+        assert old.torch_name == "cuda:0"
+        assert CPU.needs_cuda("it") == [f"it needs a CUDA device; this runs on {CPU.name}"]
+
+    def test_nobody_counts_the_energy_of_a_cpu(self) -> None:
+        assert energy_j(CPU) is None
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+    def test_without_a_driver_nobody_answers(self) -> None:
+        assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
+
+
+class TestMetrics:
+    def test_of_a_measured_variant(self, result: StudyResult) -> None:
+        found = metrics_of(result, result.variant("batches of four"))
+        samples = sorted(result.variant("batches of four").measurements[0].latency_s)
+        assert found["latency/p50_s"] == pytest.approx((samples[2] + samples[3]) / 2)
+        assert samples[4] < found["latency/p95_s"] < samples[5]
+        assert found["throughput/images_per_s"] == pytest.approx(4 / found["latency/p50_s"])
+        assert found["compute/achieved_tflops"] == pytest.approx(
+            found["compute/tflop_per_image"] * found["throughput/images_per_s"]
+        )
+        assert found["speedup/paired"] == result.comparisons[1].speedup.estimate  # type: ignore[union-attr]
+        assert found["memory/ratio"] == result.comparisons[1].memory_ratio.estimate  # type: ignore[union-attr]
+        assert found["stage/vae_decoder_ms"] > 0
+        assert found["latency/cold_start_s"] > 0
+        assert not [name for name in found if name.startswith(("energy/", "cost/", "compile/"))]
+        assert all(isinstance(value, float) for value in found.values())
+
+    def test_cost_where_there_is_a_price(self, result: StudyResult) -> None:
+        row = result.variant("baseline")
+        row.config["hardware"]["price_per_hour"] = 3.6
+        row.measurements[0].latency_s = [2.0]
+        assert metrics_of(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
+
+    def test_of_one_that_was_skipped_there_are_none(self, result: StudyResult) -> None:
+        assert metrics_of(result, result.variant("TensorFloat-32")) == {}
+
+    def test_of_the_baseline_there_is_no_speedup(self, result: StudyResult) -> None:
+        found = metrics_of(result, result.variant("baseline"))
+        assert not [name for name in found if name.startswith("speedup/")]
+
+    def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
+        """Half a measurement would rank it beside those that were measured whole."""
+        row = result.variant("bfloat16")
+        row.status, row.measurements[0].latency_s = Status.FAILED, row.measurements[0].latency_s[:2]
+        assert metrics_of(result, row) == {}

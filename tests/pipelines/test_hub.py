@@ -1,0 +1,122 @@
+"""Models on the Hugging Face Hub, from a local cache with the network off, and from a hub that refuses."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.hub import fetch_models, hub_folder
+from sdopt.results.records import Status
+from sdopt.schema import Model
+from tests.command import SMOKE, sdopt, start
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MINE = "model.hub_id=somebody/small-emoji"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A hub cache as huggingface_hub lays it out, with the reference model under an id of its own."""
+    hub = tmp_path / "hub"
+    repository = hub / "models--somebody--small-emoji"
+    for number, file in enumerate(sorted((PACKAGED / "emoji").rglob("*.*"))):
+        blob = repository / "blobs" / f"{number:040x}"
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(file.read_bytes())
+        place = repository / "snapshots" / COMMIT / file.relative_to(PACKAGED / "emoji")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(blob)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return hub
+
+
+class TestCache:
+    def test_is_all_that_a_study_needs(self, tmp_path: Path, cache: Path) -> None:
+        # In a process of its own: huggingface_hub reads its environment when it is imported.
+        environment = {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+        finished = start(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, **environment).finish(timeout_s=600)
+        assert finished.code == 0, finished.err
+        assert [row.status for row in finished.result.variants] == [Status.OK] * 2
+        assert finished.result.config["model"]["hub_id"] == "somebody/small-emoji"
+        assert finished.result.variants[0].images
+
+    def test_without_the_model_is_a_usage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        finished = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE)
+        assert finished.code == 2
+        assert finished.err.startswith("sdopt: model.hub_id=somebody/small-emoji: it is not whole in the local cache")
+        assert "Traceback" not in finished.err
+        assert not list(tmp_path.rglob("result.json"))
+        planned = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true")
+        assert planned.code == 0, planned.err
+        assert not list(tmp_path.rglob("*.log")), "no worker was started"
+
+    def test_with_a_file_missing(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        model = Model(weights="hub", hub_id="somebody/small-emoji")
+        assert hub_folder(model, fetch=False) == hub_folder(model, fetch=True)
+        fetch_models([model, model])
+        [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
+        file.unlink()
+        with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not whole in)"):
+            fetch_models([model])
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does where it gives nothing away: by the header that names the reason."""
+
+    def do_GET(self) -> None:
+        code, reason = (403, "GatedRepo") if "gated" in self.path else (404, "RepoNotFound")
+        self.send_response(code)
+        self.send_header("X-Error-Code", reason)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("refusing")
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("repository", "said"),
+        [
+            ("somebody/gated", "gated; accept its terms at https://huggingface.co/somebody/gated"),
+            ("somebody/nothing", "the hub knows no such repository"),
+        ],
+    )
+    def test_says_what_to_do(self, repository: str, said: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            fetch_models([Model(weights="hub", hub_id=repository)])
+        assert caught.value.problems[0].startswith(f"model.hub_id={repository}: ")
+        assert said in caught.value.problems[0]
+
+    def test_all_at_once(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            fetch_models([Model(weights="hub", hub_id=name) for name in ("a/gated", "b/nothing", "not a name")])
+        assert len(caught.value.problems) == 3
+        assert "written owner/name" in caught.value.problems[2]

@@ -1,0 +1,392 @@
+"""Where models come from: architectures, random weights, folders, single files; and how schedulers take them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import CLIPTokenizer
+
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import CONF
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.loading import load_pipeline, scheduler_class
+from sdopt.pipelines.random_weights import build_pipeline, empty_network
+from sdopt.pipelines.tokenizer import load_tokenizer
+from sdopt.schema import Model, Scheduler, Task
+from tests.pipelines.single_file import original_layout
+
+Composers = type[HydraComposer]
+EMOJI = PACKAGED / "emoji"
+FULL = ("sd15", "sd21", "sd21_base", "sdxl")
+TEXT = "a red fox asleep in fresh snow"
+
+
+def parameters(name: str, component: str) -> int:
+    library, class_name = json.loads((ARCHITECTURES / name / "model_index.json").read_text())[component]
+    network = empty_network(ARCHITECTURES / name / component, library, class_name)
+    assert all(parameter.is_meta for parameter in network.parameters())
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def load(**model: Any) -> Any:
+    return load_pipeline(Model(**model), Scheduler(), Task(), "cpu", {"dtype": torch.float32})
+
+
+def problem(composer: Composers, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        composer(list(overrides))
+    [found] = caught.value.problems
+    return found
+
+
+def latents(pipe: Any, steps: int = 2) -> torch.Tensor:
+    noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
+    return pipe(TEXT, num_inference_steps=steps, latents=noise, output_type="latent").images
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize(
+        ("name", "component", "count"),
+        [
+            ("sd15", "unet", 859_520_964),
+            ("sd15", "vae", 83_653_863),
+            ("sd15", "text_encoder", 123_060_480),
+            ("sd21", "unet", 865_910_724),
+            ("sd21", "vae", 83_653_863),
+            ("sd21", "text_encoder", 340_387_840),
+            ("sd21_base", "unet", 865_910_724),
+            ("sd21_base", "text_encoder", 340_387_840),
+            ("sdxl", "unet", 2_567_463_684),
+            ("sdxl", "vae", 83_653_863),
+            ("sdxl", "text_encoder", 123_060_480),
+            ("sdxl", "text_encoder_2", 694_659_840),
+        ],
+    )
+    def test_have_the_published_number_of_parameters(self, name: str, component: str, count: int) -> None:
+        assert parameters(name, component) == count
+
+    @pytest.mark.parametrize(("name", "size"), [("sd15", 512), ("sd21", 768), ("sd21_base", 512), ("sdxl", 1024)])
+    def test_are_run_at_the_size_that_they_were_trained_at(self, composer: Composers, name: str, size: int) -> None:
+        variant = composer([f"model={name}", "model.weights=random"]).variant(None)
+        sample = json.loads((ARCHITECTURES / name / "unet" / "config.json").read_text())["sample_size"]
+        assert variant.size == size == 8 * sample
+        assert variant.guidance_scale == (5.0 if name == "sdxl" else 7.5)
+        assert variant.prompts[0].startswith("a lighthouse")
+
+    def test_predict_what_they_were_trained_for(self) -> None:
+        files = {name: ARCHITECTURES / name / "scheduler" / "scheduler_config.json" for name in FULL}
+        kinds = {name: json.loads(file.read_text())["prediction_type"] for name, file in files.items()}
+        assert kinds == {"sd15": "epsilon", "sd21": "v_prediction", "sd21_base": "epsilon", "sdxl": "epsilon"}
+
+    def test_each_has_an_option_and_each_option_its_architecture(self) -> None:
+        options = {path.stem for path in (CONF / "model").glob("*.yaml")} - {"emoji", "folder"}
+        assert options == set(FULL) == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")}
+
+
+class TestTokenizer:
+    def test_starts_and_ends_prompts_as_clip_does(self) -> None:
+        tokenizer = load_tokenizer(ARCHITECTURES / "sd15" / "tokenizer")
+        cat, dog = (tokenizer(text).input_ids for text in ("a photo of a cat", "a photo of a dog"))
+        assert cat[0] == dog[0] == 49406
+        assert cat[-1] == dog[-1] == 49407
+        assert cat != dog
+        assert max(cat[1:-1]) < 2048
+
+    def test_takes_a_vocabulary_that_is_given(self, tmp_path: Path) -> None:
+        """With the special tokens and the length of the architecture."""
+        given = tmp_path / "vocabulary"
+        shutil.copytree(EMOJI / "tokenizer", given)
+        own = CLIPTokenizer.from_pretrained(given)
+        for name, pad in (("tokenizer", own.eos_token_id), ("tokenizer_2", own.convert_tokens_to_ids("!"))):
+            tokenizer = load_tokenizer(ARCHITECTURES / "sdxl" / name, given)
+            assert tokenizer("a cat").input_ids == own("a cat").input_ids
+            assert (tokenizer.model_max_length, tokenizer.pad_token_id) == (77, pad)
+
+    @pytest.mark.parametrize(
+        ("folder", "pad"),
+        [("sd15/tokenizer", 49407), ("sd21/tokenizer", 0), ("sdxl/tokenizer", 49407), ("sdxl/tokenizer_2", 0)],
+    )
+    def test_pads_as_each_model_learnt_it(self, folder: str, pad: int) -> None:
+        tokenizer = load_tokenizer(ARCHITECTURES / folder)
+        ids = tokenizer(["a cat", "日本 " * 90], padding="max_length", max_length=77, truncation=True).input_ids
+        assert [len(row) for row in ids] == [77, 77]
+        end = ids[0].index(49407)
+        assert ids[0][0] == 49406
+        assert set(ids[0][end + 1 :]) == {pad}
+        assert ids[1][-1] == 49407
+        assert max(max(row) for row in ids) == 49407
+
+
+class TestRandomWeights:
+    def test_are_the_same_in_every_type_and_every_time(self) -> None:
+        single, again, half = (
+            load_pipeline(Model(weights="random"), Scheduler(), Task(), "cpu", {"dtype": dtype})
+            for dtype in (torch.float32, torch.float32, torch.bfloat16)
+        )
+        for name in ("unet", "vae", "text_encoder"):
+            theirs = dict(getattr(half, name).named_parameters())
+            other = dict(getattr(again, name).named_parameters())
+            for key, parameter in getattr(single, name).named_parameters():
+                assert torch.equal(parameter, other[key])
+                assert theirs[key].dtype == torch.bfloat16
+                assert torch.equal(parameter.bfloat16(), theirs[key])
+
+    def test_keep_the_scale_of_what_passes(self) -> None:
+        pipe = load(weights="random")
+        layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].ff.net[2]
+        states = torch.randn(64, layer.in_features)
+        assert layer(states).std().item() == pytest.approx(1, rel=0.1)
+        assert pipe.unet.conv_norm_out.weight.eq(1).all()
+        assert pipe.unet.conv_norm_out.bias.eq(0).all()
+        two = [pipe.unet.conv_in.weight.flatten()[:500], pipe.unet.conv_out.weight.flatten()[:500]]
+        assert not torch.equal(*two)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_stay_finite_for_fifty_steps(self, dtype: torch.dtype) -> None:
+        pipe = load_pipeline(Model(weights="random"), Scheduler(), Task(), "cpu", {"dtype": dtype})
+        noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0)).to(dtype)
+        found = pipe(TEXT, num_inference_steps=50, latents=noise, guidance_scale=7.5, output_type="latent").images
+        assert found.isfinite().all()
+        assert found.abs().max() < 1000
+        assert pipe.vae.decode(found / pipe.vae.config.scaling_factor).sample.isfinite().all()
+
+    def test_see_the_prompt(self) -> None:
+        """A pipeline that ignored it would hide what an option does to the text encoder."""
+        pipe = load(weights="random")
+        noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
+        fox, boat = (
+            pipe(text, num_inference_steps=1, latents=noise, output_type="latent").images for text in ("fox", "boat")
+        )
+        assert (fox - boat).abs().mean() > 1e-3
+
+
+@pytest.fixture(scope="session")
+def small_xl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an SDXL in everything but its widths, with random weights."""
+    folder = tmp_path_factory.mktemp("xl") / "small"
+    shutil.copytree(ARCHITECTURES / "sdxl", folder)
+    changes: dict[str, dict[str, Any]] = {
+        "unet": {
+            "block_out_channels": [32, 32, 64],
+            "attention_head_dim": [2, 2, 4],
+            "cross_attention_dim": 80,
+            "transformer_layers_per_block": [1, 1, 1],
+            "addition_time_embed_dim": 8,
+            "projection_class_embeddings_input_dim": 48 + 6 * 8,
+            "sample_size": 8,
+        },
+        "vae": {"block_out_channels": [16, 16, 32, 32], "norm_num_groups": 8, "layers_per_block": 1, "sample_size": 64},
+        "text_encoder": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "projection_dim": 32,
+        },
+        "text_encoder_2": {
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "projection_dim": 48,
+        },
+    }
+    for name, change in changes.items():
+        file = folder / name / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    from diffusers import StableDiffusionXLPipeline
+
+    build_pipeline(folder, StableDiffusionXLPipeline, "cpu", torch.float32).save_pretrained(folder)
+    return folder
+
+
+class TestTwoTextEncoders:
+    def test_pool_at_the_end_of_the_text(self, small_xl: Path) -> None:
+        pipe = load(name="folder", weights="path", path=str(small_xl))
+        ids = pipe.tokenizer_2(
+            ["fox", "a fox asleep"], padding="max_length", max_length=77, return_tensors="pt"
+        ).input_ids
+        ends = (ids == 49407).int().argmax(dim=1)
+        assert 0 < ends[0] < ends[1] < 76
+        output = pipe.text_encoder_2(ids)
+        expected = pipe.text_encoder_2.text_projection(output.last_hidden_state[torch.arange(2), ends])
+        assert torch.allclose(output.text_embeds, expected, atol=1e-5)
+
+
+class TestFolders:
+    def test_of_another_kind(self, composer: Composers, tmp_path: Path) -> None:
+        shutil.copytree(EMOJI, tmp_path / "model")
+        index = tmp_path / "model" / "model_index.json"
+        index.write_text(index.read_text().replace('"StableDiffusionPipeline"', '"FluxPipeline"'))
+        assert "a FluxPipeline; sdopt runs StableDiffusionPipeline" in problem(
+            composer, "model=folder", f"model.path={tmp_path / 'model'}"
+        )
+        index.write_text("{")
+        assert "model_index.json cannot be read" in problem(composer, "model=folder", f"model.path={index.parent}")
+
+    def test_cut_short_are_found_before_anything_is_loaded(self, composer: Composers, tmp_path: Path) -> None:
+        shutil.copytree(EMOJI, tmp_path / "model")
+        file = tmp_path / "model" / "vae" / "diffusion_pytorch_model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+        found = problem(composer, "model=folder", f"model.path={tmp_path / 'model'}")
+        assert f"{file.name} is not a whole safetensors file" in found
+
+    def test_of_one_variant(self, composer: Composers, tmp_path: Path) -> None:
+        shutil.copytree(EMOJI, tmp_path / "model")
+        for file in (tmp_path / "model").glob("*/*.safetensors"):
+            file.rename(file.with_suffix(".fp16.safetensors"))
+        chosen = ["model=folder", f"model.path={tmp_path / 'model'}"]
+        assert "try model.variant=fp16" in problem(composer, *chosen)
+        model = composer([*chosen, "model.variant=fp16"]).current.model
+        assert model.variant == "fp16"
+        pipe = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
+        assert torch.equal(latents(pipe), latents(load()))
+        assert "try model.variant=null" in problem(
+            composer, "model=folder", f"model.path={EMOJI}", "model.variant=fp16"
+        )
+
+    def test_of_another_architecture_than_is_named(self, composer: Composers) -> None:
+        found = problem(composer, "model=sdxl", "model.weights=path", f"model.path={EMOJI}")
+        assert "not of the architecture model=sdxl: a StableDiffusionPipeline whose text has 144 channels" in found
+
+    def test_with_parts_missing(self, composer: Composers, tmp_path: Path) -> None:
+        shutil.copytree(EMOJI, tmp_path / "model")
+        file = tmp_path / "model" / "unet" / "diffusion_pytorch_model.safetensors"
+        file.rename(file.with_name("diffusion_pytorch_model-00001-of-00002.safetensors"))
+        assert "unet/ holds 1 of 2 parts" in problem(composer, "model=folder", f"model.path={tmp_path / 'model'}")
+
+
+class TestWeights:
+    @pytest.mark.parametrize(
+        ("overrides", "said"),
+        [
+            (
+                ["model=sd15", "model.weights=packaged"],
+                "model.name=sd15: packaged models are emoji; choose model.weights=hub",
+            ),
+            (["model.weights=hub"], "model.hub_id: model.weights=hub needs a repository"),
+            (
+                ["model=folder", "model.path=null", "model.weights=random"],
+                "model.weights=random: the architecture of 'folder'",
+            ),
+            (["model=sdxl", "model.weights=path"], "model.path: model.weights=path needs the folder"),
+            (["model.path=x"], "model.path=x: goes with model.weights=path; here model.weights=packaged"),
+            (
+                ["model=sd15", "model.weights=random", "model.revision=v"],
+                "model.revision=v: goes with model.weights=hub",
+            ),
+            (["model.weights=random", "model.variant=fp16"], "model.variant=fp16: goes with a repository or a folder"),
+            (
+                ["model=folder", f"model.path={EMOJI}", "model.tokenizer=x"],
+                "model.tokenizer=x: goes with model.path of a single file",
+            ),
+            (
+                ["model=sdxl", "model.weights=download"],
+                "model.weights=download: choose one of packaged, hub, path, random",
+            ),
+        ],
+    )
+    def test_that_a_model_does_not_offer(self, composer: Composers, overrides: list[str], said: str) -> None:
+        assert problem(composer, *overrides).startswith(said)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference model in one file, in the layout in which Stable Diffusion was published."""
+    path = tmp_path_factory.mktemp("single") / "emoji.safetensors"
+    original_layout(load(), path)
+    return path
+
+
+class TestSingleFile:
+    @pytest.fixture
+    def chosen(self, single: Path) -> list[str]:
+        return ["model.weights=path", f"model.path={single}"]
+
+    def test_gives_the_same_images(self, composer: Composers, chosen: list[str]) -> None:
+        """Read with the configurations in the package, without a hub."""
+        model = composer(chosen).current.model
+        pipe = load_pipeline(model, Scheduler(), Task(), "cpu", {"dtype": torch.float32})
+        packaged = load()
+        assert torch.equal(latents(pipe), latents(packaged))
+        for name, theirs in packaged.vae.named_parameters():
+            assert torch.equal(pipe.vae.get_parameter(name), theirs)
+
+    @pytest.mark.parametrize("kept", [0, 4, 100, 20_000, -1])
+    def test_cut_short(self, composer: Composers, single: Path, tmp_path: Path, kept: int) -> None:
+        short = tmp_path / "short.safetensors"
+        short.write_bytes(single.read_bytes()[:kept])
+        found = problem(composer, "model.weights=path", f"model.path={short}")
+        assert found.startswith(f"model.path={short}: short.safetensors is not a whole safetensors file")
+
+    def test_pickled(self, composer: Composers, tmp_path: Path) -> None:
+        """Refused by its name, and under another name by its content; never opened by what would run it."""
+        pickled = tmp_path / "model.ckpt"
+        torch.save({"state_dict": {}}, pickled)
+        assert "a pickled file can run any code" in problem(composer, "model.weights=path", f"model.path={pickled}")
+        renamed = pickled.rename(tmp_path / "model.safetensors")
+        assert "not a whole safetensors file" in problem(composer, "model.weights=path", f"model.path={renamed}")
+
+    def test_that_is_a_part(self, composer: Composers) -> None:
+        part = EMOJI / "unet" / "diffusion_pytorch_model.safetensors"
+        found = problem(composer, "model.weights=path", f"model.path={part}")
+        assert "there is no denoiser and no VAE and no text encoder in it" in found
+
+    def test_without_its_architecture(self, composer: Composers, single: Path) -> None:
+        found = problem(composer, "model=folder", f"model.path={single}")
+        assert "a single file does not say how it is to be run; choose model=sd15, sd21, sd21_base, sdxl" in found
+
+    def test_of_another_architecture(self, composer: Composers, single: Path) -> None:
+        vocabulary = f"model.tokenizer={EMOJI / 'tokenizer'}"
+        found = problem(composer, "model=sd15", "model.weights=path", f"model.path={single}", vocabulary)
+        assert "not of the architecture model=sd15: a StableDiffusionPipeline whose text has 144 channels" in found
+
+    def test_needs_its_vocabulary(self, composer: Composers, tmp_path: Path) -> None:
+        """Of a published model; the reference model's own comes with sdopt."""
+        path = tmp_path / "sd15.safetensors"
+        names = ["model.diffusion_model.a", "first_stage_model.a", "cond_stage_model.a"]
+        save_file({name: torch.zeros(1) for name in names}, path)
+        chosen = ["model=sd15", "model.weights=path", f"model.path={path}"]
+        assert problem(composer, *chosen).startswith("model.tokenizer: a single file holds no vocabulary")
+        assert "holds neither tokenizer.json nor" in problem(composer, *chosen, f"model.tokenizer={tmp_path}")
+        found = problem(composer, *chosen, f"model.tokenizer={EMOJI / 'tokenizer'}")
+        assert "not of the architecture model=sd15" in found
+
+    def test_that_is_something_else(self, composer: Composers, tmp_path: Path) -> None:
+        other = tmp_path / "model.gguf"
+        other.write_bytes(b"GGUF")
+        found = problem(composer, "model.weights=path", f"model.path={other}")
+        assert "neither the folder of a diffusers pipeline nor a .safetensors file" in found
+
+
+SCHEDULERS = ["ddim", "plms", "euler", "dpmpp_2m", "unipc"]
+
+
+@pytest.mark.parametrize("architecture", [*FULL, "emoji"])
+@pytest.mark.parametrize("option", SCHEDULERS)
+def test_every_scheduler_finds_what_a_perfect_denoiser_predicts(
+    composer: Composers, architecture: str, option: str
+) -> None:
+    """Whatever the model was trained to predict, noise or velocity (Salimans and Ho 2022), and however it is spaced."""
+    chosen = composer([f"scheduler={option}"]).current.scheduler
+    folder = (PACKAGED if architecture == "emoji" else ARCHITECTURES) / architecture / "scheduler"
+    config = json.loads((folder / "scheduler_config.json").read_text())
+    scheduler = scheduler_class(chosen).from_config(config, **chosen.options)
+    assert scheduler.config.prediction_type == config["prediction_type"]
+    assert (scheduler.config.beta_start, scheduler.config.beta_end) == (0.00085, 0.012)
+    scheduler.set_timesteps(30)
+    clean = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(1))
+    sample = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(0)) * scheduler.init_noise_sigma
+    for step in scheduler.timesteps:
+        scaled = scheduler.scale_model_input(sample, step)
+        kept = scheduler.alphas_cumprod[int(step)]
+        noise = (scaled - kept.sqrt() * clean) / (1 - kept).sqrt()
+        velocity = kept.sqrt() * noise - (1 - kept).sqrt() * clean
+        predicted = velocity if config["prediction_type"] == "v_prediction" else noise
+        sample = scheduler.step(predicted, step, sample).prev_sample
+    assert (sample - clean).abs().mean() < 0.1

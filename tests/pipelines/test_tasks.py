@@ -1,0 +1,207 @@
+"""Image-to-image and inpainting: inputs, noise, stages, operations, with one text encoder and with two."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import UsageError
+from sdopt.measure.stages import observed
+from sdopt.results.records import Status
+from sdopt.worker.draws import timed_draw
+from sdopt.worker.session import Session
+from tests.command import SMOKE, sdopt
+from tests.conftest import Compose, Load, operations_of
+from tests.pipelines.test_models import small_xl  # noqa: F401
+
+Inputs = dict[str, list[str]]
+TASKS = ["img2img", "inpaint"]
+
+
+@pytest.fixture(params=["emoji", "xl"])
+def model(request: pytest.FixtureRequest) -> list[str]:
+    """The reference model, and one with SDXL's pipeline."""
+    if request.param == "emoji":
+        return []
+    folder = request.getfixturevalue("small_xl")
+    return ["model=folder", f"model.path={folder}", "model.size=64"]
+
+
+def images(session: Session, folder: Path, batches: int = 1) -> list[np.ndarray]:
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    records = [
+        record
+        for batch in range(batches)
+        for record in session.generate(batch, timed_draw(session._variant), str(folder))
+    ]
+    return [np.asarray(Image.open(folder / record.path)).astype(float) for record in records]
+
+
+def calls_of(session: Session) -> dict[str, int]:
+    seen: list[str] = []
+    with observed(session._pipe, seen.append, lambda stage, output: None):
+        session._call()
+    return {stage: seen.count(stage) for stage in seen}
+
+
+class TestTasks:
+    @pytest.mark.parametrize("task", TASKS)
+    def test_run_their_stages(self, session: Load, inputs: Inputs, model: list[str], task: str) -> None:
+        loaded = session(*model, *inputs[task], "workload.steps=4", "task.strength=0.5")
+        assert {"vae_encoder": {"img2img": 1, "inpaint": 2}[task], "denoiser": 2, "vae_decoder": 1}.items() <= calls_of(
+            loaded
+        ).items()
+        samples = loaded.time_stages()
+        assert len(samples["denoiser_step"]) == 2
+        assert samples["vae_encoder"][0] > 0
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_operations_are_those_of_the_call(
+        self, session: Load, inputs: Inputs, model: list[str], task: str, variant: Compose
+    ) -> None:
+        overrides = [*model, *inputs[task], "workload.steps=4", "task.strength=0.5"]
+        loaded = session(*overrides)
+        whole = operations_of(loaded._pipe, variant(*overrides))
+        plain = session(*model, "workload.steps=2")
+        text = operations_of(plain._pipe, variant(*model, "workload.steps=2"))
+        assert whole["denoiser"] == pytest.approx(text["denoiser"])
+        assert text["vae_encoder"] == 0
+        assert whole["vae_encoder"] > 0
+        assert (whole["text_encoder"], whole["vae_decoder"]) == (text["text_encoder"], text["vae_decoder"])
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_noise_is_an_images_own_whatever_the_batch(
+        self, session: Load, inputs: Inputs, model: list[str], task: str, tmp_path: Path
+    ) -> None:
+        common = [*model, *inputs[task], "workload.steps=3", "task.strength=0.7", "workload.prompt_count=2"]
+        alone = images(session(*common), tmp_path / "alone", batches=2)
+        together = images(session(*common, "workload.batch_size=2"), tmp_path / "together")
+        assert len(alone) == len(together) == 2
+        for one, two in zip(alone, together, strict=True):
+            assert np.abs(one - two).mean() < 1
+        assert np.abs(alone[0] - alone[1]).mean() > 3
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_noise_is_the_same_in_half_precision(
+        self, session: Load, inputs: Inputs, model: list[str], task: str
+    ) -> None:
+        """What the denoiser is first given differs by rounding alone; drawn in half it would be other noise."""
+        first: dict[str, torch.Tensor] = {}
+        for precision in ("fp32", "bf16", "fp16"):
+            loaded = session(*model, *inputs[task], f"precision={precision}", "workload.steps=2", "task.strength=1")
+            seen: list[torch.Tensor] = []
+            loaded._pipe.unet.register_forward_pre_hook(lambda _module, args, seen=seen: seen.append(args[0].float()))
+            loaded._call()
+            first[precision] = seen[0]
+        for precision in ("bf16", "fp16"):
+            assert (first[precision] - first["fp32"]).abs().mean() < 0.03 * first["fp32"].std()
+
+    def test_repeat_with_the_same_seed(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
+        loaded = session(*inputs["img2img"], "workload.steps=2")
+        once, again = (images(loaded, tmp_path / name)[0] for name in ("once", "again"))
+        assert np.array_equal(once, again)
+
+    def test_image_to_image_begins_with_the_image(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
+        """The less strength, the nearer to the input."""
+        given = np.asarray(session(*inputs["img2img"], "task.strength=1")._inputs["image"][0]).astype(float)
+        distance = []
+        for strength in (0.1, 0.5, 1):
+            loaded = session(
+                *inputs["img2img"], "workload.steps=10", "workload.guidance_scale=1", f"task.strength={strength}"
+            )
+            [made] = images(loaded, tmp_path / str(strength))
+            distance.append(np.abs(made - given).mean())
+        assert distance == sorted(distance)
+        assert distance[0] < 0.6 * distance[2]
+
+    def test_inpainting_keeps_what_is_not_masked(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
+        loaded = session(*inputs["inpaint"], "workload.steps=10")
+        given = np.asarray(loaded._inputs["image"][0]).astype(float)
+        [made] = images(loaded, tmp_path / "made")
+        change = np.abs(made - given).mean(axis=(0, 2))
+        # The mask's right half; the autoencoder's reach blurs its edge.
+        assert change[:24].mean() < 20 < change[40:].mean()
+
+    def test_what_draws_noise_in_diffusers_is_put_back(self, session: Load, inputs: Inputs) -> None:
+        from diffusers.models.autoencoders import vae
+        from diffusers.utils.torch_utils import randn_tensor
+
+        session(*inputs["img2img"], "task.strength=1")._call()
+        assert vae.randn_tensor is randn_tensor
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize(
+        ("task", "overrides", "said"),
+        [
+            ("img2img", ["task.image=/no/where.png"], "task.image=/no/where.png: cannot be read as an image"),
+            ("img2img", ["task.strength=0"], "task.strength=0.0: must be above 0"),
+            ("img2img", ["task.strength=0.3"], "task.strength=0.3: of workload.steps=2 no step would be left to run"),
+            ("img2img", ["task.mask=x.png"], "task.mask=x.png: task=img2img takes none"),
+            ("txt2img", ["task.image=x.png"], "task.image=x.png: task=txt2img takes none"),
+            ("txt2img", ["task.strength=0.5"], "task.strength=0.5: task=txt2img begins with noise alone"),
+            ("inpaint", ["task.kind=outpaint"], "task.kind=outpaint: choose one of txt2img, img2img, inpaint"),
+        ],
+    )
+    def test_mistakes(
+        self, composer: type[HydraComposer], inputs: Inputs, task: str, overrides: list[str], said: str
+    ) -> None:
+        with pytest.raises(UsageError) as caught:
+            composer(["workload.steps=2", *inputs[task], *overrides])
+        assert caught.value.problems[0].startswith(said)
+
+    def test_of_a_file_that_is_no_image(self, composer: type[HydraComposer], tmp_path: Path) -> None:
+        (tmp_path / "image.png").write_text("no image")
+        with pytest.raises(UsageError, match="cannot be read as an image"):
+            composer(["task=img2img", f"task.image={tmp_path / 'image.png'}"])
+
+    def test_of_a_model_without_images_of_its_own(self, composer: type[HydraComposer]) -> None:
+        with pytest.raises(UsageError) as caught:
+            composer(["model=sd15", "model.weights=random", "task=inpaint"])
+        assert [problem.partition(":")[0] for problem in caught.value.problems] == ["task.image", "task.mask"]
+
+    def test_is_part_of_the_name_and_of_the_baseline(self, composer: type[HydraComposer], inputs: Inputs) -> None:
+        job = composer([*inputs["img2img"], "task.strength=0.5", "attention=sliced", "attention.slice_size=2"])
+        plan = job.current.study.plan(job)
+        assert plan.baseline.task == plan.variants[1].task
+        changed = "task=img2img(image=image.png, strength=0.5)"
+        assert plan.variants[1].name == f"attention=sliced(slice_size=2), {changed}"
+        assert plan.edges[0].credit == "attention=sliced(slice_size=2)"
+
+    def test_of_another_task_is_other_work(self, composer: type[HydraComposer], inputs: Inputs) -> None:
+        job = composer([])
+        assert job.variant("other", inputs["img2img"]).other_work(job.variant("plain"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_study_of_a_task(tmp_path: Path, inputs: Inputs, task: str) -> None:
+    variants = """{baseline: [], bfloat16: ["precision=bf16"], gradients: ["grad_mode=enabled"]}"""
+    finished = sdopt(
+        tmp_path,
+        *("run", *SMOKE, *inputs[task], "task.strength=0.6", "workload.steps=4", "study=explicit"),
+        f"study.variants={variants}",
+    )
+    assert finished.code == 0, finished.err
+    result = finished.result
+    assert [row.status for row in result.variants] == [Status.OK] * 4, [row.reason for row in result.variants]
+    for row in result.variants:
+        assert len(row.images) == 1
+        assert (row.tflop_per_image or 0) > 0
+        assert set(row.measurements[0].stages_s) == {"text_encoder", "vae_encoder", "denoiser_step", "vae_decoder"}
+
+
+def test_sdxl_is_studied_as_the_others_are(tmp_path: Path, small_xl: Path) -> None:  # noqa: F811
+    finished = sdopt(
+        tmp_path,
+        *("run", *SMOKE, "model=folder", f"model.path={small_xl}", "workload.size=64", "study=explicit"),
+        "study.variants={base: [], half: ['precision=fp16'], sliced: ['attention=sliced'], g: ['grad_mode=enabled']}",
+    )
+    assert finished.code == 0, finished.err
+    rows: Any = finished.result.variants
+    assert [row.status for row in rows] == [Status.OK] * 5, [row.reason for row in rows]
+    assert rows[0].tflop_per_image > 0

@@ -1,0 +1,216 @@
+"""The tables of a study, in a terminal and as Markdown, and its pictures."""
+
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
+from sdopt.report.markdown import markdown_table, sweep_markdown
+from sdopt.report.plots import study_plot
+from sdopt.report.rows import rows_of
+from sdopt.report.table import sweep_table, terminal_table
+from sdopt.results.records import BrokenImage, Evidence, Interval, Status, StudyResult
+from tests.command import Finished
+
+NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
+
+
+def rendered(result: StudyResult, width: int) -> str:
+    text = StringIO()
+    Console(file=text, width=width).print(terminal_table(result, width))
+    return text.getvalue()
+
+
+def renamed(result: StudyResult, old: str, new: str) -> StudyResult:
+    result.variant(old).name = new
+    for edge in result.comparisons:
+        edge.candidate = new if edge.candidate == old else edge.candidate
+        edge.reference = new if edge.reference == old else edge.reference
+    return result
+
+
+def cells(markdown: str) -> list[list[str]]:
+    return [re.split(r"(?<!\\)\|", line)[1:-1] for line in markdown.splitlines() if line.startswith("|")]
+
+
+class TestRows:
+    def test_the_baseline_comes_first_and_each_comparison_has_one(self, result: StudyResult) -> None:
+        rows = rows_of(result)
+        assert [row.variant for row in rows] == ["baseline", *(edge.candidate for edge in result.comparisons)]
+        assert rows[0].speedup == rows[0].reference == ""
+        assert all(row.reference == "baseline" for row in rows[1:])
+
+    def test_a_variant_without_a_comparison_comes_last(self, result: StudyResult) -> None:
+        result.comparisons = [edge for edge in result.comparisons if edge.candidate != "bfloat16"]
+        assert rows_of(result)[-1].variant == "bfloat16"
+
+    def test_a_variant_that_is_compared_twice_has_two(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        result.comparisons.append(
+            type(edge)("bfloat16", "batches of four", "nothing", speedup=Interval(2.0), floor=1.1)
+        )
+        rows = [row for row in rows_of(result) if row.variant == "bfloat16"]
+        assert [row.reference for row in rows] == ["baseline", "batches of four"]
+        assert rows[1].speedup == "2.00×"
+
+    @pytest.mark.parametrize(
+        ("seconds", "shown"),
+        [
+            (0.00123, "1.23 ms"),
+            (0.0123, "12.3 ms"),
+            (0.123, "123 ms"),
+            (1.234, "1.23 s"),
+            (12.34, "12.3 s"),
+            (123.4, "123 s"),
+        ],
+    )
+    def test_latency_has_three_digits_and_a_unit(self, result: StudyResult, seconds: float, shown: str) -> None:
+        result.variant("baseline").measurements[0].latency_s = [seconds]
+        assert rows_of(result)[0].latency == shown
+
+    def test_figures_have_their_intervals(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        edge.speedup, edge.floor = Interval(1.5, 1.25, 1.75, 0.95, 6), 1.01
+        row = rows_of(result)[1]
+        assert row.speedup == "1.50× [1.25, 1.75]"
+        assert re.fullmatch(r"[\d.]+ m?s \[[\d.]+, [\d.]+\]", row.latency)
+        assert re.fullmatch(r"[\d.]+ GiB \([\d.]+×\)", row.memory)
+
+    @pytest.mark.parametrize(("estimate", "marked"), [(1.05, True), (0.96, True), (1.2, False), (0.8, False)])
+    def test_what_is_within_the_floor_is_marked(self, result: StudyResult, estimate: float, marked: bool) -> None:
+        edge = result.comparisons[0]
+        edge.speedup, edge.floor = Interval(estimate), 1.06
+        assert rows_of(result)[1].speedup.startswith("≈") is marked
+
+    def test_a_reason_stands_where_there_is_no_figure(self, result: StudyResult) -> None:
+        [row] = [row for row in rows_of(result) if row.variant == "TensorFloat-32"]
+        assert (row.latency, row.speedup, row.memory) == ("", "", "")
+        assert "needs a CUDA device" in row.evidence
+
+    def test_the_evidence_is_that_of_the_credited_option(self, result: StudyResult) -> None:
+        result.variant("bfloat16").measurements[0].evidence = [
+            Evidence("precision", "bf16", True, "products in bfloat16"),
+            Evidence("attention", "default", True, "some kernel"),
+        ]
+        assert rows_of(result)[1].evidence == "products in bfloat16"
+
+
+class TestTerminal:
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("width", [80, 200])
+    def test_names_are_shown_as_they_are(self, result: StudyResult, name: str, width: int) -> None:
+        result.name = name
+        text = rendered(renamed(result, "bfloat16", name), width)
+        wanted = "".join(name.split())
+        assert wanted in "".join(re.sub(r"[─━│]", "", text).split()) or all(
+            text.count(letter) >= name.count(letter) for letter in set(name) - {"\n"}
+        )
+        assert name.split(maxsplit=1)[0][:12] in text
+
+    @pytest.mark.parametrize("width", [80, 100, 129, 130, 160, 240])
+    def test_fits_any_terminal_and_keeps_every_figure(self, result: StudyResult, width: int) -> None:
+        text = rendered(result, width)
+        assert max(map(len, text.splitlines())) <= width
+        shown = "".join(text.split())
+        for row in rows_of(result):
+            for figure in (row.latency, row.speedup, row.memory):
+                for part in figure.replace("[", " ").replace("(", " ").split("  "):
+                    assert "".join(part.split()) in shown, part
+            assert "".join(row.evidence.split())[:20] in shown
+
+    def test_says_the_floor_the_rounds_and_which_memory(self, result: StudyResult) -> None:
+        text = " ".join(rendered(result, 100).split())
+        assert "A/A floor: two identical baselines differed by" in text
+        assert "6 interleaved rounds, 1 process per variant, 95 % intervals" in text
+        assert "peak resident set of the process during a call" in text
+
+    def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:
+        assert "not_engaged" not in rendered(result, 100)
+        result.variant("bfloat16").status = Status.NOT_ENGAGED
+        assert "its figures credit nothing" in " ".join(rendered(result, 100).split())
+
+    def test_of_a_sweep(self, result: StudyResult) -> None:
+        rows = [(str(number), row) for number, row in enumerate(rows_of(result))]
+        text = StringIO()
+        Console(file=text, width=100).print(sweep_table(rows, 100))
+        assert "sweep of 5 jobs" in text.getvalue()
+        assert "in the same job" in text.getvalue()
+
+
+class TestMarkdown:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_every_row_has_the_same_cells_whatever_the_names(self, result: StudyResult, name: str) -> None:
+        result.variant("TensorFloat-32").reason = f"it | broke <here> {name}"
+        rows = cells(markdown_table(renamed(result, "bfloat16", name)))
+        assert len(rows) == 2 + 5
+        assert {len(row) for row in rows} == {7}
+        assert not any("<" in cell for row in rows for cell in row)
+
+    def test_has_the_notes(self, result: StudyResult) -> None:
+        text = markdown_table(result)
+        assert "\n- A/A floor" in text
+        assert "\n- Memory: " in text
+
+    def test_of_a_sweep_has_a_column_for_the_job(self, result: StudyResult) -> None:
+        rows = cells(sweep_markdown([("7", rows_of(result)[1])]))
+        assert rows[0][0].strip() == "job"
+        assert rows[2][0].strip() == "7"
+        assert rows[2][1].strip() == "bfloat16"
+
+
+class TestPictures:
+    def test_a_sheet_has_a_column_for_each_variant_and_a_row_for_each_prompt(
+        self, finished: Finished, result: StudyResult
+    ) -> None:
+        with Image.open(finished.folder / "comparison.png") as sheet:
+            whole = sheet.size
+        result.variants = [row for row in result.variants if row.name != "bfloat16"]
+        result.variant("baseline").images = result.variant("baseline").images[:2]
+        path = comparison_sheet(result, finished.folder)
+        assert path is not None
+        try:
+            with Image.open(path) as sheet:
+                assert whole[0] - sheet.size[0] == 168
+                assert whole[1] - sheet.size[1] == 2 * 168
+        finally:
+            comparison_sheet(finished.result, finished.folder)
+
+    def test_without_images_there_is_none(self, result: StudyResult, tmp_path: Path) -> None:
+        for row in result.variants:
+            row.images = []
+        assert comparison_sheet(result, tmp_path) is None
+        assert list(tmp_path.iterdir()) == []
+
+    def test_broken_images_are_shown_beside_the_baselines(self, finished: Finished, result: StudyResult) -> None:
+        assert broken_sheet(result, finished.folder) is None
+        variant = result.variant("bfloat16")
+        shown = variant.images[1].path
+        variant.trips = [
+            BrokenImage("black", shown, "all of it"),
+            BrokenImage("clipping", shown, "too"),
+            BrokenImage("alike", "", "all images"),
+        ]
+        path = broken_sheet(result, finished.folder)
+        assert path is not None
+        with Image.open(path) as sheet:
+            assert sheet.size == (150 + 2 * 168, 34 + 168)
+            for left, shown in ((150, "baseline"), (318, "bfloat16")):
+                with Image.open(finished.folder / result.variant(shown).images[1].path) as image:
+                    expected = image.convert("RGB").resize((160, 160), Image.Resampling.NEAREST)
+                assert sheet.crop((left, 34, left + 160, 194)).tobytes() == expected.tobytes()
+        path.unlink()
+
+    def test_a_plot_of_the_comparisons(self, result: StudyResult, tmp_path: Path) -> None:
+        path = study_plot(renamed(result, "bfloat16", "$cost$ [of] |it|"), tmp_path)
+        assert path is not None
+        with Image.open(path) as picture:
+            assert len(set(picture.convert("RGB").getdata())) > 10
+
+    def test_without_a_comparison_there_is_none(self, result: StudyResult, tmp_path: Path) -> None:
+        for edge in result.comparisons:
+            edge.speedup = None
+        assert study_plot(result, tmp_path) is None

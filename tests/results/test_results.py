@@ -1,0 +1,95 @@
+"""`result.json`: written whole or not at all, read back the same, and refused by name where it is something else."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.results.files import read_result, write_atomically, write_result
+from sdopt.results.records import StudyResult
+from tests.command import Finished
+
+
+def test_round_trip(result: StudyResult, tmp_path: Path) -> None:
+    path = write_result(result, tmp_path)
+    assert read_result(tmp_path) == result
+    assert read_result(path) == result
+
+
+def test_a_study_is_kept_whole(finished: Finished, result: StudyResult) -> None:
+    assert result.status == "finished"
+    assert result.environment.command[:2] == ["sdopt", "run"]
+    assert result.environment.packages["torch"]
+    assert result.environment.device["type"] == "cpu"
+    assert result.config["protocol"]["rounds"] == 6
+    for row in result.variants:
+        for record in row.images:
+            assert (finished.folder / record.path).is_file()
+
+
+def test_figures_that_are_no_numbers_do_not_make_it_unreadable(result: StudyResult, tmp_path: Path) -> None:
+    result.comparisons[0].speedup.low = float("nan")  # type: ignore[union-attr]
+    result.variants[0].measurements[0].evidence[0].facts["ratio"] = float("inf")
+    write_result(result, tmp_path)
+    assert read_result(tmp_path).comparisons[0].candidate == result.comparisons[0].candidate
+
+
+def test_a_reader_never_sees_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_atomically(path, b"old")
+
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_gone_is_an_error(result: StudyResult, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="gone"):
+        write_result(result, tmp_path / "gone")
+
+
+def test_it_is_readable_by_others(result: StudyResult, tmp_path: Path) -> None:
+    """A temporary file's mode is 600: what replaces a result must not lock out whoever shares the folder."""
+    before = os.umask(0o022)
+    try:
+        path = write_result(result, tmp_path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"result\.json: cannot be read \(No such file"):
+        read_result(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"loss": 0.1}', "\x00\xff"])
+def test_something_else_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(UsageError) as caught:
+        read_result(path)
+    [problem] = caught.value.problems
+    assert str(path) in problem
+    assert "not a result" in problem
+
+
+def test_a_result_of_a_later_schema_is_refused(result: StudyResult, tmp_path: Path) -> None:
+    path = write_result(result, tmp_path)
+    content = json.loads(path.read_text())
+    content["schema_version"] += 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="schema"):
+        read_result(path)
+
+
+def test_no_variant_of_that_name(result: StudyResult) -> None:
+    with pytest.raises(KeyError, match="nobody"):
+        result.variant("nobody")

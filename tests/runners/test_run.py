@@ -1,0 +1,259 @@
+"""The command line: what it prints, which exit code it ends with, and what a sweep leaves."""
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+
+from sdopt import __version__
+from sdopt.cli import COMMANDS
+from sdopt.config.groups import CONF
+from sdopt.results.files import read_result
+from sdopt.results.records import Status
+from tests.command import SMOKE, Finished, sdopt, start
+
+
+class TestCommands:
+    def test_without_one_the_help_is_shown(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path)
+        assert finished.code == 2
+        assert sdopt(tmp_path, "--help").out == finished.out
+        assert sdopt(tmp_path, "--help").code == sdopt(tmp_path, "help").code == 0
+        for command in COMMANDS:
+            assert f"\n  {command} " in finished.out
+
+    def test_version(self, tmp_path: Path) -> None:
+        assert sdopt(tmp_path, "--version").out == f"sdopt {__version__}\n"
+
+    def test_an_unknown_one_lists_those_there_are(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "rnu", "precision=bf16")
+        assert finished.code == 2
+        assert finished.err.startswith("sdopt: no command 'rnu'")
+        assert "run" in finished.err
+        assert finished.out == ""
+
+    @pytest.mark.parametrize("command", COMMANDS)
+    def test_each_has_a_runner(self, command: str) -> None:
+        assert callable(importlib.import_module(f"runners.{command.replace('-', '_')}").main)
+
+
+class TestInformation:
+    def test_help_shows_the_groups_and_their_options(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "--help")
+        assert finished.code == 0
+        for group in ("model", "precision", "attention", "compiler", "layout", "grad_mode", "study", "protocol"):
+            line = next(line for line in finished.out.splitlines() if line.startswith(f"{group}:"))
+            for option in (CONF / group).glob("*.yaml"):
+                assert option.stem in line
+
+    def test_the_configuration_can_be_shown(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "precision=bf16", "--cfg", "job")
+        assert finished.code == 0
+        assert "weights: bfloat16" in finished.out
+
+    def test_neither_writes_a_file(self, tmp_path: Path) -> None:
+        for arguments in (["--help"], ["--cfg", "job"], ["--info", "defaults"]):
+            assert sdopt(tmp_path, "run", *arguments).code == 0
+        assert list(tmp_path.iterdir()) == []
+
+
+MISTAKES = {
+    "an unknown option": ["attention=nope"],
+    "an unknown group": ["attentoin=math"],
+    "an unknown key": ["workload.stesp=3"],
+    "an added key": ["+workload.stesp=3"],
+    "a wrong type": ["workload.steps=many"],
+    "out of range": ["workload.steps=0"],
+    "no override": ["precision"],
+    "no value": ["precision="],
+    "a broken list": ["workload.prompts=[red"],
+    "an unknown flag": ["--gpu"],
+    "an unknown scheduler": ["scheduler=heun99"],
+    "a section taken away": ["~workload"],
+    "a section set to null": ["workload=null"],
+    "a folder of no model": ["model=folder", "model.path=/nowhere"],
+    "a path that is needed": ["model=folder"],
+    "a missing folder of groups": ["--config-dir", "/nowhere"],
+    "an unknown experiment": ["experiment=nope"],
+    "a device that is not there": ["hardware.device=cuda:99"],
+    "a device that does not exist": ["hardware.device=tpu"],
+    "a missing value": ["+extra=???"],
+    "a broken interpolation": ["objective=${nope}"],
+    "an interpolation in a path": ["study.name=${nope}"],
+    "nothing to compare": ["study=explicit"],
+    "a conflict": ["attention=cudnn"],
+    "a tracker that does not exist": ["tracking.kind=wandb"],
+}
+
+
+class TestMistakes:
+    @pytest.mark.parametrize("kind", MISTAKES)
+    def test_are_exit_code_2_without_a_traceback(self, tmp_path: Path, kind: str) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, *MISTAKES[kind])
+        assert finished.code == 2, finished.shown
+        assert "Traceback" not in finished.err
+        key, _, value = MISTAKES[kind][-1].lstrip("+~-").partition("=")
+        assert key.partition(".")[0] in finished.err or (value and value.strip("${}") in finished.err)
+        assert not list(tmp_path.rglob("result.json"))
+
+    @pytest.mark.parametrize(
+        ("typo", "meant"),
+        [("precison=bf16", "precision"), ("workload.stepz=3", "workload.steps"), ("experimnt=mine", "experiment")],
+    )
+    def test_a_key_that_is_near_is_suggested(self, tmp_path: Path, typo: str, meant: str) -> None:
+        for more in ([], ["-m"]):
+            finished = sdopt(tmp_path, "run", *more, *SMOKE, typo)
+            assert finished.code == 2
+            assert f"{typo.partition('=')[0]}: there is no such key; did you mean {meant}" in finished.err
+            assert "append" not in finished.err
+
+    @pytest.mark.parametrize("module", ["sdopt.cli", "runners.run"])
+    def test_in_a_process_of_its_own(self, tmp_path: Path, module: str) -> None:
+        command = ["run"] if module == "sdopt.cli" else []
+        process = start(tmp_path, *command, *SMOKE, "attention=nope", module=module)
+        finished = process.finish()
+        assert finished.code == 2
+        assert "Available options in 'attention'" in finished.err
+        assert "Traceback" not in finished.err
+        assert finished.out == ""
+        assert process.left_behind() == []
+
+    def test_where_nothing_can_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "outputs").write_text("a file where the folder would be")
+        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true")
+        assert finished.code in (2, 3)
+        assert "outputs" in finished.err
+        assert "Traceback" not in finished.err
+
+
+class TestDryRun:
+    def test_shows_what_would_be_measured_compared_and_skipped(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *SMOKE, "dry_run=true", "study=explicit"),
+            "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=cudnn']}",
+        )
+        assert finished.code == 0
+        for shown in ("half", "lossy", "A/A control", "no:", "needs a CUDA", "what would be compared"):
+            assert shown in finished.out
+
+    def test_measures_nothing(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        assert finished.code == 0
+        assert not list(tmp_path.rglob("result.json"))
+        assert not list(tmp_path.rglob("*.png"))
+
+    def test_of_a_conflict_shows_the_reason(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "attention=cudnn")
+        assert finished.code == 0
+        assert "needs a" in finished.out
+
+
+class TestConflicts:
+    def test_of_the_one_candidate_are_all_reported_before_anything_is_loaded(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "attention=cudnn", "precision=tf32")
+        assert finished.code == 2
+        assert [line.partition(": ")[2].partition(":")[0] for line in finished.err.splitlines()] == [
+            "precision=tf32",
+            "attention=cudnn",
+        ]
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_of_the_baseline_leave_nothing_to_compare_with(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *SMOKE, "study=explicit"),
+            "study.variants={first: ['attention=cudnn'], second: ['precision=bf16']}",
+        )
+        assert finished.code == 2
+        assert finished.err.startswith("sdopt: the baseline 'first' cannot run: attention=cudnn: ")
+
+    def test_among_others_are_a_skipped_row(self, finished: Finished) -> None:
+        assert finished.code == 0
+        assert finished.result.variant("TensorFloat-32").status is Status.SKIPPED
+        assert "needs a CUDA device" in finished.shown
+
+
+class Returned(Callback):
+    """Keeps what jobs return, as a sweeper would see it."""
+
+    values: ClassVar[list[Any]] = []
+
+    def on_job_end(self, config: Any, job_return: JobReturn, **_: Any) -> None:
+        Returned.values.append(job_return.return_value)
+
+
+class TestObjective:
+    @pytest.fixture(autouse=True)
+    def values(self) -> list[Any]:
+        Returned.values.clear()
+        return Returned.values
+
+    SPY = "+hydra.callbacks.spy._target_=tests.runners.test_run.Returned"
+
+    def test_is_returned_to_a_sweeper(self, tmp_path: Path, values: list[Any]) -> None:
+        finished = sdopt(
+            tmp_path, "run", self.SPY, *SMOKE, "grad_mode=inference_mode", "objective=[latency/mean_s,nonsense]"
+        )
+        samples = finished.result.variant("grad_mode=inference_mode").measurements[0].latency_s
+        [(latency, nonsense)] = values
+        assert latency == pytest.approx(sum(samples) / 2)
+        assert math.isnan(nonsense)
+        assert "objective=nonsense: there are " in finished.err
+        assert "speedup/paired" in finished.err
+
+    def test_of_a_mistake_is_not_a_number(self, tmp_path: Path, values: list[Any]) -> None:
+        sdopt(tmp_path, "run", "-m", self.SPY, *SMOKE, "workload.steps=0")
+        assert len(values) == 1
+        assert math.isnan(values[0])
+
+
+class TestSweep:
+    def test_a_job_that_cannot_run_is_skipped(self, sweep: Finished, sweep_folder: Path) -> None:
+        assert sweep.code == 0, sweep.err
+        baseline, math_, cudnn = (read_result(sweep_folder / str(number)) for number in range(3))
+        assert [row.name for row in baseline.variants] == ["baseline", "baseline (A/A control)"]
+        assert math_.variant("attention=math").status is Status.OK
+        assert cudnn.variant("attention=cudnn").status is Status.SKIPPED
+        assert all(row.measurements == [] for row in cudnn.variants)
+
+    def test_has_a_table_of_its_jobs(self, sweep: Finished, sweep_folder: Path) -> None:
+        lines = (sweep_folder / "sweep.md").read_text().splitlines()
+        rows = [line.split(" | ") for line in lines if line.startswith("| ")]
+        assert [row[:3] for row in rows[1:]] == [
+            ["| 0", "baseline", "ok"],
+            ["| 1", "attention=math", "ok"],
+            ["| 2", "attention=cudnn", "skipped"],
+        ]
+        assert "×" in rows[2][4]
+        assert "sweep of 3 jobs" in sweep.out
+        assert "against the baseline measured in the same job" in sweep.shown
+
+    def test_has_a_folder_for_each_job(self, sweep_folder: Path) -> None:
+        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2", "sweep.md", "multirun.yaml"}
+        assert (sweep_folder / "1" / "images").is_dir()
+
+    def test_with_a_typo_runs_nothing(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "-m", *SMOKE, "attention=math,nope")
+        assert finished.code == 2
+        assert "Could not find 'attention/nope'" in finished.err
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_with_a_value_out_of_range_ends_with_2_and_runs_the_others(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "-m", *SMOKE, "workload.steps=0,1")
+        assert finished.code == 2
+        assert "workload.steps=0: must be at least 1" in finished.err
+        [path] = tmp_path.rglob("result.json")
+        assert path.parent.name == "1"
+        table = (path.parents[1] / "sweep.md").read_text()
+        assert "workload.steps=0: must be at least 1" in table
+
+    def test_dry(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "-m", *SMOKE, "attention=math,cudnn", "dry_run=true")
+        assert finished.code == 0
+        assert finished.out.count("what would be measured") == 2
+        assert not list(tmp_path.rglob("result.json"))

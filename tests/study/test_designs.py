@@ -1,0 +1,242 @@
+"""Which variants a design measures, and which it compares."""
+
+import pytest
+
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import UsageError
+from sdopt.study.designs import BASELINE, Design, Edge, Plan, difference
+
+Composers = type[HydraComposer]
+
+
+def plan(composer: Composers, *overrides: str) -> Plan:
+    job = composer(overrides)
+    return job.current.study.plan(job)
+
+
+def explicit(composer: Composers, variants: str, *overrides: str) -> Plan:
+    return plan(composer, "study=explicit", f"study.variants={{{variants}}}", *overrides)
+
+
+class TestPair:
+    def test_the_composed_configuration_against_a_plain_baseline(self, composer: Composers) -> None:
+        found = plan(composer, "precision=bf16", "attention=math", "workload.steps=3")
+        baseline, candidate = found.variants
+        assert found.baseline is baseline
+        assert baseline.name == BASELINE
+        assert baseline.choices == composer([]).variant("default").choices
+        assert baseline.optimizations == composer([]).variant("default").optimizations
+        assert baseline.workload.steps == candidate.workload.steps == 3
+        assert found.edges == (Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),)
+
+    def test_a_baseline_can_be_written_out(self, composer: Composers) -> None:
+        found = plan(composer, "precision=bf16", "study.baseline=['precision=bf16','attention=vanilla']")
+        assert found.baseline.choices["precision"] == "bf16"
+        assert found.baseline.choices["attention"] == "vanilla"
+        assert found.edges[0].credit == "attention=default"
+
+    @pytest.mark.parametrize("overrides", [[], ["precision=fp32", "grad_mode=no_grad"], ["workload.steps=3"]])
+    def test_the_baseline_itself_is_compared_with_its_control_alone(
+        self, composer: Composers, overrides: list[str]
+    ) -> None:
+        found = plan(composer, *overrides)
+        assert [variant.name for variant in found.variants] == [BASELINE]
+        assert found.edges == ()
+
+    def test_a_written_baseline_of_another_workload_is_compared(self, composer: Composers) -> None:
+        """The optimizations are the same, but the user asked for this comparison."""
+        found = plan(composer, "workload.steps=3", "study.baseline=['workload.steps=6']")
+        assert [variant.workload.steps for variant in found.variants] == [6, 3]
+        assert len(found.edges) == 1
+
+    def test_a_mistake_in_the_baseline_names_it(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match=r"variant 'baseline': .*workload\.steps=0"):
+            plan(composer, "precision=bf16", "study.baseline=['workload.steps=0']")
+
+
+class TestExplicit:
+    def test_each_is_compared_with_the_first(self, composer: Composers) -> None:
+        found = explicit(composer, "plain: [], half: ['precision=bf16'], both: ['precision=bf16','attention=math']")
+        assert [variant.name for variant in found.variants] == ["plain", "half", "both"]
+        assert found.edges == (
+            Edge("half", "plain", "precision=bf16"),
+            Edge("both", "plain", "precision=bf16, attention=math"),
+        )
+
+    def test_edges_can_be_written_out_with_credits_or_without(self, composer: Composers) -> None:
+        found = explicit(
+            composer,
+            "plain: [], half: ['precision=bf16'], both: ['precision=bf16','attention=math']",
+            "study.edges=[{candidate: both, reference: half}, {candidate: half, reference: plain, credit: half of it}]",
+        )
+        assert found.edges == (Edge("both", "half", "attention=math"), Edge("half", "plain", "half of it"))
+
+    def test_an_edge_credits_going_back_to_the_default(self, composer: Composers) -> None:
+        found = explicit(composer, "half: ['precision=bf16'], plain: []")
+        assert found.edges == (Edge("plain", "half", "precision=fp32"),)
+
+    def test_unknown_names_are_all_reported_with_the_known_ones(self, composer: Composers) -> None:
+        with pytest.raises(UsageError) as caught:
+            explicit(
+                composer,
+                "plain: [], half: ['precision=bf16']",
+                "study.edges=[{candidate: hafl, reference: plain}, {candidate: half, reference: plian}]",
+            )
+        assert [problem.split(";")[0] for problem in caught.value.problems] == [
+            "study.edges: no variant is called 'hafl'",
+            "study.edges: no variant is called 'plian'",
+        ]
+        assert all("there are plain, half" in problem for problem in caught.value.problems)
+
+    def test_an_edge_needs_both_ends(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match=r"study.*reference"):
+            explicit(composer, "plain: []", "study.edges=[{candidate: plain}]")
+
+    def test_needs_a_variant(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match=r"study\.variants: .* at least one"):
+            plan(composer, "study=explicit")
+
+    def test_one_variant_is_compared_with_its_control_alone(self, composer: Composers) -> None:
+        assert explicit(composer, "plain: []").edges == ()
+
+    def test_mistakes_name_the_variant(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match=r"variant 'broken': workload\.steps=0: must be at least 1"):
+            explicit(composer, "plain: [], broken: ['workload.steps=0']")
+        with pytest.raises(UsageError, match=r"variant 'broken': .*workload\.stesp"):
+            explicit(composer, "plain: [], broken: ['workload.stesp=1']")
+        with pytest.raises(UsageError, match=r"broken.*precision"):
+            explicit(composer, "plain: [], broken: ['precision']")
+
+    def test_an_unknown_option_lists_the_choices(self, composer: Composers) -> None:
+        with pytest.raises(UsageError) as caught:
+            explicit(composer, "plain: [], broken: ['attention=nope']")
+        for option in ("nope", "default", "flash", "vanilla"):
+            assert option in str(caught.value)
+
+    def test_a_variant_cannot_take_the_controls_name(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match="A/A control"):
+            explicit(composer, "plain: [], 'baseline (A/A control)': ['precision=bf16']")
+
+
+def test_a_choice_that_only_the_reference_has_is_none() -> None:
+    assert difference({"a": "1", "b": "2"}, {"a": "1", "c": "3"}) == {"b": "2", "c": "none"}
+
+
+def test_a_design_without_a_plan_says_so(composer: Composers) -> None:
+    with pytest.raises(NotImplementedError):
+        Design().plan(composer([]))
+
+
+class TestOneAtATime:
+    def test_each_option_alone_on_the_baseline(self, composer: Composers) -> None:
+        found = plan(
+            composer,
+            "study=one_at_a_time",
+            "study.options=[precision:bf16,attention:math]",
+            "layout=channels_last",
+            "workload.steps=3",
+        )
+        assert [variant.name for variant in found.variants] == [BASELINE, "precision=bf16", "attention=math"]
+        assert [(edge.candidate, edge.reference, edge.credit) for edge in found.edges] == [
+            ("precision=bf16", BASELINE, "precision=bf16"),
+            ("attention=math", BASELINE, "attention=math"),
+        ]
+        plain = composer([]).variant("plain").choices
+        assert found.variants[1].choices == plain | {"precision": "bf16"}
+        assert found.variants[2].choices == plain | {"attention": "math"}
+        assert all(variant.workload.steps == 3 for variant in found.variants)
+
+    def test_an_option_of_the_same_axis_may_come_twice(self, composer: Composers) -> None:
+        found = plan(composer, "study=one_at_a_time", "study.options=[precision:bf16,precision:fp16]")
+        assert [variant.choices["precision"] for variant in found.variants] == ["fp32", "bf16", "fp16"]
+
+
+class TestCumulative:
+    def test_each_step_is_compared_with_the_one_before(self, composer: Composers) -> None:
+        found = plan(composer, "study=cumulative", "study.options=[precision:bf16,layout:channels_last,attention:math]")
+        names = [variant.name for variant in found.variants]
+        assert names == [BASELINE, "+ precision=bf16", "+ layout=channels_last", "+ attention=math"]
+        assert [(edge.candidate, edge.reference) for edge in found.edges] == list(
+            zip(names[1:], names[:-1], strict=True)
+        )
+        assert [edge.credit for edge in found.edges] == ["precision=bf16", "layout=channels_last", "attention=math"]
+        last = found.variants[-1].choices
+        assert (last["precision"], last["layout"], last["attention"]) == ("bf16", "channels_last", "math")
+        assert found.variants[1].choices["layout"] == "contiguous"
+
+    def test_a_later_option_replaces_one_of_its_axis(self, composer: Composers) -> None:
+        found = plan(composer, "study=cumulative", "study.options=[precision:fp16,precision:bf16]")
+        assert [variant.choices["precision"] for variant in found.variants] == ["fp32", "fp16", "bf16"]
+        assert found.edges[1].reference == "+ precision=fp16"
+
+
+class TestLeaveOneOut:
+    def test_the_whole_and_it_again_without_each_option(self, composer: Composers) -> None:
+        found = plan(composer, "study=leave_one_out", "precision=bf16", "attention=math", "layout=channels_last")
+        baseline, full, *left = found.variants
+        assert baseline.name == BASELINE
+        assert {variant.name for variant in left} == {
+            "without precision=bf16",
+            "without attention=math",
+            "without layout=channels_last",
+        }
+        for variant in left:
+            axis = variant.name.removeprefix("without ").partition("=")[0]
+            assert variant.choices == full.choices | {axis: baseline.choices[axis]}
+        assert (found.edges[0].candidate, found.edges[0].reference) == ("full", BASELINE)
+        assert all(edge.reference == "full" for edge in found.edges[1:])
+        assert {edge.credit for edge in found.edges[1:]} == {"precision=bf16", "attention=math", "layout=channels_last"}
+
+    def test_an_option_with_a_changed_key_goes_whole(self, composer: Composers) -> None:
+        found = plan(
+            composer, "study=leave_one_out", "precision=bf16", "compiler=inductor", "compiler.mode=max-autotune"
+        )
+        [without] = [variant for variant in found.variants if variant.name.startswith("without compiler")]
+        assert without.choices["compiler"] == "eager"
+        assert without.choices["precision"] == "bf16"
+
+    @pytest.mark.parametrize("overrides", [[], ["precision=bf16"], ["workload.steps=3"]])
+    def test_needs_two_options(self, composer: Composers, overrides: list[str]) -> None:
+        with pytest.raises(UsageError, match="study=leave_one_out: choose at least two"):
+            plan(composer, "study=leave_one_out", *overrides)
+
+
+class TestFactorial:
+    def test_every_combination(self, composer: Composers) -> None:
+        found = plan(composer, "study=factorial", "study.options=[precision:bf16,attention:math,layout:channels_last]")
+        assert len(found.variants) == 8
+        assert found.baseline.name == BASELINE
+        assert len({tuple(sorted(variant.choices.items())) for variant in found.variants}) == 8
+        assert found.factors == ("precision=bf16", "attention=math", "layout=channels_last")
+        assert len(found.edges) == 7
+        assert all(edge.reference == BASELINE for edge in found.edges)
+
+    def test_options_of_one_axis_exclude_each_other(self, composer: Composers) -> None:
+        found = plan(composer, "study=factorial", "study.options=[precision:bf16,precision:fp16,attention:math]")
+        assert len(found.variants) == 3 * 2
+        assert {variant.choices["precision"] for variant in found.variants} == {"fp32", "bf16", "fp16"}
+
+    def test_a_key_is_no_option_whose_effect_could_be_told(self, composer: Composers) -> None:
+        """Effects are found by the option chosen on each axis."""
+        with pytest.raises(UsageError, match=r"workload\.steps"):
+            plan(composer, "study=factorial", "study.options=['workload.steps:3','attention:math']")
+
+
+@pytest.mark.parametrize("design", ["one_at_a_time", "cumulative", "factorial"])
+class TestOptions:
+    def test_are_needed(self, composer: Composers, design: str) -> None:
+        with pytest.raises(UsageError, match=rf"study\.options: {design} needs them"):
+            plan(composer, f"study={design}")
+
+    def test_may_not_come_twice(self, composer: Composers, design: str) -> None:
+        with pytest.raises(UsageError, match="'precision=bf16' is listed twice"):
+            plan(composer, f"study={design}", "study.options=[precision:bf16,precision:bf16]")
+
+    def test_that_do_not_exist_name_the_choices(self, composer: Composers, design: str) -> None:
+        with pytest.raises(UsageError, match=r"attention/nope.*vanilla"):
+            plan(composer, f"study={design}", "study.options=[attention:nope]")
+
+    @pytest.mark.parametrize("option", ["bf16", "precision", "precision:"])
+    def test_that_are_none_are_refused_by_name(self, composer: Composers, design: str, option: str) -> None:
+        with pytest.raises(UsageError, match=option.partition(":")[0]):
+            plan(composer, f"study={design}", f"study.options=['{option}']")

@@ -1,0 +1,65 @@
+"""Digests of what a study is measured with: the same files give the same, and any change another."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.schema import Model
+from sdopt.study.fingerprint import code, inputs_of, of_model
+from tests.conftest import Compose
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before | after if before.get(name) != after.get(name)}
+
+
+def test_of_a_model_are_its_weights_and_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(PACKAGED / "emoji", folder)
+    model = Model("folder", "path", str(folder))
+    first = of_model(model)
+    assert of_model(model) == first == of_model(Model())
+    (folder / "README.md").write_text("says nothing of the images")
+    assert of_model(model) == first
+    weights = next(folder.glob("unet/*.safetensors"))
+    assert weights.stat().st_size > 4 * 2**20  # compared by samples
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert of_model(model) != first
+    weights.write_bytes(content)
+    assert of_model(model) == first
+    (folder / "scheduler" / "scheduler_config.json").write_text("{}")
+    assert of_model(model) != first
+
+
+def test_of_a_model_that_is_not_fetched_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert of_model(Model("sd15", "hub", hub_id="nobody/nothing")) == "not fetched"
+
+
+def test_of_a_variant_are_the_files_it_begins_with(variant: Compose, tmp_path: Path) -> None:
+    prompts, image, latents = tmp_path / "prompts.txt", tmp_path / "image.png", tmp_path / "latents.pt"
+
+    def write(prompt: str, colour: str, noise: float) -> dict[str, str]:
+        prompts.write_text(prompt)
+        Image.new("RGB", (64, 64), colour).save(image)
+        torch.save(torch.full((1, 8, 8, 8), noise), latents)
+        overrides = [f"workload.prompts={prompts}", "task=img2img", "task.strength=1", f"task.image={image}"]
+        begun = inputs_of(variant(*overrides), of_model)
+        return begun | inputs_of(variant(f"workload.latents={latents}", f"workload.prompts={prompts}"), of_model)
+
+    first = write("red apple", "red", 1.0)
+    assert set(first) == {"model", "prompts", "image", "latents"}
+    assert write("red apple", "red", 1.0) == first
+    assert changed(first, write("green apple", "red", 1.0)) == {"prompts"}
+    assert changed(first, write("red apple", "green", 1.0)) == {"image"}
+    assert changed(first, write("red apple", "red", -1.0)) == {"latents"}
+
+
+def test_of_sdopt_is_that_of_its_code() -> None:
+    assert len(code()) == 16

@@ -1,0 +1,115 @@
+"""Which images are drawn, what their key depends on, and that none comes from a stale cache."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdopt.results.records import Environment, ImageRecord
+from sdopt.study.image_cache import ImageCache, content_key
+from sdopt.worker.draws import draw_of, floor_draws, timed_draw
+from tests.conftest import Compose
+
+ENVIRONMENT = Environment(
+    "1", "abc", False, "3.11.7", "here", {"torch": "2.13.0"}, {"name": "a device"}, {"name": "a cpu"}, "forkserver", []
+)
+INPUTS = {"model": "weights", "prompts": "texts"}
+
+
+def key_of(compose: Compose, *overrides: str, **changes: Any) -> str:
+    variant = compose(list(overrides)).variant(None)
+    return content_key(variant, draw_of(variant), INPUTS, replace(ENVIRONMENT, **changes))
+
+
+def test_the_quality_pass_begins_with_the_prompts_that_are_timed(composer: Compose) -> None:
+    variant = composer(["workload.prompt_count=3", "quality.prompt_count=10"]).variant(None)
+    assert len(timed_draw(variant).prompts) == 3
+    assert draw_of(variant).prompts[:3] == timed_draw(variant).prompts
+    assert draw_of(variant).calls == 10
+
+
+def test_without_metrics_only_the_timed_prompts_are_drawn(composer: Compose) -> None:
+    variant = composer(["workload.prompt_count=3", "quality=none"]).variant(None)
+    assert draw_of(variant).prompts == timed_draw(variant).prompts
+
+
+def test_a_gate_says_how_many_where_nothing_else_does(composer: Compose) -> None:
+    assert draw_of(composer(["gate=default"]).variant(None)).calls == 96
+    assert draw_of(composer(["gate=default", "quality.prompt_count=20"]).variant(None)).calls == 20
+    assert composer(["gate=default"]).variant(None).protocol.replicates == 3
+    assert composer(["gate=default", "protocol.replicates=2"]).variant(None).protocol.replicates == 2
+    assert composer([]).variant(None).protocol.replicates == 1
+
+
+def test_floors_change_the_order_of_computation_or_the_noise(composer: Compose) -> None:
+    draws = floor_draws(composer([]).variant(None), 5, threads=2)
+    assert {len(draw.prompts) for draw in draws.values()} == {5}
+    assert draws["numerical"].batch_size != 1
+    assert draws["numerical"].seed == 0
+    assert draws["sampling"].seed != 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["precision=bf16"],
+        ["workload.steps=7"],
+        ["workload.seed=3"],
+        ["workload.guidance_scale=2"],
+        ["workload.batch_size=2"],
+        ["scheduler=euler"],
+        ["hardware.threads=1"],
+        ["quality.prompt_count=9"],
+        ["compiler=inductor", "compiler.mode=max-autotune"],
+    ],
+)
+def test_the_key_depends_on_every_choice(composer: Compose, overrides: list[str]) -> None:
+    assert key_of(composer, *overrides) != key_of(composer)
+
+
+def test_the_key_depends_on_weights_versions_code_and_device(composer: Compose) -> None:
+    variant = composer([]).variant(None)
+    keys = {
+        key_of(composer),
+        content_key(variant, draw_of(variant), INPUTS | {"model": "other weights"}, ENVIRONMENT),
+        key_of(composer, packages={"torch": "2.13.1"}),
+        key_of(composer, code="other"),
+        key_of(composer, device={"name": "another"}),
+        key_of(composer, python="3.12.1"),
+    }
+    assert len(keys) == 6
+    assert key_of(composer) == key_of(composer)
+
+
+class TestCache:
+    @pytest.fixture
+    def drawn(self, tmp_path: Path) -> tuple[Path, list[ImageRecord]]:
+        folder = tmp_path / "drawn"
+        folder.mkdir()
+        records = []
+        for number in range(3):
+            Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / f"{number}.png")
+            records.append(ImageRecord("a", number, 0, number, f"{number}.png", finite=number != 1))
+        return folder, records
+
+    def test_gives_back_what_was_kept(self, drawn: tuple[Path, list[ImageRecord]], tmp_path: Path) -> None:
+        folder, records = drawn
+        cache = ImageCache(tmp_path / "cache")
+        assert cache.fetch("ab12", tmp_path / "again") is None
+        cache.keep("ab12", folder, records)
+        assert cache.fetch("ab12", tmp_path / "again") == records
+        assert (tmp_path / "again/2.png").read_bytes() == (folder / "2.png").read_bytes()
+
+    def test_what_is_not_whole_is_drawn_again(self, drawn: tuple[Path, list[ImageRecord]], tmp_path: Path) -> None:
+        cache = ImageCache(tmp_path / "cache")
+        cache.keep("ab12", *drawn)
+        next((tmp_path / "cache").rglob("1.png")).unlink()
+        assert cache.fetch("ab12", tmp_path / "again") is None
+
+    def test_none_keeps_nothing(self, drawn: tuple[Path, list[ImageRecord]], tmp_path: Path) -> None:
+        cache = ImageCache(None)
+        cache.keep("ab12", *drawn)
+        assert cache.fetch("ab12", tmp_path / "again") is None

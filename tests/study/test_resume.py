@@ -1,0 +1,393 @@
+"""Going on with what broke off: killed at any point, studies and sweeps are completed, and nothing is lost."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sdopt.analysis.timing import paired_rounds
+from sdopt.results.files import read_result, write_result
+from sdopt.results.records import Measurement, Memory, Status, StudyResult
+from sdopt.study.designs import CONTROL
+from sdopt.study.missing import missing_of
+from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
+
+
+def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]]:
+    """Raw samples by variant, sitting and replicate."""
+    return {(row.name, m.sitting, m.replicate): tuple(m.latency_s) for row in result.variants for m in row.measurements}
+
+
+def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str) -> StudyResult:
+    """The result of a run whose parent was killed once it was `there`; none of its workers is left."""
+    process = start(cwd, "run", *arguments)
+    deadline = time.monotonic() + 240
+    try:
+        while process.popen.poll() is None and time.monotonic() < deadline:
+            found = list(cwd.glob("outputs/runs/*/*/result.json"))
+            if found and there(read_result(found[0])):
+                break
+            time.sleep(0.02)
+    finally:
+        process.popen.kill()
+    out, err = process.popen.communicate()
+    assert process.popen.returncode == -9, out + err
+    assert process.left_behind(patience_s=30) == []
+    return read_result(found[0])
+
+
+def measured(result: StudyResult) -> list[Measurement]:
+    return [measurement for row in result.variants for measurement in row.measurements]
+
+
+def assert_whole(result: StudyResult, rounds: int) -> None:
+    assert result.status == "finished"
+    for row in result.variants:
+        assert row.status is Status.OK, row.reason
+        assert len(row.images) == 1
+        assert row.tflop_per_image
+        if row.name != result.baseline:
+            assert paired_rounds(row, result.variant(result.baseline), 0) >= rounds
+    assert all(edge.speedup is not None for edge in result.comparisons)
+    assert missing_of(result).variants == frozenset()
+
+
+KILLED_WHEN: dict[str, Callable[[StudyResult], bool]] = {
+    "loading": lambda result: len(result.sittings) == 1,
+    "the solo pass": lambda result: any(m.cold_start_s for m in measured(result)),
+    "the rounds": lambda result: min((len(m.latency_s) for m in measured(result)), default=0) > 1,
+    "the evidence": lambda result: any(m.complete for m in measured(result)),
+}
+SLOW = ("loading", "the solo pass", "the evidence")
+
+
+class TestKilled:
+    @pytest.mark.parametrize(
+        "point", [pytest.param(point, marks=[pytest.mark.slow] if point in SLOW else []) for point in KILLED_WHEN]
+    )
+    def test_at_any_point_loses_the_round_under_way_at_most(self, tmp_path: Path, point: str) -> None:
+        rounds = 40 if point == "the rounds" else 6
+        study = [*SMALL, "workload.steps=1", "protocol.warmup=0", "protocol.stage_calls=0", "grad_mode=inference_mode"]
+        before = killed_when(KILLED_WHEN[point], tmp_path, *study, f"protocol.rounds={rounds}")
+        assert before.status == "running"
+        [folder] = tmp_path.glob("outputs/runs/*/*")
+
+        resumed = sdopt(tmp_path, "run", f"resume={folder}")
+        assert resumed.code == 0, resumed.shown
+        assert_whole(resumed.result, rounds)
+        assert resumed.result.id == before.id
+        assert samples(resumed.result).items() >= samples(before).items()
+        again = [m for m in measured(resumed.result) if m.sitting == 1]
+        done = min(len(m.latency_s) for m in measured(before))
+        assert max(len(m.latency_s) for m in again) == rounds - done
+        if point == "the evidence":
+            # All rounds were there: nothing is timed again, and nobody shows evidence again who has.
+            assert {row.name for row in resumed.result.variants for m in row.measurements if m.sitting == 1} == {
+                row.name for row in before.variants for m in row.measurements if not m.complete
+            }
+        assert "Measured in 2 sittings" in resumed.shown
+
+    @pytest.mark.slow
+    def test_in_a_block(self, tmp_path: Path) -> None:
+        study = [*SMALL, "workload.steps=1", "protocol.warmup=0", "protocol.stage_calls=0", "protocol.schedule=blocks"]
+        study += ["study=one_at_a_time", "study.options=[grad_mode:inference_mode,attention:math]", "protocol.rounds=6"]
+
+        def in_second_block(result: StudyResult) -> bool:
+            return any(m.latency_after_s for m in result.variants[-1].measurements)  # the control is measured first
+
+        before = killed_when(in_second_block, tmp_path, *study)
+        [folder] = tmp_path.glob("outputs/runs/*/*")
+        resumed = sdopt(tmp_path, "run", f"resume={folder}")
+        assert resumed.code == 0, resumed.shown
+        assert_whole(resumed.result, 6)
+        assert samples(resumed.result).items() >= samples(before).items()
+        assert resumed.result.schedule.kind == "blocks"
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+    def test_while_it_is_logged(self, tmp_path: Path) -> None:
+        from mlflow import MlflowClient
+
+        study = [*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "tracking=mlflow"]
+        uri = f"sqlite:///{tmp_path}/outputs/mlflow.db"
+
+        def logging(result: StudyResult) -> bool:
+            return result.status == "finished" and (tmp_path / "outputs" / "mlartifacts").is_dir()
+
+        before = killed_when(logging, tmp_path, *study, f"tracking.uri={uri}")
+        [folder] = tmp_path.glob("outputs/runs/*/*")
+        resumed = sdopt(tmp_path, "run", f"resume={folder}")
+        assert resumed.code == 0, resumed.shown
+        assert "nothing is missing" in resumed.out
+        assert read_result(folder) == before
+        client = MlflowClient(uri)
+        runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
+        assert len(runs) == 1 + len(before.variants)
+        assert all(run.info.status == "FINISHED" for run in runs)
+
+
+# ---------------------------------------------------------------------------------------- going on with what is missing
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A cumulative study of three steps, whole."""
+    return sdopt(
+        tmp_path_factory.mktemp("whole"),
+        *("run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0", "study=cumulative"),
+        "study.options=[grad_mode:inference_mode,attention:math]",
+    )
+
+
+@pytest.fixture
+def folder(whole: Finished, tmp_path: Path) -> Path:
+    copy = tmp_path / "outputs" / "runs" / "cumulative" / "it's a copy"
+    shutil.copytree(whole.folder, copy)
+    return copy
+
+
+@pytest.fixture
+def broken_off(folder: Path) -> Path:
+    """The study without its last step, as if it had been killed before that was started."""
+    result = read_result(folder)
+    result.status = "running"
+    last = result.variant("+ attention=math")
+    last.status, last.measurements, last.images, last.tflop_per_image = Status.PENDING, [], [], None
+    write_result(result, folder)
+    return folder
+
+
+def resume(folder: Path, *arguments: str) -> Finished:
+    return sdopt(folder.parents[3], "run", f"resume={folder}", *arguments)
+
+
+class TestMissing:
+    def test_is_measured_beside_its_references_measured_again(self, broken_off: Path) -> None:
+        before = read_result(broken_off)
+        resumed = resume(broken_off)
+        assert resumed.code == 0, resumed.shown
+        result = resumed.result
+        assert_whole(result, 2)
+        assert samples(result).items() >= samples(before).items()
+        # Its reference is the step before it; a baseline and a control belong to every sitting.
+        again = {row.name for row in result.variants for m in row.measurements if m.sitting == 1}
+        assert again == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
+        assert [m.sitting for m in result.variant("+ attention=math").measurements] == [1]
+        assert len({record.path for row in result.variants for record in row.images}) == 4
+
+    def test_nothing(self, folder: Path) -> None:
+        before = (folder / "result.json").read_bytes()
+        resumed = resume(folder)
+        assert resumed.code == 0
+        assert f"nothing is missing: {folder}" in resumed.out
+        assert (folder / "result.json").read_bytes() == before
+
+    def test_of_a_study_that_was_killed_before_it_had_a_result(self, folder: Path) -> None:
+        (folder / "result.json").unlink()
+        resumed = resume(folder)
+        assert resumed.code == 0, resumed.shown
+        assert_whole(resumed.result, 2)
+
+    def test_another_tracker_may_be_named(self, broken_off: Path) -> None:
+        resumed = resume(broken_off, "tracking=none", "tracking.images=false")
+        assert resumed.code == 0, resumed.shown
+        assert resumed.result.config["tracking"]["images"] is False
+
+    def test_can_be_resumed_again(self, broken_off: Path) -> None:
+        assert resume(broken_off).code == 0
+        assert "nothing is missing" in resume(broken_off).out
+
+
+class TestFailed:
+    @pytest.fixture
+    def failed(self, tmp_path: Path) -> Path:
+        once = ["study=explicit", "study.variants={baseline: [], once: ['+sabotage=wants_too_much_once']}"]
+        found = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=interleaved", *once)
+        assert found.code == 3
+        return found.folder
+
+    def test_is_a_result_unless_it_is_to_be_tried_again(self, failed: Path) -> None:
+        assert "nothing is missing" in resume(failed).out
+        resumed = resume(failed, "retry_failed=true")
+        assert resumed.code == 0, resumed.shown
+        assert_whole(resumed.result, 2)
+
+    def test_a_baseline_that_failed_leaves_nothing_to_compare_with(self, broken_off: Path) -> None:
+        result = read_result(broken_off)
+        result.variant("baseline").status = Status.KILLED
+        write_result(result, broken_off)
+        resumed = resume(broken_off)
+        assert resumed.code == 2
+        assert "add retry_failed=true" in resumed.err
+
+
+class TestRefused:
+    """What would not be the same study any more; nothing is measured, and the result stays as it is."""
+
+    @pytest.mark.parametrize(
+        "beside", ["precision=bf16", "workload.steps=9", "protocol=gate", "--config-dir", "hydra.run.dir=x", "-n", "x"]
+    )
+    def test_other_overrides(self, folder: Path, beside: str) -> None:
+        resumed = resume(folder, beside)
+        assert resumed.code == 2
+        assert resumed.err.startswith(f"sdopt: {beside}: cannot be changed beside resume")
+
+    def test_a_folder_without_a_study(self, tmp_path: Path) -> None:
+        resumed = sdopt(tmp_path, "run", "resume=nowhere")
+        assert resumed.code == 2
+        assert resumed.err.startswith("sdopt: resume=nowhere: there is no .hydra/hydra.yaml")
+        assert not (tmp_path / "nowhere").exists()
+
+    def test_retrying_without_a_folder(self, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "run", *SMOKE, "retry_failed=true")
+        assert found.code == 2
+        assert "retry_failed=true: only a study that is resumed" in found.err
+
+    def test_another_machine_and_other_versions_all_at_once(self, broken_off: Path) -> None:
+        result = read_result(broken_off)
+        result.environment.device["name"] = "NVIDIA A10"
+        result.environment.packages["torch"] = "2.0.0"
+        result.environment.code = "older"
+        write_result(result, broken_off)
+        before = (broken_off / "result.json").read_bytes()
+        resumed = resume(broken_off)
+        assert resumed.code == 2
+        assert [line.partition("any more: ")[2].partition(":")[0] for line in resumed.err.splitlines()] == [
+            "packages.torch",
+            "device.name",
+            "code",
+        ]
+        assert "was NVIDIA A10, now" in resumed.err
+        assert (broken_off / "result.json").read_bytes() == before
+
+    def test_a_configuration_that_was_changed_meanwhile(self, broken_off: Path) -> None:
+        result = read_result(broken_off)
+        result.config["workload"]["guidance_scale"] = 7.51
+        write_result(result, broken_off)
+        resumed = resume(broken_off)
+        assert resumed.code == 2
+        assert "workload.guidance_scale: was 7.51, now None" in resumed.err
+
+    def test_changed_weights_and_prompts(self, tmp_path: Path) -> None:
+        from sdopt.pipelines.catalog import PACKAGED
+
+        model, prompts = tmp_path / "model", tmp_path / "prompts.txt"
+        shutil.copytree(PACKAGED / "emoji", model)
+        prompts.write_text("red apple\n")
+        study = ["model=folder", f"model.path={model}", "model.size=64", f"workload.prompts={prompts}"]
+        run = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0", *study)
+        assert run.code == 0, run.shown
+        weights = next(model.glob("unet/*.safetensors"))
+        content = bytearray(weights.read_bytes())
+        for place in range(64_000, len(content), 4096):
+            content[place] ^= 1
+        weights.write_bytes(content)
+        prompts.write_text("green apple\n")
+        resumed = resume(run.folder)
+        assert resumed.code == 2
+        assert "baseline: contents of its model: was " in resumed.err
+        assert "baseline: contents of its prompts: was " in resumed.err
+
+    def test_a_folder_that_another_process_writes(self, broken_off: Path) -> None:
+        from sdopt.locks import lock_folder
+
+        with lock_folder(broken_off) as ours:
+            assert ours
+            resumed = resume(broken_off)
+        assert resumed.code == 2
+        assert "another process is measuring there" in resumed.err
+        assert not (broken_off / "error.json").exists()
+        assert resume(broken_off).code == 0
+
+    def test_running_into_a_folder_with_a_result(self, folder: Path) -> None:
+        before = (folder / "result.json").read_bytes()
+        found = sdopt(folder.parents[3], "run", *SMOKE, f'hydra.run.dir="{folder}"')
+        assert found.code == 2
+        assert f"`sdopt run resume={folder}` goes on with it" in found.err
+        assert (folder / "result.json").read_bytes() == before
+
+
+class TestSweep:
+    def test_jobs_that_finished_are_kept(self, sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:
+        folder = tmp_path / sweep_folder.relative_to(sweep.cwd)
+        shutil.copytree(sweep_folder, folder)
+        shutil.rmtree(folder / "1")
+        (folder / "sweep.md").unlink()
+        kept = (folder / "0" / "result.json").read_bytes()
+        resumed = sdopt(tmp_path, "run", f"resume={folder}", "tracking=none")
+        assert resumed.code == 0, resumed.shown
+        assert resumed.out.count("nothing is missing") == 2  # the baseline itself, and the job that cannot run here
+        assert (folder / "0" / "result.json").read_bytes() == kept
+        assert read_result(folder / "1").variant("attention=math").status is Status.OK
+        assert "| attention=math | ok |" in (folder / "sweep.md").read_text()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in sweep_folder.iterdir()}
+
+    def test_a_job_of_it_is_a_run(self, sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:
+        folder = tmp_path / sweep_folder.relative_to(sweep.cwd) / "1"
+        shutil.copytree(sweep_folder / "1", folder)
+        resumed = sdopt(tmp_path, "run", f"resume={folder}", "tracking=none")
+        assert resumed.code == 0, resumed.shown
+        assert "nothing is missing" in resumed.out
+
+
+# --------------------------------------------------------------------------------------------- what a study still lacks
+
+
+class TestMissingOf:
+    @pytest.fixture
+    def study(self, whole: Finished) -> StudyResult:
+        return whole.result
+
+    def test_a_whole_one_nothing(self, study: StudyResult) -> None:
+        assert missing_of(study).variants == frozenset()
+
+    def test_rounds_of_different_sittings_are_no_pairs(self, study: StudyResult) -> None:
+        last = study.variant("+ attention=math")
+        last.status, last.measurements[0].sitting = Status.PENDING, 1
+        missing = missing_of(study)
+        assert missing.rounds == 2
+        assert missing.timed == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
+        assert missing.unfinished == frozenset()
+
+    def test_what_follows_a_missing_step_is_timed_again_too(self, study: StudyResult) -> None:
+        middle = study.variant("+ grad_mode=inference_mode")
+        middle.status, middle.measurements = Status.PENDING, []
+        assert missing_of(study).timed == {row.name for row in study.variants}
+        assert missing_of(study).unfinished == {middle.name}
+
+    def test_rounds_that_are_there_count(self, study: StudyResult) -> None:
+        for row in study.variants:
+            row.status = Status.PENDING
+            row.measurements[0].complete = False
+        last = study.variant("+ attention=math")
+        last.measurements[0].latency_s.pop()
+        assert missing_of(study).rounds == 1
+        assert missing_of(study).unfinished == {row.name for row in study.variants}
+
+    def test_a_block_that_broke_off_has_no_rounds(self, study: StudyResult) -> None:
+        last = study.variant("+ attention=math")
+        last.status, last.measurements[0].latency_before_s = Status.PENDING, [1.0, 1.0]
+        assert missing_of(study).rounds == 2
+
+    def test_failures_and_what_cannot_run_are_results(self, study: StudyResult) -> None:
+        last = study.variant("+ attention=math")
+        last.measurements = []
+        for status in (Status.FAILED, Status.SKIPPED, Status.OUT_OF_MEMORY):
+            last.status = status
+            assert missing_of(study).variants == frozenset()
+
+
+def test_a_result_from_before_there_were_sittings_can_be_read(whole: Finished, tmp_path: Path) -> None:
+    content = json.loads((whole.folder / "result.json").read_text())
+    del content["sittings"], content["environment"]["code"]
+    for row in content["variants"]:
+        del row["inputs"]
+        for measurement in row["measurements"]:
+            del measurement["sitting"], measurement["complete"]
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    assert read_result(tmp_path).comparisons == whole.result.comparisons
+    assert isinstance(read_result(tmp_path).variants[0].measurements[0].memory, Memory)

@@ -1,0 +1,199 @@
+"""What goes wrong around a study: disks, databases, memory, and others that are measured at the same time."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sdopt.results.files import read_result, write_at_last
+from sdopt.results.records import Status
+from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
+
+QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of that size; needs root, and a kernel that lets it mount."""
+    folder.mkdir()
+    try:
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no mount to make a small disk with")
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def read_only(folder: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+def full(folder: Path) -> Path:
+    """Fills the disk to its last byte; returns what to delete to have room again."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as stream:
+        for size in (2**16, 2**10, 1):
+            try:
+                while True:
+                    stream.write(b"\0" * size)
+            except OSError:
+                continue
+    return filler
+
+
+class TestDisk:
+    def test_without_room_nothing_is_measured(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", "1m") as disk:
+            finished = sdopt(disk, "run", *QUICK)
+            assert finished.code == 2
+            assert "1 MiB are free there, and up to 4 MiB are needed; make room" in finished.shown
+            assert not list(disk.rglob("result.json"))
+
+    def test_a_full_one_before_the_start(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", "1m") as disk:
+            full(disk)
+            finished = sdopt(disk, "run", *QUICK)
+            assert finished.code in (2, 3)  # by whether there was room for the folder itself
+            assert finished.err.startswith("sdopt: outputs/runs/")
+            assert finished.err.endswith("No space left on device\n")
+            assert "Traceback" not in finished.err
+
+    def test_a_read_only_folder(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", "16m") as disk:
+            read_only(disk)
+            finished = sdopt(disk, "run", *QUICK)
+            assert finished.code == 2
+            assert "Read-only file system" in finished.err
+            assert "outputs" in finished.err
+            assert "Traceback" not in finished.err
+
+    def test_one_that_fills_up_meanwhile_loses_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An option that fills the disk while its pipeline is prepared, after the baseline was warmed up."""
+        refuge = tmp_path / "refuge"
+        refuge.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(refuge))
+        with small_disk(tmp_path / "disk", "8m") as disk:
+            finished = sdopt(disk, "run", *SABOTAGE, *QUICK, "+sabotage=fills_the_disk", f"+sabotage.disk={disk}")
+            assert finished.code == 3, finished.shown
+            assert "measuring goes on, and it is tried again after every round" in finished.shown
+            [saved] = refuge.glob("sdopt-*-result.json")
+            assert f"No space left on device; the result is in {saved}: make room and move it here" in finished.shown
+            assert "Traceback" not in finished.err
+            # What lies in the run's folder is the last one that could be written, and whole.
+            [path] = disk.rglob("result.json")
+            assert read_result(path).status == "running"
+            assert not list(disk.rglob("*.tmp"))
+            result = read_result(saved)
+            assert result.status == "finished"
+            assert all(len(m.latency_s) == 2 for row in result.variants for m in row.measurements)
+            assert result.comparisons[0].speedup is not None
+
+            (disk / "filler").unlink()
+            path.write_bytes(saved.read_bytes())
+            assert "nothing is missing" in sdopt(disk, "run", f"resume={path.parent}").out
+
+    def test_nowhere_to_write_is_said(
+        self, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+        monkeypatch.setenv("HOME", str(tmp_path / "gone"))
+        with pytest.raises(OSError, match=r"is lost: make room and `sdopt run resume="):
+            write_at_last(finished.result, tmp_path / "gone")
+
+
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+class TestDatabase:
+    """One that cannot be written is found before anything is measured."""
+
+    def test_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("no database" * 100)
+        finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri=sqlite:///{tmp_path}/notes.txt")
+        assert finished.code == 2
+        assert "file is not a database; choose another with tracking.uri=…, or tracking=none" in finished.shown
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_on_a_read_only_disk(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", "16m") as disk:
+            (disk / "there.db").touch()
+            read_only(disk)
+            for name, reason in (("there.db", "it cannot be written"), ("new/new.db", "disk cannot be written")):
+                uri = f"sqlite:///{disk}/{name}"
+                finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri={uri}")
+                assert finished.code == 2
+                assert reason in finished.err
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_a_folder_that_is_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        uri = f"sqlite:///{tmp_path}/file/mlflow.db"
+        finished = sdopt(tmp_path, "run", *QUICK, "tracking=mlflow", f"tracking.uri={uri}")
+        assert finished.code == 2
+        assert f"{tmp_path}/file cannot be written" in finished.err
+
+
+class TestMemory:
+    def test_that_runs_out_within_the_rounds_makes_the_rest_blocks(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *SABOTAGE, *SMALL, "+sabotage=wants_too_much_in_a_round", "workload.steps=1"),
+            *("protocol.rounds=4", "protocol.warmup=0", "protocol.stage_calls=0"),
+        )
+        assert finished.code == 0, finished.shown
+        result = finished.result
+        candidate = result.variant("sabotage=wants_too_much_in_a_round")
+        assert result.schedule.kind == "blocks"
+        assert "ran out of memory beside 2 others, in round 3" in result.schedule.reason
+        assert [sitting.schedule for sitting in result.sittings] == ["interleaved", "blocks"]
+        assert all(row.status is Status.OK for row in result.variants)
+        # Two rounds were whole; the block makes up for the other two.
+        assert [len(m.latency_s) for m in candidate.measurements] == [2, 2]
+        assert [edge.speedup.n for edge in result.comparisons if edge.speedup] in ([4, 4], [4, 5])
+        assert len(candidate.images) == 1
+
+    def test_that_runs_out_alone_is_a_result(self, tmp_path: Path) -> None:
+        interleaved = sdopt(
+            tmp_path,
+            *("run", *SABOTAGE, *QUICK, "+sabotage=wants_too_much_in_a_round", "protocol.schedule=interleaved"),
+            *("protocol.rounds=3", "protocol.warmup=0"),
+        )
+        assert interleaved.code == 3
+        row = interleaved.result.variant("sabotage=wants_too_much_in_a_round")
+        assert row.status is Status.OUT_OF_MEMORY
+        assert "2 other processes were in memory: try protocol.schedule=blocks" in row.reason
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    places = [f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", f"tracking.artifacts={tmp_path}/artifacts"]
+    study = [*SMALL, "tracking=mlflow", *places, "workload.steps=1", "protocol.rounds=40", "precision=bf16"]
+    processes = [start(tmp_path, "run", *study) for _ in range(2)]
+    try:
+        ended = [process.finish(550) for process in processes]
+    finally:
+        for process in processes:
+            process.popen.kill()
+    for process, one in zip(processes, ended, strict=True):
+        assert one.code == 0, one.shown
+        assert process.left_behind() == []
+    results = [read_result(path) for path in tmp_path.glob("outputs/runs/pair/*/result.json")]
+    assert len(results) == 2
+    assert all(row.status is Status.OK for result in results for row in result.variants)
+    # Which of them came first nobody knows; both were disturbed, and both are told.
+    assert all(len(result.sittings[0].disturbed_by) == 1 for result in results)
+    assert all("the timings of both are disturbed" in one.shown for one in ended)
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
+    assert len(runs) == 2 * (1 + 3)
+    assert {run.data.tags["sdopt.disturbed"] for run in runs if run.data.tags["sdopt.role"] == "study"} == {"true"}

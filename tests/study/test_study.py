@@ -1,0 +1,526 @@
+"""Whole studies on the packaged model: what they measure and keep, and how they end when a variant does not."""
+
+import json
+import multiprocessing.forkserver
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from sdopt.results.files import read_result
+from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.study.designs import CONTROL
+from sdopt.worker.draws import LATENTS, timed_draw
+from sdopt.worker.session import Session
+from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, parents, sdopt, start
+from tests.conftest import Compose, Load
+
+
+def rows(result: StudyResult) -> dict[str, VariantResult]:
+    return {row.name: row for row in result.variants}
+
+
+def image(finished: Finished, variant: str, prompt: int) -> np.ndarray:
+    record = rows(finished.result)[variant].images[prompt]
+    return np.asarray(Image.open(finished.folder / record.path), dtype=float)
+
+
+def workers() -> list[int]:
+    """Processes that this process's fork server has started, and theirs."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    found, tree = [server], parents()
+    for pid in found:
+        found += [child for child, parent in tree.items() if parent == pid]
+    return found[1:]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it ended meanwhile
+
+
+class TestFinished:
+    def test_statuses_and_exit_code(self, finished: Finished, result: StudyResult) -> None:
+        assert finished.code == 0
+        assert {name: str(row.status) for name, row in rows(result).items()} == {
+            "baseline": "ok",
+            "bfloat16": "ok",
+            "batches of four": "ok",
+            "TensorFloat-32": "skipped",
+            CONTROL: "ok",
+        }
+        assert "needs a CUDA device" in rows(result)["TensorFloat-32"].reason
+        assert rows(result)["TensorFloat-32"].measurements == []
+
+    def test_raw_samples(self, result: StudyResult) -> None:
+        for row in result.variants:
+            for measured in row.measurements:
+                assert len(measured.latency_s) == 6
+                assert len(measured.warmup_s) == 1
+                assert measured.energy_j == []
+                assert measured.compile_s is None
+                assert min([*measured.latency_s, measured.load_s, measured.cold_start_s]) > 0
+                assert {name: len(times) for name, times in measured.stages_s.items()} == {
+                    "text_encoder": 1,
+                    "denoiser_step": 2,
+                    "vae_decoder": 1,
+                }
+
+    def test_memory_is_that_of_the_process(self, result: StudyResult) -> None:
+        for row in result.variants:
+            for measured in row.measurements:
+                assert measured.memory is not None
+                assert 0 < measured.memory.process_peak_gib < 2
+                assert measured.memory.process_loaded_gib <= measured.memory.process_peak_gib
+                assert measured.memory.cuda_peak_allocated_gib is None
+
+    def test_comparisons_and_floor(self, result: StudyResult) -> None:
+        assert [(edge.candidate, edge.reference) for edge in result.comparisons] == [
+            ("bfloat16", "baseline"),
+            ("batches of four", "baseline"),
+            ("TensorFloat-32", "baseline"),
+            (CONTROL, "baseline"),
+        ]
+        measured = [edge for edge in result.comparisons if edge.speedup is not None]
+        assert len(measured) == 3
+        for edge in measured:
+            assert edge.speedup.low < edge.speedup.estimate < edge.speedup.high  # type: ignore[union-attr, operator]
+            assert edge.memory_ratio is not None
+            assert edge.floor == result.floor
+        assert result.floor is not None
+        assert result.floor >= 1
+        assert result.comparisons[2].note == "TensorFloat-32: skipped"
+        assert result.comparisons[1].note == "not the same work: workload.batch_size"
+
+    def test_operations_do_not_depend_on_precision_or_batch(self, result: StudyResult) -> None:
+        counts = {row.tflop_per_image for row in result.variants if row.status.measured}
+        assert len(counts) == 1
+        assert counts.pop() > 0  # type: ignore[operator]
+
+    def test_evidence_of_every_axis(self, result: StudyResult) -> None:
+        for row in result.variants:
+            for measured in row.measurements:
+                assert {item.axis for item in measured.evidence} == set(row.choices) - {"scheduler", "task"}
+                assert all(item.engaged for item in measured.evidence)
+
+    def test_an_image_of_every_prompt(self, finished: Finished, result: StudyResult) -> None:
+        for row in result.variants:
+            if row.status is Status.SKIPPED:
+                assert row.images == []
+                continue
+            assert [record.prompt_index for record in row.images] == [0, 1, 2, 3]
+            assert [record.seed for record in row.images] == [0, 1, 2, 3]
+            for record in row.images:
+                with Image.open(finished.folder / record.path) as picture:
+                    assert picture.size == (64, 64)
+                    assert picture.format == "PNG"
+
+    def test_identical_processes_make_identical_images(self, finished: Finished) -> None:
+        for prompt in range(4):
+            assert np.array_equal(image(finished, "baseline", prompt), image(finished, CONTROL, prompt))
+
+    def test_a_batch_makes_the_images_that_single_calls_make(self, finished: Finished) -> None:
+        for prompt in range(4):
+            difference = np.abs(image(finished, "baseline", prompt) - image(finished, "batches of four", prompt))
+            assert difference.max() <= 2
+        assert np.abs(image(finished, "baseline", 0) - image(finished, "baseline", 1)).mean() > 2
+
+    def test_every_file_is_in_the_runs_folder(self, finished: Finished) -> None:
+        top = {path.relative_to(finished.cwd).parts[:2] for path in finished.cwd.rglob("*")}
+        assert {parts[:2] for parts in top} <= {("outputs",), ("outputs", "runs")}
+        assert (finished.folder / ".hydra" / "overrides.yaml").is_file()
+        assert len(list((finished.folder / "logs").glob("*.log"))) == 4
+
+    def test_the_whole_configuration_is_kept(self, result: StudyResult) -> None:
+        row = rows(result)["batches of four"]
+        assert row.config["workload"]["batch_size"] == 4
+        assert row.overrides[-1] == "workload.batch_size=4"
+        assert result.config["workload"]["batch_size"] == 1
+        assert "hydra" not in result.config
+
+    @pytest.mark.usefixtures("finished")
+    def test_no_worker_is_left(self) -> None:
+        assert workers() == []
+
+
+def batch_of(loaded: Session, index: int = 0) -> dict[str, Any]:
+    return loaded._batch(index, timed_draw(loaded._variant))
+
+
+class TestNoise:
+    """What an image starts from is the same in every variant."""
+
+    def test_whatever_the_batch_size(self, session: Load) -> None:
+        single = session("workload.prompt_count=4")
+        four = session("workload.prompt_count=4", "workload.batch_size=4")
+        singles = torch.cat([batch_of(single, index)["latents"] for index in range(4)])
+        assert torch.equal(batch_of(four)["latents"], singles)
+        assert len(set(singles.flatten(1).sum(1).tolist())) == 4
+
+    def test_whatever_the_precision(self, session: Load) -> None:
+        full, half = batch_of(session())["latents"], batch_of(session("precision=bf16"))["latents"]
+        assert half.dtype == torch.bfloat16
+        assert torch.equal(half, full.bfloat16())
+
+    def test_images_of_a_prompt_differ_and_seeds_do_not_collide(self, session: Load) -> None:
+        several = session("workload.prompt_count=2", "workload.images_per_prompt=3", "workload.batch_size=2")
+        latents = batch_of(several)["latents"]
+        assert len(latents) == 6
+        assert len({float(noise.sum()) for noise in latents}) == 6
+
+    def test_a_short_last_batch_is_filled_up_and_draws_each_image_once(self, session: Load, tmp_path: Path) -> None:
+        loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
+        draw = timed_draw(loaded._variant)
+        assert draw.calls == 2
+        records = [record for batch in range(2) for record in loaded.generate(batch, draw, str(tmp_path))]
+        assert [(record.prompt_index, record.image_index) for record in records] == [
+            (prompt, number) for prompt in range(3) for number in range(2)
+        ]
+        assert [record.seed for record in records] == list(range(6))
+        assert len(list(tmp_path.glob("*.png"))) == 6
+        assert load_file(tmp_path / LATENTS)["latents"].shape[0] == 6
+
+    def test_the_seed_of_the_workload_moves_it(self, session: Load) -> None:
+        assert not torch.equal(batch_of(session())["latents"], batch_of(session("workload.seed=7"))["latents"])
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return sdopt(
+        tmp_path_factory.mktemp("blocks"),
+        *("run", *SMOKE, "protocol.schedule=blocks", "grad_mode=inference_mode"),
+    )
+
+
+class TestBlocks:
+    def test_the_baseline_is_measured_around_each_block(self, blocks: Finished) -> None:
+        assert blocks.code == 0, blocks.err
+        found = rows(blocks.result)
+        # Before the first block, and after each of the two.
+        assert len(found["baseline"].measurements[0].latency_s) == 3 * 2
+        for name in ("grad_mode=inference_mode", CONTROL):
+            [measured] = found[name].measurements
+            assert len(measured.latency_s) == len(measured.latency_before_s) == len(measured.latency_after_s) == 2
+        sittings = found["baseline"].measurements[0].latency_s
+        first, second = (found[name].measurements[0] for name in (CONTROL, "grad_mode=inference_mode"))
+        assert first.latency_before_s + first.latency_after_s + second.latency_after_s == sittings
+        assert second.latency_before_s == first.latency_after_s
+
+    def test_drift_and_comparisons(self, blocks: Finished) -> None:
+        result = blocks.result
+        assert (result.schedule.kind, result.schedule.reason) == ("blocks", "protocol.schedule=blocks")
+        assert len(result.schedule.drift) == 2
+        assert all(drift > 0 for drift in result.schedule.drift.values())
+        assert all(edge.speedup is not None for edge in result.comparisons)
+        assert result.floor is not None
+
+    def test_says_so(self, blocks: Finished) -> None:
+        assert "Measured in blocks (protocol.schedule=blocks)" in blocks.shown
+        assert "Drift of the baseline over a block" in blocks.shown
+
+    def test_memory_that_does_not_suffice_for_all_at_once(self, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "run", *SMOKE, "protocol.memory_fraction=1e-6", "protocol.stage_calls=0").result
+        assert found.schedule.kind == "blocks"
+        assert "exceed" in found.schedule.reason
+        assert all(row.status is Status.OK for row in found.variants)
+
+
+def test_replicates_are_processes(tmp_path: Path) -> None:
+    finished = sdopt(tmp_path, "run", *SMOKE, "protocol.replicates=2", "precision=bf16", "workload.steps=1")
+    assert finished.code == 0, finished.err
+    for row in finished.result.variants:
+        assert [measured.replicate for measured in row.measurements] == [0, 1]
+        assert all(len(measured.latency_s) == 2 and measured.evidence for measured in row.measurements)
+        assert len(row.images) == 1
+    for edge in finished.result.comparisons:
+        assert edge.speedup is not None
+        assert (edge.speedup.n, edge.speedup.unit) == (2, "process")
+        assert edge.speedup.low is not None
+    assert len(list((finished.folder / "logs").iterdir())) == 6
+    assert "2 processes per variant" in finished.shown
+
+
+def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
+    finished = sdopt(
+        tmp_path,
+        *("run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0"),
+        *("study=factorial", "study.options=[grad_mode:inference_mode,attention:math]"),
+    )
+    assert finished.code == 0, finished.err
+    result = finished.result
+    assert len(result.variants) == 4 + 1
+    assert [effect.options for effect in result.effects] == [
+        ("grad_mode=inference_mode",),
+        ("attention=math",),
+        ("grad_mode=inference_mode", "attention=math"),
+    ]
+    assert all(effect.speedup is not None for effect in result.effects)
+    assert "interaction" in finished.out
+
+
+def test_prompts_may_be_written_out(tmp_path: Path) -> None:
+    finished = sdopt(tmp_path, "run", *SMOKE, "workload.prompts=[red apple,cat face]", "workload.prompt_count=9")
+    assert finished.code == 0, finished.err
+    assert [record.prompt for record in finished.result.variants[0].images] == ["red apple", "cat face"]
+
+
+def test_variants_whose_names_differ_in_signs_alone_keep_their_files_apart(tmp_path: Path) -> None:
+    """The folders of their images and their logs are named after them."""
+    names = ["a b", "a-b", "ä", "ö"]
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n- override /study: explicit\nstudy:\n  variants:\n"
+        + "".join(f"    {name}: [workload.seed={number}]\n" for number, name in enumerate(names))
+    )
+    finished = sdopt(tmp_path, "run", "--config-dir", "conf", *SMOKE, "workload.steps=1", "experiment=mine")
+    assert finished.code == 0, finished.err
+    paths = [record.path for row in finished.result.variants for record in row.images]
+    assert len(paths) == len(set(paths)) == 5
+    assert len({image(finished, name, 0).tobytes() for name in names}) == 4
+    assert len(list((finished.folder / "logs").iterdir())) == 5
+
+
+# ----------------------------------------------------------------------------------------------- variants that go wrong
+
+SABOTAGES = {
+    "raises in apply": "raises_in_apply",
+    "raises in the third timed call": "raises_in_call",
+    "kills itself": "kills_itself",
+    "exits": "exits",
+    "wants a tensor": "wants_a_tensor",
+    "wants bytes": "wants_bytes",
+    "sleeps": "sleeps",
+    "no effect": "no_effect",
+    "talks": "talks",
+    "fails after talking": "fails_after_talking",
+    "raises in the proof": "raises_in_proof",
+    "odd evidence": "odd_evidence",
+    "unpicklable evidence": "unpicklable_evidence",
+}
+
+
+def explicit(options: dict[str, str]) -> list[str]:
+    variants = ", ".join(f"{name}: ['+sabotage={option}']" for name, option in options.items())
+    return ["study=explicit", f"study.variants={{baseline: [], {variants}}}"]
+
+
+@pytest.fixture(scope="module")
+def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A study with a variant of every failure, and two that are sound."""
+    return sdopt(
+        tmp_path_factory.mktemp("sabotaged"),
+        *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
+        *("protocol.rounds=3", "protocol.warmup=0", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
+        "protocol.timeout_s=12",
+    )
+
+
+class TestFailures:
+    @staticmethod
+    def log(finished: Finished, variant: str) -> str:
+        [path] = (finished.folder / "logs").glob(f"*-{variant.replace(' ', '-')}-0.log")
+        return path.read_text()
+
+    @pytest.mark.parametrize(
+        ("name", "status", "reason"),
+        [
+            ("raises in apply", "failed", "RuntimeError: a part is missing"),
+            ("raises in the third timed call", "failed", "ValueError: this call is one too many"),
+            ("kills itself", "killed", "killed by SIGKILL during 'prepare'; the kernel does so when memory runs out"),
+            ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
+            ("wants a tensor", "out_of_memory", "RuntimeError: "),
+            ("wants bytes", "out_of_memory", "MemoryError: "),
+            ("sleeps", "timeout", "no answer to 'prepare' within 12 s (protocol.timeout_s)"),
+            ("no effect", "not_engaged", "sabotage=no_effect: nothing changed"),
+            ("talks", "ok", ""),
+            ("fails after talking", "failed", "RuntimeError: and then it failed"),
+            ("raises in the proof", "not_engaged", "prove: KeyError: 'aten::nothing'"),
+            ("odd evidence", "ok", ""),
+            ("unpicklable evidence", "ok", ""),
+        ],
+    )
+    def test_have_a_status_and_a_reason(self, sabotaged: Finished, name: str, status: str, reason: str) -> None:
+        row = rows(sabotaged.result)[name]
+        assert row.status == status
+        assert reason in row.reason
+        assert "\n" not in row.reason
+        assert bool(row.reason) == (status != "ok")
+
+    def test_are_all_looked_at(self, sabotaged: Finished) -> None:
+        assert set(rows(sabotaged.result)) == {"baseline", CONTROL, *SABOTAGES}
+
+    def test_do_not_touch_their_siblings(self, sabotaged: Finished) -> None:
+        for name in ("baseline", CONTROL, "talks"):
+            row = rows(sabotaged.result)[name]
+            assert row.status is Status.OK
+            assert len(row.measurements[0].latency_s) == 3
+            assert len(row.images) == 1
+        assert sabotaged.result.status == "finished"
+
+    def test_are_exit_code_3(self, sabotaged: Finished) -> None:
+        assert sabotaged.code == 3
+
+    def test_keep_what_was_measured_before(self, sabotaged: Finished) -> None:
+        assert len(rows(sabotaged.result)["raises in the third timed call"].measurements[0].latency_s) == 2
+
+    def test_are_not_compared(self, sabotaged: Finished) -> None:
+        edges = {edge.candidate: edge for edge in sabotaged.result.comparisons}
+        for name, row in rows(sabotaged.result).items():
+            if name != "baseline":
+                assert (edges[name].speedup is not None) == row.status.measured
+        assert edges["kills itself"].note == "kills itself: killed"
+
+    def test_are_in_the_table(self, sabotaged: Finished) -> None:
+        for status in ("failed", "killed", "out_of_memory", "timeout", "not_engaged"):
+            assert status in sabotaged.out
+        assert "a part is missing" in sabotaged.shown
+
+    def test_leave_no_process(self, sabotaged: Finished) -> None:
+        assert workers() == []
+        sleeping = [
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if _read(path) == b"sleep\x00600\x00" and (path.parent / "cwd").readlink() == sabotaged.cwd
+        ]
+        assert sleeping == []
+
+    def test_leave_a_traceback_in_the_log_alone(self, sabotaged: Finished) -> None:
+        log = self.log(sabotaged, "raises in apply")
+        assert "Traceback" in log
+        assert "a part\nis missing" in log
+        assert "Traceback" not in sabotaged.out + sabotaged.err
+
+    def test_what_they_say_is_in_the_log(self, sabotaged: Finished) -> None:
+        log = self.log(sabotaged, "talks")
+        for said in ("print", "stderr", "write", "a child", "a child to stderr"):
+            assert f"said by {said}\n" in log or f"said to {said}\n" in log
+        assert "the last words" in self.log(sabotaged, "fails after talking")
+
+
+def test_one_without_effect_alone_is_exit_code_0(tmp_path: Path) -> None:
+    finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "+sabotage=no_effect")
+    assert finished.code == 0
+    assert "its figures credit nothing" in finished.shown
+
+
+def test_a_baseline_that_fails_leaves_nothing_to_compare(tmp_path: Path) -> None:
+    finished = sdopt(
+        tmp_path, "run", *SABOTAGE, *SMOKE, "study.baseline=['+sabotage=raises_in_apply']", "precision=bf16"
+    )
+    assert finished.code == 3
+    found = rows(finished.result)
+    assert found["baseline"].status is found[CONTROL].status is Status.FAILED
+    assert found["precision=bf16"].status is Status.OK
+    assert all(edge.speedup is None for edge in finished.result.comparisons)
+    assert finished.result.floor is None
+
+
+def test_one_that_starves_beside_the_others_is_measured_alone(tmp_path: Path) -> None:
+    finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "+sabotage=wants_too_much_once")
+    assert finished.code == 0, finished.shown
+    found = finished.result
+    assert found.schedule.kind == "blocks"
+    assert "ran out of memory beside 2 others" in found.schedule.reason
+    assert rows(found)["sabotage=wants_too_much_once"].status is Status.OK
+    assert rows(found)["sabotage=wants_too_much_once"].reason == ""
+
+
+class TestProcess:
+    """The command as a process: what it prints, how it ends, and what it leaves behind."""
+
+    def test_a_worker_writes_to_its_log_alone(self, tmp_path: Path) -> None:
+        process = start(tmp_path, "run", *SABOTAGE, *SMOKE, *explicit({"talks": "talks", "fails": "raises_in_apply"}))
+        finished = process.finish()
+        assert finished.code == 3
+        assert finished.err == ""
+        assert "said " not in finished.out
+        assert "Traceback" not in finished.out
+        assert process.left_behind() == []
+        assert finished.result.environment.start_method == "forkserver"
+
+    @pytest.fixture(scope="class")
+    def interrupted(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[str]]:
+        tmp_path = tmp_path_factory.mktemp("interrupted")
+        process = start(
+            tmp_path,
+            *("run", *SABOTAGE, *SMALL, "+sabotage=harmless", "protocol.rounds=100000", "protocol.warmup=0"),
+        )
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.popen.poll() is None:
+            files = list(tmp_path.rglob("result.json"))
+            if files and all(len(m.latency_s) > 1 for v in read_result(files[0]).variants for m in v.measurements):
+                break
+            time.sleep(0.2)
+        process.interrupt()
+        return process.finish(30), process.left_behind()
+
+    def test_ctrl_c_keeps_what_was_measured(self, interrupted: tuple[Finished, list[str]]) -> None:
+        finished, left = interrupted
+        assert finished.code == 130
+        assert left == []
+        folder = finished.folder.relative_to(finished.cwd)
+        assert finished.err == (
+            f"sdopt: interrupted\nWhat was measured is kept; `sdopt run resume={folder}` goes on with it.\n"
+        )
+        result = finished.result
+        assert result.status == "interrupted"
+        for row in result.variants:
+            assert row.status is Status.INTERRUPTED
+            rounds = len(row.measurements[0].latency_s)
+            assert rounds > 1
+            assert row.reason.startswith("interrupted by the user after ")
+            assert row.reason.endswith(" of 100000 rounds")
+        assert not list(finished.folder.glob("*.tmp"))
+
+    def test_ctrl_c_compares_what_was_measured(self, interrupted: tuple[Finished, list[str]]) -> None:
+        finished, _ = interrupted
+        result = finished.result
+        assert result.floor is not None
+        for edge in result.comparisons:
+            assert edge.speedup is not None
+            assert edge.speedup.n > 1
+        assert "×" in finished.out
+        assert "interrupted" in finished.out
+
+    def test_ctrl_c_while_libraries_are_imported(self, tmp_path: Path) -> None:
+        process = start(tmp_path, "run", *SMOKE)
+        deadline = time.monotonic() + 60
+        while not any("forkserver" in command for command in process.descendants()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        process.interrupt()
+        finished = process.finish(60)
+        assert finished.code == 130
+        assert finished.err == "sdopt: interrupted\n"
+        # The server ends once it has imported what it was told to.
+        assert process.left_behind(patience_s=60) == []
+
+    def test_a_parent_that_is_killed_takes_its_workers_along(self, tmp_path: Path) -> None:
+        process = start(tmp_path, "run", *SMALL, "protocol.rounds=100000", "protocol.warmup=0")
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.rglob("result.json")) and process.popen.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(1)
+        assert len(process.descendants()) > 2
+        process.popen.kill()
+        process.popen.communicate()
+        assert process.left_behind(patience_s=30) == []
+        assert json.loads(next(tmp_path.rglob("result.json")).read_text())["status"] == "running"
+
+
+def test_the_sabotages_are_all_used() -> None:
+    files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
+    elsewhere = {"fills_the_disk", "wants_too_much_in_a_round"}
+    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", *elsewhere}
+
+
+def test_a_variant_knows_its_worst_prompt_count(variant: Compose) -> None:
+    """Fewer prompts than asked for are no error: all there are."""
+    assert len(variant("workload.prompt_count=1000000").prompts) >= 8

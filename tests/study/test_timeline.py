@@ -1,0 +1,114 @@
+"""Where a command's time went, and what is said of it."""
+
+import json
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sdopt.report.overhead import EXIT, TARGETS, overhead_tables, read_overhead, write_overhead
+from sdopt.study.timeline import Timeline, process_begun, read_timeline
+from tests.command import Finished, sdopt
+
+
+class TestTimeline:
+    def test_books_all_time_and_none_of_it_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 100.0
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        timeline = Timeline("imports", begun=90.0)
+        now = 101.0
+        timeline.enter("timing", "a")
+        now = 103.0
+        with timeline.during("writing"):
+            now = 103.5
+        timeline.called(1.5)
+        now = 104.0
+        timeline.enter("timing", "b")
+        now = 106.0
+        timeline.enter("timing", "a")
+        now = 107.0
+        found = {(span.phase, span.variant): span for span in timeline.spans}
+        assert {key: span.seconds for key, span in found.items()} == {
+            ("imports", ""): 11.0,
+            ("timing", "a"): 3.5,
+            ("writing", ""): 0.5,
+            ("timing", "b"): 2.0,
+        }
+        assert sum(span.seconds for span in found.values()) == 17.0
+        assert [span.begun_s for span in found.values()] == [0.0, 11.0, 13.0, 14.0]
+        assert (found["timing", "a"].entered, found["timing", "a"].in_calls_s) == (2, 1.5)
+
+    def test_begins_where_the_process_did(self) -> None:
+        before = time.monotonic()
+        code = "import time; time.sleep(0.3); from sdopt.timeline import process_begun; print(process_begun())"
+        began = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        assert before - 0.05 <= began <= time.monotonic() - 0.3
+        assert process_begun() < before
+
+    def test_of_a_study_is_whole(self, finished: Finished) -> None:
+        spans = read_timeline(finished.folder)
+        by_phase = {phase: [span for span in spans if span.phase == phase] for phase in {span.phase for span in spans}}
+        measured = [row for row in finished.result.variants if row.measurements]
+        for phase in ("starting", "loading", "cold start", "timing", "evidence", "images"):
+            assert {span.variant for span in by_phase[phase]} == {row.name for row in measured}
+        for row in measured:
+            [timing] = [span for span in by_phase["timing"] if span.variant == row.name]
+            samples = row.measurements[0].latency_s
+            assert timing.entered == len(samples)
+            assert 0.8 * sum(samples) < timing.in_calls_s <= sum(samples) <= timing.seconds
+        assert all(span.in_calls_s <= span.seconds for span in spans)
+        assert all(not span.in_calls_s for phase in ("starting", "loading") for span in by_phase[phase])
+        assert by_phase["writing result.json"][0].entered > len(measured)
+
+
+class TestOverhead:
+    def test_adds_up_to_the_wall_time(self, finished: Finished) -> None:
+        inside = sum(span.seconds for span in read_timeline(finished.folder))
+        found = read_overhead(finished.folder, inside + 2.0, ["sdopt", "run"])
+        assert sum(phase.seconds for phase in found.phases) == pytest.approx(found.wall_s)
+        assert found.phases[-1].phase == EXIT
+        assert found.phases[-1].seconds == pytest.approx(2.0)
+        assert sum(phase.in_calls_s for phase in found.phases) == pytest.approx(found.calls_s)
+        assert found.wall_over_calls == pytest.approx(found.wall_s / found.calls_s)
+        assert found.wall_over_calls > 1
+        workers = [row for row in finished.result.variants if row.measurements]
+        assert len(found.worker_start_s) == len(workers) - 1
+        assert len(found.worker_load_s) == len(workers)
+        assert 0 < found.first_call_s < found.first_timed_call_s < found.wall_s
+
+    @pytest.mark.parametrize("width", [80, 120])
+    def test_is_shown_with_its_targets(self, finished: Finished, tmp_path: Path, width: int) -> None:
+        inside = sum(span.seconds for span in read_timeline(finished.folder))
+        found = read_overhead(finished.folder, inside, [])
+        out = StringIO()
+        Console(file=out, width=width).print(overhead_tables(found))
+        assert max(map(len, out.getvalue().splitlines())) <= width
+        for phase in ("loading", "timing", "writing result.json", "wall time", "≤ 1.3", "≤ 0.1 s", "≤ 25 s"):
+            assert phase in out.getvalue()
+        kept = json.loads(write_overhead(found, tmp_path).read_text())
+        assert kept["targets"] == TARGETS
+        assert kept["phases"][0]["seconds"] == found.phases[0].seconds
+
+    def test_of_a_run_that_timed_nothing_there_is_none(self, tmp_path: Path) -> None:
+        Timeline().write(tmp_path)
+        with pytest.raises(ValueError, match="nothing was timed"):
+            read_overhead(tmp_path, 1.0, [])
+
+    def test_of_a_command_that_fails_is_its_exit_code(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "benchmark-overhead", "tracking=none", "workload.steps=0")
+        assert finished.code == 2
+        assert "the run ended with 2" in finished.err
+
+    @pytest.mark.slow
+    def test_of_the_command_that_a_user_gives(self, tmp_path: Path) -> None:
+        small = ("hardware=cpu", "workload.steps=1", "workload.prompt_count=1", "protocol.rounds=2")
+        finished = sdopt(tmp_path, "benchmark-overhead", *small, "--folder", "here")
+        assert finished.code == 0, finished.err
+        kept = json.loads((tmp_path / "here" / "overhead.json").read_text())
+        assert sum(phase["seconds"] for phase in kept["phases"]) == pytest.approx(kept["wall_s"])
+        assert len(kept["worker_start_s"]) == 8
+        assert [path.name for path in tmp_path.iterdir()] == ["here"]

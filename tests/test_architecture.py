@@ -1,0 +1,102 @@
+"""The floors of `sdopt/`: a room imports only rooms below it, lazy imports and those for type checkers included."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+FLOORS = (
+    "runners",
+    "cli",
+    "sdopt",
+    "experiment",
+    "tracking",
+    "config",
+    "report",
+    "gate",
+    "training",
+    "doctor",
+    "study",
+    "quality",
+    "worker",
+    "variant",
+    "optimizations",
+    "analysis",
+    "measure",
+    "locks",
+    "hardware",
+    "pipelines",
+    "results",
+    "reference",
+    "schema",
+    "errors",
+)
+"""Top floor first; `sdopt` is the package's own `__init__.py`. A new room is added here, above all that it imports."""
+
+FILES = sorted(path.relative_to(ROOT) for folder in ("sdopt", "runners") for path in (ROOT / folder).rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted module name: the part below `sdopt`, or `runners`."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "sdopt" and len(parts) > 1 else parts[0]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
+    """Line and module of every import, wherever it stands in the file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module_of(path).split(".") if path.name == "__init__.py" else module_of(path).split(".")[:-1]
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            # `from sdopt import x` imports the room x where there is one, else a name of the package itself.
+            rooms = [f"{module}.{alias.name}" for alias in node.names if alias.name in FLOORS and module == "sdopt"]
+            yield from ((node.lineno, name) for name in rooms or [module])
+
+
+def violations(path: Path, source: str) -> list[str]:
+    room = room_of(module_of(path))
+    if room not in FLOORS:
+        return [f"{path}: the room '{room}' has no floor; add it to FLOORS above all that it imports"]
+    found = []
+    for line, module in imports_of(path, source):
+        other = room_of(module)
+        if module.partition(".")[0] not in ("sdopt", "runners") or other == room or module == "sdopt":
+            continue
+        if other not in FLOORS or FLOORS.index(other) <= FLOORS.index(room):
+            found.append(f"{path}:{line}: {room} imports {module}; a room imports only rooms below it")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
+    found = violations(path, (ROOT / path).read_text())
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("sdopt/results/records.py", "from sdopt.study.run import run_study"),
+        ("sdopt/gate/judge.py", "def late():\n    from sdopt import report"),
+        ("sdopt/measure/trace.py", "import sdopt.worker.session"),
+        ("sdopt/study/run.py", "from ..report import table"),
+        ("sdopt/attic/chest.py", ""),
+    ],
+)
+def test_an_import_that_runs_upwards_is_found(path: str, source: str) -> None:
+    [found] = violations(Path(path), source)
+    assert path in found
+
+
+def test_every_room_of_the_plan_is_there() -> None:
+    assert {room_of(module_of(path)) for path in FILES} | {"experiment"} == set(FLOORS)

@@ -1,0 +1,390 @@
+"""MLflow as a projection of `result.json`: what is logged, once, and that nothing is lost where it cannot be."""
+
+import json
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import chdir
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.report.markdown import markdown_table
+from sdopt.results.files import read_result, write_result
+from sdopt.results.records import StudyResult
+from sdopt.schema import Tracking
+from sdopt.tracking.runs import log_study
+from sdopt.tracking.store import TrackingError, require_mlflow
+from tests.command import SMOKE, Finished, sdopt
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+needs_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+
+
+class Store:
+    """A local store, and the runs in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tracking = Tracking(uri=f"sqlite:///{folder}/mlflow.db", artifacts=str(folder / "artifacts"))
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"tracking.uri={self.tracking.uri}", f"tracking.artifacts={self.tracking.artifacts}"]
+
+    @property
+    def client(self) -> "MlflowClient":
+        from mlflow import MlflowClient
+
+        return MlflowClient(self.tracking.uri)
+
+    def runs(self, experiment: str) -> list["Run"]:
+        found = self.client.get_experiment_by_name(experiment)
+        return list(self.client.search_runs([found.experiment_id])) if found else []
+
+    def of_study(self, result: StudyResult) -> tuple["Run", dict[str, "Run"]]:
+        """The study's own run, and those of its variants by name."""
+        ours = [run for run in self.runs(result.name) if run.data.tags.get("sdopt.study_id") == result.id]
+        [parent] = [run for run in ours if run.data.tags["sdopt.role"] == "study"]
+        children = [run for run in ours if run is not parent]
+        assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in children)
+        named = {run.info.run_name: run for run in children}
+        assert len(named) == len(children)
+        return parent, named
+
+    def artifacts(self, run: "Run", path: str | None = None) -> list[str]:
+        return [item.path for item in self.client.list_artifacts(run.info.run_id, path)]
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Making its schema takes seconds: one for all tests, each of which logs studies of its own."""
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def logged(store: Store, finished: Finished, tmp_path: Path) -> Store:
+    with chdir(tmp_path):
+        log_study(finished.result, finished.folder, store.tracking)
+    assert list(tmp_path.iterdir()) == []
+    return store
+
+
+@pytest.fixture
+def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
+    """The finished study as if it were another one: with an identity and a folder of its own."""
+    folder = tmp_path / "outputs" / "runs" / "shared" / "copied"
+    shutil.copytree(finished.folder, folder)
+    result = finished.result
+    result.id = uuid.uuid4().hex
+    write_result(result, folder)
+    return result, folder
+
+
+@needs_mlflow
+class TestStudy:
+    def test_is_an_experiment_with_a_run_for_the_study_and_for_each_variant(
+        self, logged: Store, result: StudyResult
+    ) -> None:
+        parent, children = logged.of_study(result)
+        assert set(children) == {row.name for row in result.variants}
+        assert parent.info.status == "FINISHED"
+        assert parent.data.tags["sdopt.status"] == "finished"
+        assert parent.data.tags["mlflow.note.content"] == markdown_table(result)
+        assert parent.data.params["workload.prompt_count"] == "4"
+        assert parent.data.metrics["floor/ratio"] == pytest.approx(result.floor)
+
+    def test_keeps_its_result_and_table_among_the_artifacts(
+        self, logged: Store, finished: Finished, result: StudyResult
+    ) -> None:
+        parent, _ = logged.of_study(result)
+        assert {"result.json", "table.md"} <= set(logged.artifacts(parent))
+        assert any(path.startswith("images/") for path in logged.artifacts(parent, "images"))
+        copy = logged.client.download_artifacts(parent.info.run_id, "result.json")
+        assert read_result(Path(copy)) == finished.result
+        experiment = logged.client.get_experiment_by_name("shared")
+        assert experiment.artifact_location == (logged.folder / "artifacts" / "shared").as_uri()
+
+    def test_tags_and_parameters_of_a_variant(self, logged: Store, result: StudyResult) -> None:
+        _, children = logged.of_study(result)
+        half, four = children["bfloat16"].data, children["batches of four"].data
+        assert (half.tags["status"], half.tags["contract"], half.tags["precision"]) == ("ok", "lossy", "bf16")
+        assert half.params["precision"] == "bf16"
+        assert four.params["workload.batch_size"] == "4"
+        assert children["baseline"].data.params["workload.batch_size"] == "1"
+
+    def test_metrics_of_a_variant(self, logged: Store, result: StudyResult) -> None:
+        _, children = logged.of_study(result)
+        metrics = children["bfloat16"].data.metrics
+        assert metrics["speedup/paired"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
+        assert metrics["latency/p50_s"] > 0
+        history = logged.client.get_metric_history(children["bfloat16"].info.run_id, "latency/round_s")
+        samples = result.variant("bfloat16").measurements[0].latency_s
+        assert [metric.value for metric in sorted(history, key=lambda m: m.step)] == pytest.approx(samples)
+        assert "speedup/paired" not in children["baseline"].data.metrics
+
+    def test_images_and_evidence_of_a_variant(self, logged: Store, result: StudyResult) -> None:
+        _, children = logged.of_study(result)
+        pictures = [p for p in logged.artifacts(children["bfloat16"], "images") if p.endswith(".png")]
+        assert len(pictures) == 4
+        evidence = json.loads(
+            Path(logged.client.download_artifacts(children["bfloat16"].info.run_id, "evidence.json")).read_text()
+        )["evidence"]
+        assert {item["axis"] for item in evidence} >= {"precision", "attention", "compiler", "layout", "grad_mode"}
+
+    def test_a_skipped_variant_says_why(self, logged: Store, result: StudyResult) -> None:
+        _, children = logged.of_study(result)
+        run = children["TensorFloat-32"]
+        assert run.data.tags["status"] == "skipped"
+        assert "needs a CUDA device" in run.data.tags["mlflow.note.content"]
+        assert run.data.metrics == {}
+
+
+@needs_mlflow
+class TestOnce:
+    def test_logging_again_adds_nothing(self, logged: Store, finished: Finished, result: StudyResult) -> None:
+        before = len(logged.runs("shared"))
+        found, new = log_study(result, finished.folder, logged.tracking)
+        assert not new
+        assert found == logged.of_study(result)[0].info.run_id
+        assert len(logged.runs("shared")) == before
+
+    def test_what_was_logged_in_part_is_logged_anew(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
+        result, folder = copied
+        picture = folder / result.variant("bfloat16").images[-1].path
+        content = picture.read_bytes()
+        picture.write_bytes(b"")
+        with pytest.raises(TrackingError):
+            log_study(result, folder, store.tracking)
+        picture.write_bytes(content)
+        _, new = log_study(result, folder, store.tracking)
+        assert new
+        _, children = store.of_study(result)
+        assert len(children) == len(result.variants)
+
+    def test_a_study_that_goes_on_is_logged_when_it_has_ended(
+        self, store: Store, copied: tuple[StudyResult, Path]
+    ) -> None:
+        """`sdopt sync` may pass by while it runs."""
+        result, folder = copied
+        result.status, result.finished = "running", None
+        write_result(result, folder)
+        assert sdopt(folder, "sync", str(folder), f"tracking.uri={store.tracking.uri}").code == 0
+        result.status, result.finished = "finished", "now"
+        write_result(result, folder)
+        log_study(result, folder, store.tracking)
+        parent, _ = store.of_study(result)
+        assert parent.data.tags["sdopt.status"] == "finished"
+
+
+@needs_mlflow
+class TestContent:
+    @pytest.mark.parametrize(
+        "prompt", ['a "quoted", listed: one?', "50 % = half", "../../up/and/away", "日本語", "", "x" * 500, "a/b\\c\nd"]
+    )
+    def test_any_prompt_makes_a_key_that_is_accepted(
+        self, store: Store, copied: tuple[StudyResult, Path], prompt: str
+    ) -> None:
+        result, folder = copied
+        result.variants = result.variants[:1]
+        result.comparisons = []
+        for record in result.variants[0].images:
+            record.prompt = prompt
+        log_study(result, folder, store.tracking)
+        _, children = store.of_study(result)
+        pictures = [p for p in store.artifacts(children["baseline"], "images") if p.endswith(".png")]
+        assert len(pictures) == 4
+
+    def test_long_notes_and_values_are_cut(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
+        result, folder = copied
+        result.variants[0].reason = "because | " * 2000
+        result.config["workload"]["prompts"] = ["a prompt"] * 2000
+        log_study(result, folder, store.tracking)
+        parent, children = store.of_study(result)
+        assert len(parent.data.tags["mlflow.note.content"]) <= 8000
+        assert "cut here" in parent.data.tags["mlflow.note.content"]
+        assert len(children["baseline"].data.tags["mlflow.note.content"]) <= 8000
+
+    @pytest.mark.parametrize("name", ["a study: 'one', \"two\"", "b/c", "%41 [x]"])
+    def test_any_name_of_a_study(self, store: Store, copied: tuple[StudyResult, Path], name: str) -> None:
+        result, folder = copied
+        result.name = name
+        result.variants, result.comparisons = result.variants[:1], []
+        log_study(result, folder, store.tracking)
+        parent, _ = store.of_study(result)
+        assert {"result.json", "table.md"} <= set(store.artifacts(parent))
+
+    def test_images_can_be_left_out(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
+        result, folder = copied
+        log_study(result, folder, Tracking(uri=store.tracking.uri, artifacts=store.tracking.artifacts, images=False))
+        _, children = store.of_study(result)
+        assert store.artifacts(children["bfloat16"], "images") == []
+
+    def test_several_processes_have_a_series_each(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
+        result, folder = copied
+        measured = result.variants[0].measurements
+        measured.append(type(measured[0])(1, latency_s=[1.0, 2.0]))
+        log_study(result, folder, store.tracking)
+        _, children = store.of_study(result)
+        run = children["baseline"].info.run_id
+        history = store.client.get_metric_history(run, "latency/round_s/process_1")
+        assert sorted(metric.value for metric in history) == [1.0, 2.0]
+
+
+@needs_mlflow
+class TestSweep:
+    def test_is_a_run_above_its_studies(self, sweep: Finished, sweep_folder: Path) -> None:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{sweep.cwd}/outputs/mlflow.db")
+        experiment = client.get_experiment_by_name("pair")
+        runs = list(client.search_runs([experiment.experiment_id]))
+        [above] = [run for run in runs if run.data.tags["sdopt.role"] == "sweep"]
+        studies = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
+        assert len(studies) == 3
+        assert all(run.data.tags["mlflow.parentRunId"] == above.info.run_id for run in studies)
+        assert above.data.tags["mlflow.note.content"] == (sweep_folder / "sweep.md").read_text()
+
+    def test_writes_to_its_configured_places_alone(self, sweep: Finished) -> None:
+        assert [path.name for path in sweep.cwd.iterdir()] == ["outputs"]
+        names = {path.name for path in (sweep.cwd / "outputs").iterdir()}
+        assert names == {"sweeps", "mlflow.db", "mlartifacts"}
+
+
+@pytest.fixture
+def dead() -> Iterator[str]:
+    """The address of a server that is not there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@needs_mlflow
+class TestNothingIsLost:
+    @pytest.fixture
+    def unlogged(self, tmp_path: Path, dead: str) -> Finished:
+        return sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "tracking=mlflow", f"tracking.uri={dead}")
+
+    def test_where_the_server_is_dead(self, unlogged: Finished, dead: str, store: Store) -> None:
+        assert unlogged.code == 0
+        assert unlogged.result.status == "finished"
+        assert f"not logged to {dead}" in unlogged.err
+        assert f"`sdopt sync {unlogged.folder}` logs it later" in unlogged.err
+        assert "Traceback" not in unlogged.err
+
+        arguments = ["sync", str(unlogged.folder), *store.overrides]
+        first = sdopt(unlogged.cwd, *arguments)
+        assert first.code == 0, first.err
+        assert "logged" in first.out
+        before = len(store.runs("pair"))
+        second = sdopt(unlogged.cwd, *arguments)
+        assert "there already" in second.out
+        assert len(store.runs("pair")) == before > 0
+        assert not (unlogged.cwd / "mlruns").exists()
+
+    def test_where_the_database_cannot_be_made(self, copied: tuple[StudyResult, Path], tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for uri in (f"sqlite:///{tmp_path}/file/mlflow.db", "ftp://nowhere", "postgresql://nobody@127.0.0.1:1/none"):
+            with pytest.raises(TrackingError, match=r"mlflow\.db|ftp|postgresql"):
+                log_study(*copied, Tracking(uri=uri))
+
+
+@needs_mlflow
+class TestSync:
+    def test_logs_everything_below_a_folder(self, sweep: Finished, tmp_path: Path) -> None:
+        """The database is gone; the artifacts, with copies of the results among them, are not."""
+        shutil.copytree(sweep.cwd / "outputs", tmp_path / "outputs")
+        (tmp_path / "outputs" / "mlflow.db").unlink()
+        # The same places as by default; MLflow keeps one store open per address, and this process has been elsewhere.
+        places = [
+            f"tracking.uri=sqlite:///{tmp_path}/outputs/mlflow.db",
+            f"tracking.artifacts={tmp_path}/outputs/mlartifacts",
+        ]
+        found = sdopt(tmp_path, "sync", *places)
+        assert found.code == 0, found.err
+        logged = [line.partition(": ")[0] for line in found.out.splitlines() if ": logged as " in line]
+        assert [Path(line).name for line in logged[:3]] == ["0", "1", "2"]
+        assert len(logged) == 4  # and the sweep above them
+        assert sdopt(tmp_path, "sync", *places).out.count("there already") == 4
+
+    def test_a_folder_without_results(self, store: Store, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "sync", str(tmp_path), *store.overrides)
+        assert found.code == 2
+        assert found.err == f"sdopt: {tmp_path}: there is no result.json in or below it\n"
+
+    def test_one_unreadable_result_does_not_keep_the_others(
+        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        result, _ = copied
+        broken = tmp_path / "outputs" / "runs" / "a broken one"
+        broken.mkdir(parents=True)
+        (broken / "result.json").write_text("{")
+        found = sdopt(tmp_path, "sync", "outputs", *store.overrides)
+        assert found.code == 2
+        assert "a broken one" in found.err
+        assert "Traceback" not in found.err
+        assert store.of_study(result)[0].info.status == "FINISHED"
+
+    def test_a_mistake_in_the_settings(self, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "sync", "tracking.urii=x")
+        assert found.code == 2
+        assert "tracking.urii" in found.err
+
+    def test_nowhere(self, finished: Finished, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "sync", str(finished.folder), "tracking=none")
+        assert found.code == 2
+        assert "nowhere to log to" in found.err
+
+
+class TestWithoutMlflow:
+    """As on a GPU machine where it is not installed."""
+
+    @pytest.fixture(autouse=True)
+    def missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
+            monkeypatch.delitem(sys.modules, name)
+        blocked: Any = None
+        monkeypatch.setitem(sys.modules, "mlflow", blocked)
+
+    def test_choosing_it_is_a_mistake_before_anything_is_measured(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "tracking=mlflow")
+        assert finished.code == 2
+        assert "mlflow is not installed" in finished.err
+        assert "tracking=none" in finished.err
+        assert not list(tmp_path.rglob("result.json"))
+        with pytest.raises(UsageError):
+            require_mlflow()
+
+    def test_a_study_runs_without_it(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1")
+        assert finished.code == 0, finished.err
+        assert finished.result.status == "finished"
+
+    @pytest.mark.parametrize("command", ["sync", "ui"])
+    def test_commands_that_need_it_say_so(self, tmp_path: Path, finished: Finished, command: str) -> None:
+        found = sdopt(tmp_path, command, *([str(finished.folder)] if command == "sync" else []))
+        assert found.code == 2
+        assert "mlflow is not installed" in found.err
+        assert "Traceback" not in found.err
+
+
+@needs_mlflow
+class TestUi:
+    def test_without_a_store_there_is_nothing_to_show(self, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "ui")
+        assert found.code == 2
+        assert "nothing is logged there yet" in found.err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_server_has_its_own(self, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "ui", "tracking.uri=http://somewhere:5000")
+        assert found.code == 0
+        assert "http://somewhere:5000" in found.out

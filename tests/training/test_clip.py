@@ -1,0 +1,214 @@
+"""The CLIP's data, loss and judge, by hand; its training for a few steps (slow)."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runners.train_reference import configure
+from sdopt.training.architecture import build_clip
+from sdopt.training.clip import (
+    contrastive_loss,
+    draw_any_background,
+    earlier_settings,
+    embed_visible,
+    hold_out_pictures,
+    loose_caption,
+    may_be_mirrored,
+    place_drawings,
+)
+from sdopt.training.clip_evaluation import METRICS, Degraded, clip_score, monotonicity, retrieve
+from sdopt.training.data import BACKGROUNDS, Dataset, Record
+from sdopt.training.stages import run
+
+
+def record(label: str = "red apple", group: int = 4, style: str = "noto") -> Record:
+    return Record("1F34E", label, ("fruit",), group, style, False, "red")
+
+
+def test_held_out_pictures_are_one_of_each_concept_which_stays_known(dataset: Dataset) -> None:
+    every = hold_out_pictures(dataset, 1.0, seed=0)
+    concepts = [dataset.records[i].concept for i in every]
+    assert len(concepts) == len(set(concepts)) == 16
+    some = hold_out_pictures(dataset, 0.5, seed=0)
+    assert 0 < len(some) < 16
+    assert np.array_equal(some, hold_out_pictures(dataset, 0.5, seed=0))
+    assert not np.array_equal(every, hold_out_pictures(dataset, 1.0, seed=1))
+
+
+def test_a_concept_with_one_picture_keeps_it(dataset: Dataset) -> None:
+    lone = [i for i, r in enumerate(dataset.records) if r.style == "flat"]
+    single = Dataset(dataset.images[lone], dataset.alphas[lone], tuple(dataset.records[i] for i in lone))
+    assert len(hold_out_pictures(single, 1.0, seed=0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("label", "group", "allowed"),
+    [
+        ("red apple", 4, True),
+        ("keycap: 2", 8, False),
+        ("person walking: facing right", 1, False),
+        ("left-facing fist", 1, False),
+        ("leftwards hand", 1, False),
+        ("four o'clock", 5, False),
+        ("four-thirty", 5, False),
+        ("alarm clock", 5, False),
+        ("bright star", 5, True),
+    ],
+)
+def test_only_what_means_the_same_in_a_mirror_is_mirrored(label: str, group: int, allowed: bool) -> None:
+    assert may_be_mirrored(record(label, group)) is allowed
+
+
+def test_captions_lose_their_style_and_nothing_else() -> None:
+    random = np.random.default_rng(0)
+    plain = {loose_caption(record(), random, "blue", style_share=0.0) for _ in range(200)}
+    assert all("red apple on a blue background" in text for text in plain)
+    assert not any("style" in text for text in plain)
+    assert all(loose_caption(record(), random, None, style_share=1.0).endswith(", noto style") for _ in range(50))
+
+
+def test_every_background_is_drawn_the_denoisers_unseen_one_too() -> None:
+    random = np.random.default_rng(0)
+    assert {draw_any_background(random, 0.5) for _ in range(500)} == {None, *BACKGROUNDS}
+    assert {draw_any_background(random, 0.0) for _ in range(50)} == {None}
+
+
+def place(colours: list[tuple[float, float, float]], seed: int = 0) -> Tensor:
+    count = len(colours)
+    images, alphas = torch.ones(count, 3, 64, 64), torch.zeros(count, 1, 64, 64)
+    images[:, :, 20:44, 20:44] = torch.tensor([0.8, 0.1, 0.1])[:, None, None]
+    alphas[:, :, 20:44, 20:44] = 1.0
+    random = torch.Generator().manual_seed(seed)
+    return place_drawings(images, alphas, torch.tensor(colours), torch.ones(count, dtype=torch.bool), random)
+
+
+def test_placed_drawings_keep_their_colours_and_stand_on_their_backgrounds() -> None:
+    white, blue = (1.0, 1.0, 1.0), (0.4, 0.6, 0.85)
+    shown = place([white] * 20 + [blue] * 20)
+    assert shown.shape == (40, 3, 64, 64)
+    assert torch.equal(shown, place([white] * 20 + [blue] * 20))
+    # A corner is background wherever the drawing went; white stays white, and a colour that colour.
+    assert (shown[:20, :, 0, 0] == 1).all()
+    corners = (shown[20:, :, 0, 0] + 1) / 2
+    assert (corners - torch.tensor(blue)).abs().max() < 0.05
+    centres = (shown[:, :, 32, 32] + 1) / 2
+    assert (centres - torch.tensor([0.8, 0.1, 0.1])).abs().max() < 0.16
+    # Some are where they were drawn and others are not.
+    edges = shown[:, 0, 32].diff(dim=1).abs().argmax(dim=1)
+    assert len(set(edges.tolist())) > 5
+
+
+def test_with_all_patches_the_embedding_is_that_of_transformers() -> None:
+    torch.manual_seed(0)
+    model = build_clip().eval().requires_grad_(False)
+    pictures = torch.rand(3, 3, 64, 64)
+    whole = embed_visible(model, pictures, 0.0, torch.Generator())
+    assert torch.allclose(whole, model.get_image_features(pixel_values=pictures).pooler_output, atol=1e-6)
+    hidden = embed_visible(model, pictures, 0.5, torch.Generator().manual_seed(0))
+    assert hidden.shape == (3, 128)
+    assert not torch.allclose(whole, hidden, atol=1e-3)
+
+
+def test_padding_does_not_change_a_caption() -> None:
+    from sdopt.reference import MODEL
+    from sdopt.training.tokenizer import load_tokenizer
+
+    torch.manual_seed(0)
+    model, tokenizer = build_clip().eval().requires_grad_(False), load_tokenizer(MODEL / "tokenizer")
+    short, padded = (
+        model.get_text_features(input_ids=tokenizer(["red apple"], padding=how, return_tensors="pt").input_ids)
+        for how in (True, "max_length")
+    )
+    assert torch.allclose(short.pooler_output, padded.pooler_output, atol=1e-5)
+
+
+def test_the_loss_by_hand() -> None:
+    images, texts = torch.eye(2, 3), torch.eye(3)
+    scale = torch.tensor(math.log(2.0))
+    none = torch.zeros(2, 3, dtype=torch.bool)
+    towards_texts = -2 + math.log(math.exp(2) + 2)
+    towards_images = -2 + math.log(math.exp(2) + 1)
+    expected = (towards_texts + towards_images) / 2
+    assert float(contrastive_loss(images, texts, scale, none)) == pytest.approx(expected)
+    # A text that fits too is no mistake, in either direction.
+    same = torch.tensor([[False, True, True], [True, False, True]])
+    assert float(contrastive_loss(images, texts, scale, same)) == pytest.approx(0.0, abs=1e-6)
+    # The scale stops at 100.
+    assert torch.equal(
+        contrastive_loss(images + 0.1, texts, torch.tensor(9.0), none),
+        contrastive_loss(images + 0.1, texts, torch.tensor(math.log(100.0)), none),
+    )
+
+
+def test_ties_count_half() -> None:
+    found = retrieve(np.array([[3.0, 2.0, 1.0], [1.0, 1.0, 1.0], [1.0, 2.0, 3.0]]), np.array([0, 1, 0]))
+    assert (found.pictures, found.captions) == (3, 3)
+    assert found.top1 == pytest.approx(1 / 3)
+    assert found.top10 == 1.0
+    constant = retrieve(np.zeros((5, 40)), np.arange(5))
+    assert constant.top10 == 0.0
+
+
+def test_the_clip_score_is_a_mean_cosine_in_hundredths() -> None:
+    features, texts = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0]] * 2 + [[-1.0, 0.0]])
+    assert clip_score(features, texts) == pytest.approx(100 / 3)
+
+
+def test_monotonicity_knows_each_figures_direction() -> None:
+    def rows(way: str, scores: list[float], distances: list[float | None]) -> list[Degraded]:
+        return [Degraded(way, str(i), s, d, d, d) for i, (s, d) in enumerate(zip(scores, distances, strict=True))]
+
+    found = monotonicity(
+        rows("right", [3, 2, 1], [1, 2, 3]) + rows("wrong", [3, 2, 2], [1, 3, 2]) + rows("none", [2, 1], [None, None])
+    )
+    assert found["right"] == dict.fromkeys(METRICS, True)
+    assert found["wrong"] == dict.fromkeys(METRICS, False)
+    assert found["none"] == {"clip_score": True, "fid": None, "kid": None, "cmmd": None}
+
+
+def test_settings_that_changed_on_the_way_are_kept(tmp_path: Path) -> None:
+    assert earlier_settings(tmp_path, {"batch_size": 8}) == []
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/state.json").write_text('{"steps": 7, "seconds": 1.0, "loss": 2.0}')
+    (tmp_path / "figures.json").write_text('{"batch_size": 8, "earlier": []}')
+    assert earlier_settings(tmp_path, {"batch_size": 8}) == []
+    found = earlier_settings(tmp_path, {"batch_size": 16, "refresh_steps": 40})
+    assert found == [{"until_step": 7, "batch_size": 8, "refresh_steps": None}]
+
+
+@pytest.mark.slow
+def test_it_trains_and_writes_a_folder_that_transformers_loads(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import CLIPModel, CLIPProcessor
+
+    monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
+    target = work_folder / "shipped"
+    options = [
+        f"folder={work_folder}",
+        f"clip.target={target}",
+        "stage=clip",
+        "device=cpu",
+        "arithmetic=fp32",
+        "clip.batch_size=8",
+        "clip.extra_captions=8",
+        "clip.warmup_steps=5",
+        "clip.held_out_share=0.5",
+    ]
+    run(configure([*options, "clip.steps=60"]))
+    losses = [json.loads(line)["loss"] for line in (work_folder / "clip/log.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.8 * losses[0]
+    CLIPModel.from_pretrained(target, local_files_only=True)
+    CLIPProcessor.from_pretrained(target, local_files_only=True)
+    card = (target / "README.md").read_text()
+    assert "60 steps of 8 pictures" in card
+    figures = json.loads((target / "evaluation.json").read_text())
+    assert {row["way"] for row in figures["rows"]} == set(figures["monotonic"])
+    assert len(figures["monotonic"]) == 6

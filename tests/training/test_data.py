@@ -1,0 +1,149 @@
+"""Fetching, matching, rendering, splitting and captioning, without a network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.training.data import (
+    BACKGROUNDS,
+    WHITE,
+    DataError,
+    Dataset,
+    DrawingSet,
+    Package,
+    Record,
+    caption,
+    choose_held_out,
+    code_points,
+    draw_background,
+    fetch,
+    on_background,
+    render,
+    slug,
+    svg,
+)
+from sdopt.training.prompts import choose_prompts
+
+RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
+
+
+def test_build_keeps_pictures_and_drops_flags_components_and_letters(dataset: Dataset) -> None:
+    assert len(dataset) == 16 * 4
+    assert dataset.images.shape == (64, 64, 64, 3)
+    assert {record.label for record in dataset.records} >= {"red square", "blue circle"}
+    assert not {"flag: nowhere", "red hair", "letter a"} & {record.label for record in dataset.records}
+
+
+def test_pictures_match_their_captions(dataset: Dataset) -> None:
+    index = next(i for i, record in enumerate(dataset.records) if record.label == "red square")
+    picture = dataset.images[index]
+    assert tuple(picture[32, 32]) == (255, 0, 0)
+    assert tuple(picture[1, 1]) == (255, 255, 255)
+
+
+def test_training_and_held_out_concepts_do_not_overlap(dataset: Dataset) -> None:
+    training = {dataset.records[i].concept for i in dataset.indices(held_out=False)}
+    held_out = {dataset.records[i].concept for i in dataset.indices(held_out=True)}
+    assert len(held_out) == 4
+    assert not training & held_out
+    assert not set(dataset.labels(held_out=False)) & set(dataset.labels(held_out=True))
+
+
+def test_the_split_depends_on_the_seed_only() -> None:
+    concepts = [str(i) for i in range(100)]
+    assert choose_held_out(concepts, 10, 1) == choose_held_out(concepts, 10, 1)
+    assert choose_held_out(concepts, 10, 1) != choose_held_out(concepts, 10, 2)
+    with pytest.raises(UsageError, match="held_out_concepts=100"):
+        choose_held_out(concepts, 100, 1)
+
+
+def test_a_data_set_survives_saving(dataset: Dataset, tmp_path: Path) -> None:
+    dataset.save(tmp_path / "data")
+    again = Dataset.load(tmp_path / "data")
+    assert again.records == dataset.records
+    assert np.array_equal(again.images, dataset.images)
+    assert np.array_equal(again.alphas, dataset.alphas)
+
+
+def test_a_missing_data_set_names_the_stage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stage=data"):
+        Dataset.load(tmp_path)
+
+
+def test_an_archive_that_is_not_the_pinned_one_is_refused(archives: tuple[Path, Package, list[DrawingSet]]) -> None:
+    folder, names, _ = archives
+    with pytest.raises(DataError, match="not the pinned"):
+        fetch(replace(names, integrity="sha512-else"), folder)
+
+
+def test_without_npm_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match=r"npm is needed to fetch some-thing@1\.0\.0"):
+        fetch(Package("some-thing", "1.0.0", "sha512-", "MIT", "nobody"), tmp_path / "packages")
+
+
+def test_names_and_code_points_are_made_comparable() -> None:
+    assert slug("woman’s hat: red") == "womans-hat-red"
+    assert code_points("1F469-200D-2695-FE0F") == "1f469-2695"
+
+
+def test_aliases_are_followed_and_flipped() -> None:
+    icons = {
+        "width": 32,
+        "height": 32,
+        "icons": {"left": {"body": '<rect x="0" y="0" width="16" height="32" fill="black"/>'}},
+        "aliases": {"right": {"parent": "left", "hFlip": True}, "below": {"parent": "left", "rotate": 3}},
+    }
+    left, right, below = (svg(icons, name) for name in ("left", "right", "below"))
+    assert left is not None
+    assert right is not None
+    assert below is not None
+    assert svg(icons, "else") is None
+    assert np.array_equal(render(left)[:, ::-1], render(right))
+    assert tuple(render(below)[63, 32]) == (0, 0, 0, 255)
+    assert tuple(render(below)[0, 32]) == (255, 255, 255, 0)
+
+
+def test_a_drawing_can_stand_on_any_colour(dataset: Dataset) -> None:
+    index = next(i for i, record in enumerate(dataset.records) if record.label == "red circle")
+    blue, white = dataset.on(np.array([index, index]), np.array([(100, 150, 220), WHITE], np.uint8))
+    assert np.array_equal(white, dataset.images[index])
+    assert tuple(blue[0, 0]) == (100, 150, 220)
+    assert tuple(blue[32, 32]) == (255, 0, 0)
+    edge = (dataset.alphas[index] > 100) & (dataset.alphas[index] < 150)
+    assert edge.any()
+    # Half covered is half red, half blue.
+    assert np.abs(blue[edge].mean(axis=0) - (177, 75, 110)).max() < 15
+
+
+def test_training_never_shows_the_unseen_background() -> None:
+    random = np.random.default_rng(0)
+    drawn = [draw_background(RECORD, random, share=0.5) for _ in range(600)]
+    assert set(drawn) == {None, *BACKGROUNDS} - {"red"}
+    assert 0.4 < np.mean([name is None for name in drawn]) < 0.6
+    assert all("police officer on an orange background" in caption(RECORD, random, "orange") for _ in range(20))
+
+
+def test_only_the_flat_style_goes_without_its_word() -> None:
+    random = np.random.default_rng(0)
+    assert all(caption(RECORD, random).endswith(", noto style") for _ in range(50))
+    flat = [caption(replace(RECORD, style="flat"), random) for _ in range(400)]
+    assert all("police officer" in text for text in flat)
+    assert 0.1 < np.mean([text.endswith("flat style") for text in flat]) < 0.3
+    assert "police officer" in flat
+
+
+def test_prompts_are_disjoint_and_repeatable(dataset: Dataset) -> None:
+    prompts = choose_prompts(dataset, seed=0)
+    assert prompts == choose_prompts(dataset, seed=0)
+    assert len(prompts["held_out"]) == 4
+    assert len(prompts["gate"]) == 12
+    assert len(prompts["contact_sheet"]) == 3
+    assert not set(prompts["held_out"]) & (set(prompts["training"]) | set(prompts["contact_sheet"]))
+    unseen = {record.label: record.unseen_background for record in dataset.records if not record.held_out}
+    assert set(prompts["gate"]) == {on_background(label, colour) for label, colour in unseen.items()}

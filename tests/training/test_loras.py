@@ -1,0 +1,80 @@
+"""The LoRAs' data and updates, without training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.training.architecture import build_denoiser
+from sdopt.training.data import Dataset, Record, plain_caption
+from sdopt.training.loras import STYLES, TARGETS, Style, add_lora, draw_style, fit_probe, icon_key
+
+RECORD = Record("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
+
+
+def test_icons_are_found_by_todays_name_or_by_the_characters() -> None:
+    by_character, by_label = STYLES
+    assert icon_key(RECORD, by_label) == "star"
+    assert icon_key(RECORD, by_character) == "whitemediumstar"
+    assert icon_key(replace(RECORD, concept="2B50-FE0F"), by_character) == "whitemediumstar"
+    assert icon_key(replace(RECORD, concept="1F469-200D-2695-FE0F"), by_character) == ""
+
+
+def test_a_style_has_only_what_the_denoiser_knows(
+    dataset: Dataset, styles: tuple[Style, ...], work_folder: Path
+) -> None:
+    discs, triangles = (
+        draw_style(style, dataset, work_folder / "packages", held_out_concepts=3, seed=0, threads=1) for style in styles
+    )
+    known = {record.concept for record in dataset.records if not record.held_out}
+    assert {record.concept for record in discs.records} == known
+    assert len(discs) == len(triangles) == 12
+    assert len(discs.indices(held_out=True)) == 3
+    assert {record.style for record in discs.records} == {"fxemoji"}
+    assert tuple(discs.images[0][32, 32]) == (0, 0, 0)
+    assert tuple(triangles.images[0][32, 32]) == (0, 128, 0)
+
+
+def test_more_held_out_concepts_than_drawings_are_a_mistake(
+    dataset: Dataset, styles: tuple[Style, ...], work_folder: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"loras.held_out_concepts=12: .* only 12 concepts"):
+        draw_style(styles[0], dataset, work_folder / "packages", held_out_concepts=12, seed=0)
+
+
+def test_its_captions_name_no_style() -> None:
+    random = np.random.default_rng(0)
+    captions = {plain_caption(replace(RECORD, style="fxemoji"), random) for _ in range(300)}
+    assert {"star", "a star", "star, night"} <= captions
+    assert not any("style" in caption for caption in captions)
+
+
+def test_a_probe_tells_styles_apart_whatever_is_drawn() -> None:
+    import torch
+
+    content = torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
+    style = torch.zeros(64)
+    style[:8] = 2.0
+    is_styled = fit_probe(content[:100] + style, content[100:200])
+    assert is_styled(content[200:300] + style) > 0.9
+    assert is_styled(content[300:]) < 0.1
+
+
+def test_only_the_updates_train_and_they_start_without_effect() -> None:
+    import torch
+
+    denoiser = build_denoiser().eval()
+    inputs = torch.randn(2, 8, 8, 8), torch.tensor([10, 900]), torch.randn(2, 24, 144)
+    with torch.no_grad():
+        before = denoiser(*inputs).sample
+    updates = add_lora(denoiser, rank=2)
+    trained = {name for name, parameter in denoiser.named_parameters() if parameter.requires_grad}
+    assert len(trained) == len(updates) > 0
+    assert all(".lora_" in name for name in trained)
+    assert all(any(f"{target}.lora_A" in name for name in trained) for target in TARGETS)
+    with torch.no_grad():
+        assert torch.allclose(denoiser(*inputs).sample, before)

@@ -1,0 +1,113 @@
+"""The CLIP that is shipped: it loads offline, knows what it sees, fits its size limit and hides no code."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from sdopt.quality.distances import HELD_OUT, PRECOMPUTED, ReferenceSet, reference_set
+from sdopt.quality.features import ClipFeatures
+from sdopt.quality.images import channels_first
+from sdopt.reference import CLIP, MODEL
+from sdopt.training.clip_evaluation import clip_score
+from sdopt.training.data import BACKGROUNDS
+
+SIZE_LIMIT = 3.0e6
+
+
+@pytest.fixture(scope="module")
+def extractor() -> ClipFeatures:
+    return ClipFeatures("emojiclip", str(CLIP))
+
+
+def disc(colour: str, side: int = 64, behind: str = "white") -> Image.Image:
+    """A disc as the emoji sets draw their coloured circles, drawn large and averaged down."""
+    page = Image.new("RGB", (4 * side, 4 * side), behind)
+    ImageDraw.Draw(page).ellipse((side // 4, side // 4, 4 * side - side // 4, 4 * side - side // 4), fill=colour)
+    return page.resize((side, side), Image.Resampling.BOX)
+
+
+def embedded(extractor: ClipFeatures, *pictures: Image.Image) -> torch.Tensor:
+    return extractor(channels_first(np.stack([np.asarray(picture) for picture in pictures])))
+
+
+def test_it_loads_offline_as_transformers_documents_it() -> None:
+    from transformers import CLIPModel, CLIPProcessor
+
+    model = CLIPModel.from_pretrained(CLIP, dtype=torch.float32, local_files_only=True)
+    processor = CLIPProcessor.from_pretrained(CLIP, local_files_only=True)
+    picture = disc("#0074ba", side=256)
+    inputs = processor(text=["red circle", "blue circle"], images=[picture], padding=True, return_tensors="pt")
+    assert inputs["pixel_values"].shape == (1, 3, 64, 64)
+    assert -1 <= float(inputs["pixel_values"].min()) < float(inputs["pixel_values"].max()) <= 1
+    with torch.inference_mode():
+        red, blue = model(**inputs).logits_per_image[0]
+    assert blue > red
+
+
+def test_it_names_colours_of_things_and_of_backgrounds(extractor: ClipFeatures) -> None:
+    pictures = embedded(extractor, disc("#f8312f"), disc("#0074ba"))
+    texts = extractor.embed_texts(["red circle", "blue circle"])
+    assert clip_score(pictures, texts) > clip_score(pictures, texts.flip(0)) + 5
+    behind = ["#" + bytes(BACKGROUNDS[name]).hex() for name in ("green", "pink")]
+    pictures = embedded(extractor, *(disc("#f8312f", behind=colour) for colour in behind))
+    texts = extractor.embed_texts([f"red circle on a {name} background" for name in ("green", "pink")])
+    assert clip_score(pictures, texts) > clip_score(pictures, texts.flip(0)) + 5
+
+
+def test_the_same_picture_gives_the_same_features(extractor: ClipFeatures) -> None:
+    picture = disc("#f8312f")
+    features = embedded(extractor, picture, picture)
+    assert features.shape == (2, 128)
+    assert torch.equal(features, embedded(extractor, picture, picture))
+    assert torch.isfinite(features).all()
+
+
+def test_the_features_kept_of_the_held_out_pictures_are_theirs(extractor: ClipFeatures) -> None:
+    kept, made = ReferenceSet.load(PRECOMPUTED, extractor), ReferenceSet.of_folder(HELD_OUT, extractor)
+    assert reference_set("packaged", extractor).digest == kept.digest == made.digest
+    assert kept.n == made.n == 120
+    assert kept.values is not None
+    assert made.values is not None
+    torch.testing.assert_close(kept.values, made.values, rtol=1e-3, atol=1e-3)
+
+
+def test_the_card_and_its_figures_agree_and_hold() -> None:
+    card, figures = (CLIP / "README.md").read_text(), json.loads((CLIP / "evaluation.json").read_text())
+    assert figures["held_out"]["captions"] > 1600
+    assert f"{figures['held_out']['top10']:.1%}" in card
+    assert figures["held_out"]["top10"] > 50 * 10 / figures["held_out"]["captions"]
+    for name in ("Google LLC", "Microsoft Corporation", "Miles Johnson", "Apache License 2.0", "MIT License"):
+        assert name in card
+    assert not (CLIP.parent / "clip.new").exists()
+
+
+def test_only_small_files_without_code_are_shipped() -> None:
+    from safetensors import safe_open
+
+    files = {file.name: file for file in CLIP.rglob("*") if file.is_file()}
+    assert set(files) == {
+        "README.md",
+        "config.json",
+        "evaluation.json",
+        "held_out.safetensors",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "recipe.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(file.stat().st_size for file in files.values()) <= SIZE_LIMIT
+    with safe_open(files["model.safetensors"], "pt") as weights:
+        assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
+
+
+def test_the_configuration_is_of_this_tokenizer_and_these_pictures() -> None:
+    config = json.loads((CLIP / "config.json").read_text())
+    assert config["vision_config"]["image_size"] == 64
+    assert config["text_config"]["eos_token_id"] == config["text_config"]["vocab_size"] - 1
+    assert (CLIP / "tokenizer.json").read_bytes() == (MODEL / "tokenizer/tokenizer.json").read_bytes()

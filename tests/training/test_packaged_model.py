@@ -1,0 +1,109 @@
+"""What is shipped: it loads offline, draws, fits its size limit and hides no code."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sdopt.reference import MODEL, PROMPTS
+from sdopt.training.architecture import parameters
+from sdopt.training.prompts import read_prompts
+
+SIZE_LIMIT = 19.5e6
+
+
+@pytest.fixture(scope="module")
+def pipeline():  # type: ignore[no-untyped-def]
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def draw(pipeline, captions: list[str], steps: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+    noise = [torch.Generator().manual_seed(i) for i in range(len(captions))]
+    return pipeline(captions, num_inference_steps=steps, guidance_scale=4.5, generator=noise, output_type="np").images
+
+
+def test_it_draws_finite_pictures_in_two_steps(pipeline) -> None:  # type: ignore[no-untyped-def]
+    images = draw(pipeline, ["police officer"], steps=2)
+    assert images.shape == (1, 64, 64, 3)
+    assert np.isfinite(images).all()
+
+
+def test_captions_steer_the_picture(pipeline) -> None:  # type: ignore[no-untyped-def]
+    red, blue = draw(pipeline, ["red circle", "blue circle"], steps=12)
+    centre = (slice(24, 40), slice(24, 40))
+    assert red[centre][..., 0].mean() > red[centre][..., 2].mean() + 0.2
+    assert blue[centre][..., 2].mean() > blue[centre][..., 0].mean() + 0.2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DDIMScheduler",
+        "PNDMScheduler",
+        "EulerDiscreteScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "DPMSolverMultistepScheduler",
+        "UniPCMultistepScheduler",
+    ],
+)
+def test_every_solver_works_from_the_shipped_schedule(pipeline, name: str) -> None:  # type: ignore[no-untyped-def]
+    import diffusers
+
+    original = pipeline.scheduler
+    try:
+        pipeline.scheduler = getattr(diffusers, name).from_config(original.config)
+        red = draw(pipeline, ["red circle"], steps=20)[0]
+    finally:
+        pipeline.scheduler = original
+    assert np.isfinite(red).all()
+    assert red[28:36, 28:36, 0].mean() > red[28:36, 28:36, 2].mean() + 0.2
+    assert red[:3, :3].mean() > 0.9
+
+
+def test_only_safetensors_json_and_text_are_shipped_within_the_limit() -> None:
+    files = [file for file in MODEL.rglob("*") if file.is_file()]
+    assert {file.suffix for file in files} == {".safetensors", ".json", ".md"}
+    assert sum(file.stat().st_size for file in files) <= SIZE_LIMIT
+
+
+def test_weights_are_in_half_precision_under_default_names() -> None:
+    from safetensors import safe_open
+
+    names = {str(file.relative_to(MODEL)) for file in MODEL.rglob("*.safetensors")}
+    assert names == {
+        "unet/diffusion_pytorch_model.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.safetensors",
+    }
+    for name in names:
+        with safe_open(MODEL / name, "pt") as weights:
+            assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118
+    assert sum(parameters(MODEL).values()) < 9.6e6
+
+
+def test_there_is_no_safety_checker_and_the_latents_are_scaled() -> None:
+    index = json.loads((MODEL / "model_index.json").read_text())
+    assert index["safety_checker"] == [None, None]
+    assert index["requires_safety_checker"] is False
+    assert json.loads((MODEL / "vae/config.json").read_text())["scaling_factor"] != 0.18215
+
+
+def test_prompts_are_many_and_disjoint() -> None:
+    prompts = read_prompts(PROMPTS)
+    assert len(prompts["held_out"]) >= 200
+    assert len(prompts["training"]) == 200
+    assert len(prompts["contact_sheet"]) == 24
+    assert not set(prompts["held_out"]) & (set(prompts["training"]) | set(prompts["contact_sheet"]))
+
+
+def test_the_card_attributes_every_source() -> None:
+    card = (MODEL / "README.md").read_text()
+    for name in ("Google LLC", "Microsoft Corporation", "Miles Johnson", "Apache License 2.0", "MIT License"):
+        assert name in card

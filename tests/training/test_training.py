@@ -1,0 +1,274 @@
+"""The loop: schedule, resumption, averages; and every stage for a few steps (slow)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from runners.train_reference import configure
+from sdopt.errors import UsageError
+from sdopt.reference import MODEL
+from sdopt.training.architecture import build_autoencoder
+from sdopt.training.autoencoder import (
+    edge_loss,
+    encode_all,
+    load_autoencoder,
+    normalise_latents,
+    peak_signal_to_noise,
+    pixels,
+    scaling_factor,
+)
+from sdopt.training.config import Device, Precision
+from sdopt.training.data import Dataset
+from sdopt.training.denoiser import join, loss_weights, spread_timesteps
+from sdopt.training.export import assemble
+from sdopt.training.loop import Progress, Schedule, fit, generator, pick_device, pick_precision
+from sdopt.training.sheet import draw_sheet, generate
+from sdopt.training.stages import run
+
+
+def train_toy(folder: Path, *, steps: int, resume: bool, stop_at: int | None = None) -> tuple[nn.Module, Progress]:
+    """Fit a line; `stop_at` interrupts before that step, as a user would."""
+    torch.manual_seed(0)
+    network = nn.Linear(4, 1)
+    average = copy.deepcopy(network)
+
+    def loss(step: int) -> Tensor:
+        if step == stop_at:
+            raise KeyboardInterrupt
+        x = torch.randn(16, 4, generator=generator(0, 9, step))
+        return (network(x) - x.sum(dim=1, keepdim=True)).square().mean()
+
+    schedule = Schedule(learning_rate=0.05, warmup_steps=3, ema=0.9, seconds=60, steps=steps)
+    done = fit(network, loss, schedule, folder, title="toy", resume=resume, checkpoint_seconds=0, average=average)
+    return average, done
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    whole, _ = train_toy(tmp_path / "whole", steps=30, resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        train_toy(tmp_path / "parts", steps=30, resume=True, stop_at=17)
+    assert json.loads((tmp_path / "parts/checkpoint/state.json").read_text())["steps"] == 17
+    parts, done = train_toy(tmp_path / "parts", steps=30, resume=True)
+    assert done.steps == 30
+    for left, right in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_without_resume_a_run_starts_afresh(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=5, resume=False)
+    _, done = train_toy(tmp_path, steps=3, resume=False)
+    assert done.steps == 3
+
+
+def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=5, resume=False)
+    _, done = train_toy(tmp_path, steps=5, resume=True)
+    assert done.steps == 5
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    network = nn.Linear(1, 1)
+    schedule = Schedule(learning_rate=0.1, warmup_steps=0, ema=0.9, seconds=60, steps=5)
+    with pytest.raises(FloatingPointError, match="step 0"):
+        fit(
+            network,
+            lambda step: network(torch.full((1, 1), math.nan)).sum(),
+            schedule,
+            tmp_path,
+            title="toy",
+            resume=False,
+            checkpoint_seconds=60,
+            average=copy.deepcopy(network),
+        )
+
+
+def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=2, resume=False)
+    names = {file.name for file in (tmp_path / "checkpoint").iterdir()}
+    assert names == {"network.safetensors", "average.safetensors", "optimizer.pt", "state.json"}
+    torch.load(tmp_path / "checkpoint/optimizer.pt", weights_only=True)
+
+
+def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
+    timed = Schedule(learning_rate=1.0, warmup_steps=10, ema=0.9, seconds=100)
+    assert timed.progress(step=3, seconds=25) == 0.25
+    assert timed.rate(step=0, progress=0.0) == pytest.approx(0.1)
+    assert timed.rate(step=50, progress=0.5) == pytest.approx(0.5)
+    assert timed.rate(step=99, progress=1.0) == pytest.approx(0.0)
+    counted = Schedule(learning_rate=1.0, warmup_steps=10, ema=0.9, seconds=100, steps=4)
+    assert counted.progress(step=1, seconds=99) == 0.25
+
+
+def test_random_streams_depend_on_their_whole_path() -> None:
+    draws = {float(torch.rand((), generator=generator(*path))) for path in ((0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))}
+    assert len(draws) == 4
+    assert torch.rand((), generator=generator(0, 1, 1)) == torch.rand((), generator=generator(0, 1, 1))
+
+
+def test_loss_weights_cut_the_snr_and_keep_heavy_noise() -> None:
+    weights = loss_weights(torch.tensor([0.99, 0.5, 0.001]), 5.0)
+    assert torch.allclose(weights, torch.tensor([6 / 100, 1.0, 1.0]))
+
+
+def test_timesteps_are_spread_evenly() -> None:
+    timesteps = np.sort(spread_timesteps(50, 1000, np.random.default_rng(0)))
+    assert np.array_equal(timesteps // 20, np.arange(50))
+
+
+def test_losses_and_scores_by_hand() -> None:
+    images = np.zeros((1, 64, 64, 3), np.uint8)
+    black = pixels(images)
+    assert black.shape == (1, 3, 64, 64)
+    assert float(black.max()) == -1.0
+    stripe = black.clone()
+    stripe[..., 32:] = 1.0
+    assert float(edge_loss(stripe, black)) == pytest.approx(2 / 63)
+    assert float(peak_signal_to_noise(black + 0.2, black)) == pytest.approx(20.0, abs=1e-4)
+    assert scaling_factor(torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 0.0])) == pytest.approx(1 / math.sqrt(2))
+
+
+def test_normalised_latents_leave_the_pictures_as_they_were() -> None:
+    torch.manual_seed(0)
+    network = build_autoencoder().eval().requires_grad_(False)
+    images = np.random.default_rng(0).integers(0, 255, (12, 64, 64, 3), np.uint8)
+    mean, deviation = encode_all(network, images)
+    output = network.decode(mean).sample
+    normalise_latents(network, mean)
+    new_mean, new_deviation = encode_all(network, images)
+    assert torch.allclose(new_mean.mean(dim=(0, 2, 3)), torch.zeros(8), atol=1e-4)
+    assert torch.allclose(new_mean.std(dim=(0, 2, 3)), torch.ones(8), atol=1e-4)
+    assert torch.allclose(new_deviation * mean.std(dim=(0, 2, 3))[:, None, None], deviation, rtol=1e-3)
+    assert torch.allclose(network.decode(new_mean).sample, output, atol=1e-4)
+
+
+def test_device_and_precision_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device(Device.auto).type == "cpu"
+    with pytest.raises(UsageError, match="device=cuda"):
+        pick_device(Device.cuda)
+    assert pick_precision(Precision.fp32, torch.device("cpu")) is Precision.fp32
+    assert pick_precision(Precision.auto, torch.device("cpu")) in (Precision.fp32, Precision.bf16)
+
+
+def losses(folder: Path) -> list[float]:
+    """The logged losses of a stage."""
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("styles")
+def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("sdopt.training.loras.COMPARED", 2)
+    monkeypatch.setattr("sdopt.training.export.DECODED_CAPTIONS", 4)
+    common = [
+        f"folder={work_folder}",
+        f"export.target={work_folder}/emoji",
+        f"export.companions={work_folder}/companions",
+        f"export.contact_sheet={work_folder}/sheet.png",
+        "device=cpu",
+        "arithmetic=fp32",
+        "autoencoder.batch_size=8",
+        "autoencoder.warmup_steps=5",
+        "denoiser.batch_size=8",
+        "denoiser.warmup_steps=5",
+        "tiny_autoencoder.batch_size=8",
+        "tiny_autoencoder.warmup_steps=5",
+        "loras.batch_size=8",
+        "loras.held_out_concepts=2",
+    ]
+
+    run(configure([*common, "stage=autoencoder", "autoencoder.steps=40"]))
+    autoencoder = losses(work_folder / "autoencoder")
+    assert autoencoder[-1] < 0.9 * autoencoder[0]
+    assert 0 < load_autoencoder(work_folder / "autoencoder").config.scaling_factor < 100
+
+    run(configure([*common, "stage=tiny_autoencoder", "tiny_autoencoder.steps=40"]))
+    tiny_autoencoder = losses(work_folder / "tiny_autoencoder")
+    assert tiny_autoencoder[-1] < 0.9 * tiny_autoencoder[0]
+
+    run(configure([*common, "stage=denoiser", "denoiser.steps=40"]))
+    denoiser = losses(work_folder / "denoiser")
+    assert denoiser[-1] < 0.9 * denoiser[0]
+
+    run(configure([*common, "stage=denoiser", "denoiser.steps=45"]))
+    assert json.loads((work_folder / "denoiser/checkpoint/state.json").read_text())["steps"] == 45
+    assert len(losses(work_folder / "denoiser")) == 45
+
+    with pytest.raises(UsageError, match="stage=loras"):
+        run(configure([*common, "stage=export"]))
+    run(configure([*common, "stage=loras", "loras.steps=1"]))
+    run(configure([*common, "stage=export"]))
+    assert (work_folder / "sheet.png").exists()
+    assert set(json.loads((work_folder / "prompts.json").read_text())) == {
+        "gate",
+        "held_out",
+        "training",
+        "contact_sheet",
+    }
+    card = (work_folder / "emoji/README.md").read_text()
+    assert "45 steps of 8 latents" in card
+    assert "PSNR" in card
+    assert "4 concepts, chosen by seed, were held out" in card
+    companions = {str(file.relative_to(work_folder / "companions")) for file in work_folder.glob("companions/*/*")}
+    assert companions == {
+        "tiny_autoencoder/README.md",
+        "tiny_autoencoder/config.json",
+        "tiny_autoencoder/diffusion_pytorch_model.safetensors",
+        "loras/README.md",
+        "loras/figures.json",
+        "loras/fxemoji.safetensors",
+        "loras/high_contrast.safetensors",
+    }
+    assert "dB" in (work_folder / "companions/tiny_autoencoder/README.md").read_text()
+    assert "| `high_contrast` | held out | 2 |" in (work_folder / "companions/loras/README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("styles")
+def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
+    work_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the packaged weights: on those of a few steps there is nothing for a LoRA to restyle."""
+    from diffusers import StableDiffusionPipeline
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("sdopt.training.loras.COMPARED", 4)
+    packaged = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32)
+    packaged.vae.save_pretrained(work_folder / "autoencoder/model")
+    (work_folder / "denoiser/checkpoint").mkdir(parents=True)
+    networks = join(packaged.unet, packaged.text_encoder).state_dict()
+    save_file({k: v.contiguous() for k, v in networks.items()}, work_folder / "denoiser/checkpoint/average.safetensors")
+    common = [f"folder={work_folder}", "stage=loras", "device=cpu", "arithmetic=fp32", "loras.held_out_concepts=2"]
+    run(configure([*common, "loras.batch_size=16", "loras.warmup_steps=1", "loras.steps=30"]))
+    for style in ("fxemoji", "high_contrast"):
+        log = losses(work_folder / "loras" / style)
+        assert log[-1] < 0.8 * log[0]
+        figures = json.loads((work_folder / "loras" / style / "figures.json").read_text())
+        trained = figures["comparison"]["training"]
+        assert trained["after"] < trained["before"]
+        assert figures["pictures"] == 10
+        assert (work_folder / "loras" / style / "contact_sheet.png").exists()
+
+
+@pytest.mark.slow
+def test_a_contact_sheet_has_a_picture_for_every_caption(work_folder: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    common = [f"folder={work_folder}", "device=cpu", "autoencoder.steps=1", "denoiser.steps=1"]
+    run(configure([*common, "stage=autoencoder", "autoencoder.batch_size=2"]))
+    run(configure([*common, "stage=denoiser", "denoiser.batch_size=2"]))
+    captions = Dataset.load(work_folder / "data").labels(held_out=False)[:7]
+    pictures = generate(assemble(work_folder), captions, seed=0, steps=2)
+    assert pictures.shape == (7, 64, 64, 3)
+    draw_sheet(pictures, captions, tmp_path / "sheet.png")
+    assert Image.open(tmp_path / "sheet.png").size == (6 * 204 + 12, 2 * 244 + 12)
