@@ -29,9 +29,9 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    from sdopt.worker.forkserver import hidden_main, start_fork_server
+    from sdopt.worker.forkserver import independent_children, start_fork_server
 
-    with hidden_main():
+    with independent_children():
         return _diagnose(arguments, start_fork_server())
 
 

@@ -46,7 +46,7 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
 from sdopt.tracking.store import TrackingError, require_mlflow, require_store
-from sdopt.worker.forkserver import StartContext, hidden_main, start_fork_server
+from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
 
@@ -128,7 +128,7 @@ def job(_cfg: DictConfig) -> Any:
     folder = job_folder()
     add_working_folder()
     try:
-        with hidden_main(), lock_folder(folder) as ours:
+        with independent_children(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             composer = HydraComposer.of_this_job()
