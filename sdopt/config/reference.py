@@ -51,7 +51,7 @@ def _section(group: str) -> Iterator[str]:
     files = sorted((CONF / group).glob("*.yaml"))
     default = _default_choices().get(group)
     files.sort(key=lambda path: path.stem != default)
-    classes = {path: _class_of(group, path) for path in files}
+    classes = {path: class_of(group, path) for path in files}
     known = list(dict.fromkeys(cls for cls in classes.values() if cls is not None))
     if group in SECTIONS and len(known) == 1:
         yield _first_paragraphs(known[0])
@@ -60,14 +60,15 @@ def _section(group: str) -> Iterator[str]:
     headings = ("option", "what it is", *(("images", "is for") if promises else ()))
     yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
     for cls in known:
-        if found := list(_key_rows(group, cls)):
+        if found := list(key_rows(group, cls)):
             users = ", ".join(f"`{path.stem}`" for path, other in classes.items() if other is cls)
             if issubclass(cls, Optimization | Design):
                 yield f"{users}: {_first_paragraphs(cls)}"
             yield markdown(("key", "type", "default", "meaning"), found, []).rstrip()
 
 
-def _class_of(group: str, path: Path) -> type | None:
+def class_of(group: str, path: Path) -> type | None:
+    """Returns the class that types an option's keys; None for a preset."""
     if group == PRESETS:
         return None
     node = OmegaConf.load(path)
@@ -82,7 +83,7 @@ def _class_of(group: str, path: Path) -> type | None:
 
 def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ...]:
     name = f"`{path.stem}`" + (" (default)" if is_default else "")
-    said = _comment(path)
+    said = option_comment(path)
     if cls is None or not issubclass(cls, Optimization):
         return name, said
     node = OmegaConf.to_container(OmegaConf.load(path))
@@ -91,8 +92,8 @@ def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ..
     return name, said, str(option.contract), ", ".join(sorted(option.claims))
 
 
-def _comment(path: Path) -> str:
-    """The comment that a file begins with, without Hydra's own package line; of a preset, its command."""
+def option_comment(path: Path) -> str:
+    """Returns the comment that a yaml file begins with, without Hydra's package line; in a preset, its command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found: list[str] = []
     for line in lines:
@@ -103,7 +104,8 @@ def _comment(path: Path) -> str:
     return " ".join(found)
 
 
-def _key_rows(group: str, cls: type) -> Iterator[tuple[str, ...]]:
+def key_rows(group: str, cls: type) -> Iterator[tuple[str, ...]]:
+    """Yields key, type, default and meaning of each field of a class."""
     hints, said = get_type_hints(cls), _attribute_docs(cls)
     for field in fields(cls):  # type: ignore[arg-type]
         if issubclass(cls, Optimization | Design) or field.name != "name":
