@@ -94,7 +94,7 @@ def _endings_raised() -> Iterator[None]:
 def _patient_streams() -> Iterator[None]:
     """Lets a command go on where the reader of its output has gone, as `head` does after ten lines."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)  # type: ignore[assignment]  # as duck types
+    sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)
     try:
         yield
     finally:
