@@ -80,7 +80,7 @@ class TestPresence:
             found = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0")
         assert found.code == 0
         assert f"also measured on this device now: outputs/runs/theirs (process {other.pid})" in found.shown
-        assert found.result.sittings[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
+        assert found.result.sessions[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
         assert "Disturbed: also measured on this device meanwhile: outputs/runs/theirs" in found.shown
 
 

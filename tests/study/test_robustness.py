@@ -152,7 +152,7 @@ class TestMemory:
         candidate = result.variant("sabotage=wants_too_much_in_a_round")
         assert result.schedule.kind == "blocks"
         assert "ran out of memory beside 2 others, in round 3" in result.schedule.reason
-        assert [sitting.schedule for sitting in result.sittings] == ["interleaved", "blocks"]
+        assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
         assert all(row.status is Status.OK for row in result.variants)
         # Two rounds were whole; the block makes up for the other two.
         assert [len(m.latency_s) for m in candidate.measurements] == [2, 2]
@@ -191,7 +191,7 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     assert len(results) == 2
     assert all(row.status is Status.OK for result in results for row in result.variants)
     # Which of them came first nobody knows; both were disturbed, and both are told.
-    assert all(len(result.sittings[0].disturbed_by) == 1 for result in results)
+    assert all(len(result.sessions[0].disturbed_by) == 1 for result in results)
     assert all("the timings of both are disturbed" in one.shown for one in ended)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])

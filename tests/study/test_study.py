@@ -1,7 +1,6 @@
 """Whole studies on the packaged model: what they measure and keep, and how they end when a variant does not."""
 
 import json
-import multiprocessing.forkserver
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
-from sdopt.worker.session import Session
-from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, parents, sdopt, start
+from sdopt.worker.session import PipelineHost
+from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, sdopt, start, workers
 from tests.conftest import Compose, Load
 
 
@@ -28,15 +27,6 @@ def rows(result: StudyResult) -> dict[str, VariantResult]:
 def image(finished: Finished, variant: str, prompt: int) -> np.ndarray:
     record = rows(finished.result)[variant].images[prompt]
     return np.asarray(Image.open(finished.folder / record.path), dtype=float)
-
-
-def workers() -> list[int]:
-    """Processes that this process's fork server has started, and theirs."""
-    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    found, tree = [server], parents()
-    for pid in found:
-        found += [child for child, parent in tree.items() if parent == pid]
-    return found[1:]
 
 
 def _read(path: Path) -> bytes:
@@ -150,7 +140,7 @@ class TestFinished:
         assert workers() == []
 
 
-def batch_of(loaded: Session, index: int = 0) -> dict[str, Any]:
+def batch_of(loaded: PipelineHost, index: int = 0) -> dict[str, Any]:
     return loaded._batch(index, timed_draw(loaded._variant))
 
 
@@ -179,7 +169,7 @@ class TestNoise:
         loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
         draw = timed_draw(loaded._variant)
         assert draw.calls == 2
-        records = [record for batch in range(2) for record in loaded.generate(batch, draw, str(tmp_path))]
+        records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path)]
         assert [(record.prompt_index, record.image_index) for record in records] == [
             (prompt, number) for prompt in range(3) for number in range(2)
         ]
@@ -208,9 +198,9 @@ class TestBlocks:
         for name in ("grad_mode=inference_mode", CONTROL):
             [measured] = found[name].measurements
             assert len(measured.latency_s) == len(measured.latency_before_s) == len(measured.latency_after_s) == 2
-        sittings = found["baseline"].measurements[0].latency_s
+        around = found["baseline"].measurements[0].latency_s
         first, second = (found[name].measurements[0] for name in (CONTROL, "grad_mode=inference_mode"))
-        assert first.latency_before_s + first.latency_after_s + second.latency_after_s == sittings
+        assert first.latency_before_s + first.latency_after_s + second.latency_after_s == around
         assert second.latency_before_s == first.latency_after_s
 
     def test_drift_and_comparisons(self, blocks: Finished) -> None:
