@@ -53,7 +53,7 @@ class TestFinished:
         for row in result.variants:
             for measured in row.measurements:
                 assert len(measured.latency_s) == 6
-                assert len(measured.warmup_s) == 1
+                assert len(measured.warmup_s) == len(measured.discarded_s) == 1
                 assert measured.energy_j == []
                 assert measured.compile_s is None
                 assert min([*measured.latency_s, measured.load_s, measured.cold_start_s]) > 0
@@ -210,6 +210,26 @@ class TestBlocks:
         assert all(drift > 0 for drift in result.schedule.drift.values())
         assert all(edge.speedup is not None for edge in result.comparisons)
         assert result.floor is not None
+
+    def test_no_round_is_discarded_right_after_a_warm_up(self, blocks: Finished) -> None:
+        assert all(m.discarded_s == [] for row in blocks.result.variants for m in row.measurements)
+
+    def test_each_process_compiles_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        finished = sdopt(
+            tmp_path,
+            *("run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=blocks", "protocol.stage_calls=0"),
+            *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache", "grad_mode=inference_mode"),
+        )
+        assert finished.code == 0, finished.shown
+        for path in (finished.folder / "logs").iterdir():
+            found = [line for line in path.read_text().splitlines() if line.startswith("cache: ")]
+            assert found[0] == "cache: cold"
+            assert len(found) > 1
+            assert set(found[1:]) == {"cache: warm"}
+        assert not list((tmp_path / "temporary").glob("sdopt-inductor-*"))
 
     def test_says_so(self, blocks: Finished) -> None:
         assert "Measured in blocks (protocol.schedule=blocks)" in blocks.shown
@@ -507,7 +527,8 @@ class TestProcess:
 
 def test_the_sabotages_are_all_used() -> None:
     files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
-    elsewhere = {"fills_the_disk", "wants_too_much_in_a_round"}
+    elsewhere = {"fills_the_disk", "uses_the_cache", "wants_small_batches"}
+    elsewhere |= {"wants_too_much_in_a_round", "wants_too_much_from_a_round_on"}
     assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", *elsewhere}
 
 
