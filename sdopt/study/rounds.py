@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
-from sdopt.hardware.device import host_memory_gib
+from sdopt.hardware.device import Device, host_memory_gib
 from sdopt.results.records import Memory, Schedule, Status
 from sdopt.study.inspection import inspect_process
 from sdopt.study.state import StudyRun, VariantProcess
@@ -24,12 +24,13 @@ def solo_pass(run: StudyRun) -> None:
     Blocks are chosen if the processes do not fit in memory together. A variant that runs out of memory beside others is
     tried alone first: if it runs out alone too, it has failed, and the others stay interleaved.
     """
-    budget_gib = _memory_budget_gib(run)
+    budget_gib = memory_budget_gib(run.machine.device, run.protocol.memory_fraction)
     starved: list[tuple[VariantProcess, str]] = []
     for process in run.processes:
-        excess = _excess(run, budget_gib)
-        if excess is not None:
-            _use_blocks(run, excess)
+        if run.interleaved and run.protocol.schedule == "auto":
+            too_much = excess([other.footprint_gib for other in run.living], budget_gib)
+            if too_much is not None:
+                _use_blocks(run, too_much)
         if process.active:
             reason = _attempt(run, process, _measure_first_calls)
             if reason is not None:
@@ -69,7 +70,7 @@ def _measure_first_calls(run: StudyRun, process: VariantProcess) -> None:
     measurement.warmup_s = _warm_up(run, name, worker)
     run.progress.phase(name, "memory")
     measurement.memory = worker.measure_memory()
-    process.footprint_gib = _footprint_gib(measurement.memory)
+    process.footprint_gib = footprint_gib(measurement.memory)
     run.progress.advance()
 
 
@@ -97,19 +98,18 @@ def _warm_up(run: StudyRun, name: str, worker: Worker) -> list[float]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- what fits together
+# --------------------------------------------------------------------------------------------------- what fits together
 
 
-def _memory_budget_gib(run: StudyRun) -> dict[str, float]:
-    """Returns the GiB of each memory that all processes may fill together."""
-    device = run.machine.device
-    free = {"host": host_memory_gib()[1], "device": device.memory_free_gib}
-    if not device.is_cuda:
-        free = {"host": device.memory_free_gib}
-    return {kind: gib * run.protocol.memory_fraction for kind, gib in free.items()}
+def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
+    """Returns the GiB that all processes may fill together, of each memory that may run out."""
+    free = {"host": device.memory_free_gib}
+    if device.is_cuda:
+        free = {"host": host_memory_gib()[1], "device": device.memory_free_gib}
+    return {kind: gib * fraction for kind, gib in free.items()}
 
 
-def _footprint_gib(memory: Memory) -> dict[str, float]:
+def footprint_gib(memory: Memory) -> dict[str, float]:
     """Returns what an idle worker keeps, and a running one needs, of each memory that may run out."""
     if memory.cuda_peak_reserved_gib is None:
         return {"host": memory.process_peak_gib}
@@ -117,12 +117,10 @@ def _footprint_gib(memory: Memory) -> dict[str, float]:
     return {"host": memory.process_peak_gib, "device": on_card}
 
 
-def _excess(run: StudyRun, budget_gib: dict[str, float]) -> str | None:
-    """Returns why one more process as large as the largest would not fit beside those that live, if it would not."""
-    if not run.interleaved or run.protocol.schedule != "auto":
-        return None
+def excess(footprints_gib: Sequence[dict[str, float]], budget_gib: dict[str, float]) -> str | None:
+    """Returns why no process as large as the largest would fit beside those that live, or None if one would."""
     for kind, budget in budget_gib.items():
-        needs = [process.footprint_gib.get(kind, 0.0) for process in run.living]
+        needs = [footprint.get(kind, 0.0) for footprint in footprints_gib]
         if needs and sum(needs) + max(needs) > budget:
             return f"{len(needs) + 1} processes of {max(needs):.2f} GiB exceed {budget:.2f} GiB of {kind} memory"
     return None

@@ -54,7 +54,7 @@ def run_study(
                 plan, result, protocol, quality, machine, context, folder, Path(scratch), progress, presence, images
             )
             try:
-                measure_missing(run, _first_schedule(protocol, machine.device))
+                measure_missing(run, first_schedule(protocol, machine.device))
             finally:
                 run.kill_all()
         set_final_statuses(result)
@@ -95,7 +95,8 @@ def measure_missing(run: StudyRun, schedule: Schedule) -> None:
             next_schedule = None
 
 
-def _first_schedule(protocol: Protocol, device: Device) -> Schedule:
+def first_schedule(protocol: Protocol, device: Device) -> Schedule:
+    """Returns the schedule to begin with; `auto` begins interleaved if the device takes several processes at once."""
     if protocol.schedule == "blocks":
         return Schedule("blocks", "protocol.schedule=blocks")
     mode = str(device.attributes.get("compute_mode", ""))
