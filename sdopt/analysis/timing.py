@@ -62,7 +62,7 @@ def speedup(candidate: VariantResult, reference: VariantResult, confidence: floa
     if len(logs) == 1:
         return ratio(logs[0], confidence, "round")
     flat = [pair for found in pairs.values() for pair in found]
-    if len({mine.sitting for mine, _ in flat}) > 1:
+    if len({mine.session for mine, _ in flat}) > 1:
         # Between sittings the machine may have changed, for both sides alike: what is left is one ratio per replicate.
         return ratio(np.array([values.mean() for values in logs]), confidence, "process")
     in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
@@ -80,10 +80,10 @@ def paired(
         sittings: leaves out all others.
     """
     found: dict[int, list[tuple[Measurement, Measurement]]] = {}
-    others = {(measurement.replicate, measurement.sitting): measurement for measurement in reference.measurements}
+    others = {(measurement.replicate, measurement.session): measurement for measurement in reference.measurements}
     for mine in candidate.measurements:
-        other = others.get((mine.replicate, mine.sitting))
-        if other and _paired_logs(mine, other).size and (sittings is None or mine.sitting in sittings):
+        other = others.get((mine.replicate, mine.session))
+        if other and _paired_logs(mine, other).size and (sittings is None or mine.session in sittings):
             found.setdefault(mine.replicate, []).append((mine, other))
     return found
 
@@ -136,7 +136,7 @@ def compare(result: StudyResult) -> None:
         _compare(comparison, result)
         if known and comparison.speedup is not None:
             pairs = paired(result.variant(comparison.candidate), result.variant(comparison.reference)).values()
-            comparison.floor = floor(control, baseline, {mine.sitting for found in pairs for mine, _ in found})
+            comparison.floor = floor(control, baseline, {mine.session for found in pairs for mine, _ in found})
 
 
 def _compare(comparison: Comparison, result: StudyResult) -> None:
@@ -151,7 +151,7 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
     differing = other_settings(candidate, reference, ("model", "scheduler", "workload", "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
-        notes.append("no round was timed of both in the same sitting")
+        notes.append("no round was timed of both in the same session")
     comparison.note = "; ".join(notes)
 
 

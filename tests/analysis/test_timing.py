@@ -340,7 +340,7 @@ def sat(*samples: tuple[int, Any], name: str = "variant", role: str = "variant",
     """A variant of one replicate that was measured in several sittings: their numbers and latencies."""
     found = variant(*(times for _, times in samples), name=name, role=role)
     for measurement, (number, _) in zip(found.measurements, samples, strict=True):
-        measurement.replicate, measurement.sitting = replicate, number
+        measurement.replicate, measurement.session = replicate, number
     return found
 
 
@@ -364,7 +364,7 @@ class TestSittings:
         result.comparisons = [Comparison("candidate", "baseline", "x")]
         compare(result)
         assert result.comparisons[0].speedup is None
-        assert result.comparisons[0].note == "no round was timed of both in the same sitting"
+        assert result.comparisons[0].note == "no round was timed of both in the same session"
 
     def test_a_round_that_only_one_side_has_is_left_out(self) -> None:
         found = speedup(sat((0, [1, 1]), (1, [1])), sat((0, [2, 2, 100]), (1, [2, 100])), 0.95)
@@ -390,7 +390,7 @@ class TestSittings:
         mine, other = variant([0.5, 0.5], [0.4, 0.4], [5, 5], [4, 4]), variant([1, 1], [1, 1], [10, 10], [10, 10])
         for side in (mine, other):
             for number, measurement in enumerate(side.measurements):
-                measurement.replicate, measurement.sitting = number % 2, number // 2
+                measurement.replicate, measurement.session = number % 2, number // 2
         found = speedup(mine, other, 0.95)
         low, high = stats.t.interval(0.95, 1, loc=np.log([2, 2.5]).mean(), scale=stats.sem(np.log([2, 2.5])))
         assert found == Interval(
