@@ -178,6 +178,7 @@ def _study(
 ) -> "StudyResult | None":
     from sdopt.config.groups import data_sheets
     from sdopt.errors import ConflictError, OccupiedError
+    from sdopt.gate.rules import require_measured
     from sdopt.pipelines.hub import fetch_models
     from sdopt.report.table import show, terminal_table
     from sdopt.report.verdicts import verdict_table
@@ -199,6 +200,7 @@ def _study(
     if run.tracking.kind == "mlflow":
         require_mlflow()
     plan = run.study.plan(composer)
+    require_measured(plan, run.gate, run.quality, run.model)
     timeline.enter("waiting for the fork server, and asking for the device")
     sheet = run.hardware.sheet
     if run.dry_run and sheet is not None:
@@ -211,7 +213,7 @@ def _study(
     timeline.enter("composing and planning")
     command = ["sdopt", "run", *sys.argv[1:]]
     design = type(run.study).__name__.lower()
-    result = plan_result(plan, run.study.name, design, dict(run.recorded), machine, command)
+    result = plan_result(plan, run.study.name, design, run.recorded, machine, command)
     if run.dry_run:
         _show_plan(result, console)
         return None
@@ -222,7 +224,7 @@ def _study(
             scored, judged = any(row.quality for row in result.variants), result.gate or not run.gate.judges
             if not (scored and judged):
                 _assess(result, folder, run, machine, context, console)
-            if not (folder / "plot.png").is_file():
+            if not (scored and judged and (folder / "plot.png").is_file()):
                 _draw(result, folder, console)
             _track(result, folder, run.tracking, console)
             return result
@@ -275,19 +277,12 @@ def _assess(
     from sdopt.gate.calibration import calibration_for
     from sdopt.gate.judge import judge
     from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
-    from sdopt.quality.settings import features_of, reference_of
-    from sdopt.report.verdicts import write_verdicts
+    from sdopt.report.verdicts import append_step_summary
     from sdopt.results.files import write_at_last
 
     if not run.quality.metrics:
         return
-    settings = Settings(
-        features=features_of(run.quality, run.model),
-        reference=reference_of(run.quality, run.model),
-        lpips=run.quality.lpips,
-        device=machine.device.torch_name,
-        trained=run.model.weights != "random",
-    )
+    settings = Settings.of(run.quality, run.model, machine.device.torch_name)
     try:
         with console.status("quality") as status:
             evaluate_apart(result, folder, settings, context, lambda name: status.update(f"quality: {escape(name)}"))
@@ -297,21 +292,17 @@ def _assess(
         judge(result, run.gate, calibration_for(result, run.gate.calibration))
     write_at_last(result, folder)
     if run.gate.judges:
-        write_verdicts(result, result.judgements, folder)
+        append_step_summary(result, result.judgements)
 
 
 def _draw(result: "StudyResult", folder: Path, console: "Console") -> None:
-    from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
-    from sdopt.report.plots import study_plot
+    from sdopt.report.catalog import write_reports
 
-    for name, draw in (("plot", study_plot), ("images", comparison_sheet), ("broken images", broken_sheet)):
-        try:
-            path = draw(result, folder)
-        except Exception as error:  # a picture that cannot be drawn must not keep a result from being logged
-            print(f"sdopt: no {name}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
-        if path is not None:
-            console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
+    for report, error in write_reports(result, folder):
+        if error is not None:
+            print(f"sdopt: no {report.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        elif report.is_picture:
+            console.print(f"{report.name}: {folder / report.file}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _track(result: "StudyResult", folder: Path, tracking: "Tracking", console: "Console") -> None:
@@ -362,9 +353,9 @@ def _objective(run: "RunConfig", result: "StudyResult") -> Any:
     from sdopt.analysis.figures import metrics_of
     from sdopt.results.records import Status
 
-    candidates = [row for row in result.variants if row.role != "control"]
+    measured = [row for row in result.variants if row.role != "control"][-1]
     # An option that failed, or that took no effect, has nothing that a sweeper should prefer.
-    metrics = metrics_of(result, candidates[-1]) if candidates[-1].status is Status.OK else {}
+    metrics = metrics_of(result, measured) if measured.status is Status.OK else {}
     missing = [name for name in run.objective if name not in metrics]
     if missing and metrics:
         print(f"sdopt: objective={','.join(missing)}: there are {', '.join(sorted(metrics))}", file=sys.stderr)
@@ -379,7 +370,6 @@ def _summarise(folder: Path) -> int:
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.report.table import sweep_table
-    from sdopt.schema import Tracking
     from sdopt.tracking.runs import log_sweep
     from sdopt.tracking.store import TrackingError
 
@@ -396,9 +386,9 @@ def _summarise(folder: Path) -> int:
         print(f"sdopt: no table: {folder / 'sweep.md'}: {error.strerror}", file=sys.stderr)
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     studies = list(sweep.studies.values())
-    tracking = Tracking(**studies[0].config["tracking"])
+    tracking = studies[0].config.tracking
     # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
-    if all(study.config["tracking"]["kind"] == "mlflow" for study in studies):
+    if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
             log_sweep(studies, folder, sweep_markdown(sweep.rows), tracking)
         except TrackingError as error:

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdopt.quality.evaluation import Evaluator, Pictures, Settings
+from sdopt.quality.evaluation import Evaluator, Settings
+from sdopt.quality.inputs import Pictures
+from sdopt.quality.metrics import measured_metrics
 from sdopt.results.records import ImageRecord
+from sdopt.schema import Model, Quality
 from tests.quality.conftest import noisy
 
-AGAINST_BASELINE = Settings(("emojiclip",), None, lpips=False, device="cpu", trained=True)
+AGAINST_BASELINE = Settings(measured_metrics(Quality(), Model()))
 
 
 def kept(folder: Path, images: np.ndarray, seed: int = 0) -> Pictures:

@@ -21,6 +21,7 @@ from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import TrackingError, require_mlflow
 from tests.command import SMOKE, Finished, sdopt
+from tests.records import reconfigure
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -206,7 +207,7 @@ class TestContent:
     def test_long_notes_and_values_are_cut(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
         result.variants[0].reason = "because | " * 2000
-        result.config["workload"]["prompts"] = ["a prompt"] * 2000
+        reconfigure(result, "workload", prompts=["a prompt"] * 2000)
         log_study(result, folder, store.tracking)
         parent, children = store.of_study(result)
         assert len(parent.data.tags["mlflow.note.content"]) <= 8000
