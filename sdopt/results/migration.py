@@ -25,16 +25,14 @@ def migrated(document: Any) -> Any:
         raise UsageError(f"written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
     if version != 1:
         return document
-    variants = [
-        {**variant, "config": _sectioned(variant.get("config"))} if isinstance(variant, dict) else variant
-        for variant in document.get("variants") or []
-    ]
-    return {
-        **document,
-        "config": _sectioned(document.get("config")),
-        "variants": variants,
-        "schema_version": SCHEMA_VERSION,
-    }
+    variants = document.get("variants")
+    if isinstance(variants, list):
+        variants = [_with_sections(variant) for variant in variants]
+    return {**_with_sections(document), "variants": variants, "schema_version": SCHEMA_VERSION}
+
+
+def _with_sections(owner: Any) -> Any:
+    return {**owner, "config": _sectioned(owner.get("config"))} if isinstance(owner, dict) else owner
 
 
 def _sectioned(config: Any) -> Any:

@@ -63,6 +63,6 @@ def test_pairs_of_other_noise_have_no_distance(plain: Pictures, tmp_path: Path, 
 
 
 def test_of_random_weights_only_pixels_and_latents_are_compared(plain: Pictures, worse: Pictures) -> None:
-    evaluator = Evaluator(Settings(("emojiclip",), None, lpips=False, device="cpu", trained=False))
+    evaluator = Evaluator(Settings.of(Quality(), Model("emoji", "random"), "cpu"))
     assert evaluator.of_variant(plain, plain) == {}
     assert set(evaluator.of_pair(plain, worse)) == {"mse", "psnr_db", "ssim"}

@@ -125,12 +125,12 @@ class TestStudy:
     def test_metrics_of_a_variant(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
         metrics = children["bfloat16"].data.metrics
-        assert metrics["speedup/paired"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
+        assert metrics["speedup"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
         assert metrics["latency/p50_s"] > 0
         history = logged.client.get_metric_history(children["bfloat16"].info.run_id, "latency/round_s")
         samples = result.variant("bfloat16").measurements[0].latency_s
         assert [metric.value for metric in sorted(history, key=lambda m: m.step)] == pytest.approx(samples)
-        assert "speedup/paired" not in children["baseline"].data.metrics
+        assert "speedup" not in children["baseline"].data.metrics
 
     def test_images_and_evidence_of_a_variant(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
