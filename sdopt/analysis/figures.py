@@ -79,7 +79,7 @@ class Figures:
     latency: Interval | None
     """One call, as `protocol.estimator` summarises it."""
     latency_s: dict[str, float]
-    """Other summaries of the same calls (`p50`, `mean`, `p95`), and what comes before them (`load`, `cold_start`, …)."""
+    """Other summaries of the same calls (`p50`, `mean`, `p95`), and what comes before them (`load`, …)."""
     stages_ms: dict[str, float]
     images_per_s: float | None
     energy_per_image_j: float | None
@@ -178,7 +178,9 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         recompiles=_median(measurement.recompiles for measurement in measured),
         compute=_compute(result, variant, images / time.estimate) if time else None,
         memory_gib=_memory(variant),
-        headline_memory=max((m.memory.headline for m in measured if m.memory), key=lambda found: found[1], default=None),
+        headline_memory=max(
+            (m.memory.headline for m in measured if m.memory), key=lambda found: found[1], default=None
+        ),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),
         verdicts=tuple(judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name),
@@ -190,7 +192,10 @@ def _latencies(variant: VariantResult) -> dict[str, float]:
     found: dict[str, float | None] = {
         **{_LABELS.get(name, name): _estimate(variant, name) for name in ("median", "mean")},
         "p95": float(np.quantile(samples, 0.95)) if samples else None,
-        **{name: _median(getattr(m, f"{name}_s") for m in variant.measurements) for name in ("load", "cold_start", "compile")},
+        **{
+            name: _median(getattr(m, f"{name}_s") for m in variant.measurements)
+            for name in ("load", "cold_start", "compile")
+        },
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -201,6 +201,9 @@ class RuleContext:
     def apply(self, rule: Rule) -> Ruling:
         if rule.metric in MEASURES:
             return self._performance(rule)
+        least = family_of(rule.metric).decides_from
+        if len(self.candidate.images) < least:
+            return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
         paired = find_scores(self.paired, rule.metric)
         if len(mine) + len(paired) > 1:

@@ -39,7 +39,9 @@ def _problems_of(rule: Rule) -> list[str]:
     if rule.metric not in MEASURES:
         try:
             if family_of(rule.metric).higher_is_better is None and rule.test == "non_inferior":
-                problems.append(f".metric={rule.metric}: neither more nor less of it is better; test it with equivalent")
+                problems.append(
+                    f".metric={rule.metric}: neither more nor less of it is better; test it with equivalent"
+                )
         except UsageError as error:
             problems += [f".metric={problem}, {', '.join(MEASURES)}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())

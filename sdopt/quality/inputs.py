@@ -1,4 +1,4 @@
-"""What quality metrics are computed from: images of a variant, features, reference sets; each made once, when needed."""
+"""What quality metrics are computed from: images, features, reference sets; each is made once, when needed."""
 
 import math
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class Family:
         needs_pair: compares with the reference variant's images of the same prompts and seeds, and is a comparison's.
         on_request: the key of the quality section that must be true for it to be computed.
         least: images below which there is no figure.
-        decides_from: images below which it is reported, but decides nothing by itself.
+        decides_from: images below which it is reported, but no gate decides by it.
         on_random_weights: says something of a model whose weights are random.
     """
 
@@ -170,8 +170,8 @@ FAMILIES = (
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
     Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
-    Family("kid", "kernel distance, cubic kernel", False, _kid, over=_ALL, least=3, decides_from=3),
-    Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3, decides_from=3),
+    Family("kid", "kernel distance, cubic kernel", False, _kid, over=_ALL, least=3),
+    Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3),
 )  # fmt: skip
 
 

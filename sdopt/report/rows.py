@@ -102,10 +102,9 @@ def notes_of(result: StudyResult) -> list[str]:
 
 def _floor_notes(result: StudyResult) -> list[str]:
     if result.floor is not None and result.control is not None:
-        return [
-            f"A/A floor: two identical baselines differed by {100 * (result.floor - 1):.1f} %; "
-            "≈ marks a speed-up that is no larger than that."
-        ]
+        share = f"{100 * (result.floor - 1):.1f} %"
+        said = f"two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
+        return [f"A/A floor: {said}"]
     if any(variant.status.timed and variant.samples for variant in result.variants):
         return ["No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈)."]
     return []

@@ -32,7 +32,13 @@ def cell(
         for replicate in range(replicates)
     ]
     return VariantResult(
-        ", ".join(options) or "baseline", "variant", choices, [], RecordedConfig(), status=Status.OK, measurements=measurements
+        ", ".join(options) or "baseline",
+        "variant",
+        choices,
+        [],
+        RecordedConfig(),
+        status=Status.OK,
+        measurements=measurements,
     )
 
 

@@ -34,7 +34,9 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
 
 def study(*variants: VariantResult, comparisons: list[Comparison]) -> StudyResult:
     environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
-    return StudyResult("s", "explicit", "now", environment, RecordedConfig(), list(variants), comparisons, variants[0].name)
+    return StudyResult(
+        "s", "explicit", "now", environment, RecordedConfig(), list(variants), comparisons, variants[0].name
+    )
 
 
 def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) -> np.ndarray:

@@ -77,7 +77,9 @@ def study(candidate: VariantResult, reference: VariantResult | None = None, **pa
     control = variant("control", role="control", seconds=0.1)
     edge = Comparison(candidate.name, reference.name, "it", quality=paired)
     rows = [reference, candidate, control]
-    result = StudyResult("s", "pair", "2026-01-01T00:00:00", environment, RecordedConfig(), rows, [edge], reference.name)
+    result = StudyResult(
+        "s", "pair", "2026-01-01T00:00:00", environment, RecordedConfig(), rows, [edge], reference.name
+    )
     result.comparisons.append(Comparison("control", reference.name, "nothing"))
     compare(result)
     return result

@@ -8,8 +8,10 @@ from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.gate.rules import require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.results.records import ImageRecord, Score, Verdict
 from sdopt.schema import Gate, Rule
 from tests.command import sdopt
+from tests.gate.test_judge import study, variant, verdict
 
 
 def problems(composer: type[HydraComposer], *overrides: str) -> list[str]:
@@ -43,8 +45,12 @@ class TestMeasured:
 
     def test_random_weights_are_judged_by_parity_alone(self, composer: type[HydraComposer]) -> None:
         random = ["model=sd15", "model.weights=random", "gate=default"]
-        assert any("clip_score" in said and "random weights" in said for said in problems(composer, *random, "precision=bf16"))
-        parity = "+gate.rules={lossy: [{metric: mse, test: at_most, limit: 1}, {metric: speedup, test: at_least, limit: 1}]}"
+        assert any(
+            "clip_score" in said and "random weights" in said for said in problems(composer, *random, "precision=bf16")
+        )
+        parity = (
+            "+gate.rules={lossy: [{metric: mse, test: at_most, limit: 1}, {metric: speedup, test: at_least, limit: 1}]}"
+        )
         assert problems(composer, "model=sd15", "model.weights=random", parity, "precision=bf16") == []
 
     def test_rules_for_contracts_that_no_variant_has_are_left_alone(self, composer: type[HydraComposer]) -> None:
@@ -70,3 +76,10 @@ def test_what_has_no_better_way_is_not_tested_for_being_worse() -> None:
     with pytest.raises(UsageError, match="neither more nor less of it is better"):
         require_rules(Gate("g", {"lossy": [Rule("brightness", margin=0.1)]}))
     require_rules(Gate("g", {"lossy": [Rule("brightness", "equivalent", margin=0.1)]}))
+
+
+def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> None:
+    many = [ImageRecord("a", number, 0, 0, f"images/{number}.png") for number in range(2000)]
+    for images, expected in ((many[:1999], Verdict.NOT_COMPARABLE), (many, Verdict.PASS)):
+        result = study(variant("it", quality={"fid_x": Score(1.0, note="against a set")}, images=images))
+        assert verdict(result, Rule("fid", "at_most", limit=2.0, confidence=None)).verdict is expected

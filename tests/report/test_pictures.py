@@ -26,8 +26,8 @@ class TestPictures:
     def test_a_sheet_has_a_column_for_each_variant_and_a_row_for_each_prompt(
         self, finished: Finished, result: StudyResult
     ) -> None:
-        with Image.open(finished.folder / "comparison.png") as sheet:
-            whole = sheet.size
+        with Image.open(finished.folder / "comparison.png") as picture:
+            whole = picture.size
         result.variants = [row for row in result.variants if row.name != "bfloat16"]
         result.variant("baseline").images = result.variant("baseline").images[:2]
         result.comparisons = [edge for edge in result.comparisons if edge.candidate != "bfloat16"]
@@ -74,11 +74,11 @@ class TestPictures:
         assert [orange in shown[name] for name in ("gain", "loss", "")] == [False, True, False]
 
     def test_a_waterfall_goes_on_from_step_to_step_by_the_paired_speedups(self) -> None:
-        def ratio(*bounds: float) -> Ratio:
-            return Ratio(SPEEDUP, Interval(*bounds), 1.0)
+        def step(name: str, reference: str, interval: Interval) -> Bar:
+            return Bar(name, reference, Ratio(SPEEDUP, interval, 1.0))
 
-        steps = [Bar("+ a", "baseline", ratio(2.0, 1.8, 2.2)), Bar("+ b", "+ a", ratio(0.5, 0.4, 0.6))]
-        chained = _chained([*steps, Bar("+ d", "+ c", ratio(3.0))])
+        steps = [step("+ a", "baseline", Interval(2.0, 1.8, 2.2)), step("+ b", "+ a", Interval(0.5, 0.4, 0.6))]
+        chained = _chained([*steps, step("+ d", "+ c", Interval(3.0))])
         assert [(bar.start, bar.end) for bar in chained] == [(1.0, 2.0), (2.0, 1.0), (1.0, 3.0)]
         assert chained[1].whiskers == (0.8, 1.2)
         assert chained[2].whiskers is None
