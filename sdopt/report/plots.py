@@ -39,11 +39,11 @@ def study_plot(result: StudyResult) -> bytes | None:
         figure.set_size_inches(3.2 + 1.2 * len(names), 2.4 + 0.8 * len(names))
         _heat_map(figure.add_subplot(), effects, names)
     elif result.design == "cumulative":
-        _draw_bars(figure.add_subplot(), result, _chained(bars), "speed-up over the baseline, step by step")
+        _draw_bars(figure.add_subplot(), _chained(bars), "speed-up over the baseline, step by step", None)
     else:
         references = {bar.reference for bar in bars}
         against = f" against {next(iter(references))}" if len(references) == 1 else ""
-        _draw_bars(figure.add_subplot(), result, bars, f"speed-up{against}")
+        _draw_bars(figure.add_subplot(), bars, f"speed-up{against}", result.floor)
     figure.suptitle(f"{result.name} on {result.environment.device['name']}", fontsize=11)
     FigureCanvasAgg(figure)
     stream = BytesIO()
@@ -79,7 +79,7 @@ def _chained(bars: Sequence[Bar]) -> list[Bar]:
     return chained
 
 
-def _draw_bars(axes: Axes, result: StudyResult, bars: Sequence[Bar], title: str) -> None:
+def _draw_bars(axes: Axes, bars: Sequence[Bar], title: str, floor: float | None) -> None:
     """A bar per comparison on a logarithmic axis, on which a gain and a loss of the same factor are as long."""
     ends = [1.0]
     for row, bar in enumerate(bars):
@@ -91,17 +91,19 @@ def _draw_bars(axes: Axes, result: StudyResult, bars: Sequence[Bar], title: str)
             axes.errorbar(bar.end, -row, xerr=[[bar.end - low], [high - bar.end]], color="black", capsize=3, lw=1)
             right = max(right, high)
             ends += [low, high]
-        axes.annotate(f" {speedup_text(bar.ratio)}", (right, -row), va="center", fontsize=8)
-    several = len({bar.reference for bar in bars}) > 1
-    names = [f"{bar.name}\nagainst {bar.reference}" if several else bar.name for bar in bars]
+        total = "" if bar.start == 1 else f", {bar.end:.2f}× in all"
+        axes.annotate(f" {speedup_text(bar.ratio)}{total}", (right, -row), va="center", fontsize=8)
+    # Of bars that begin at 1 it is not plain against what they are, unless all are against the same.
+    several = len({bar.reference for bar in bars if bar.start == 1}) > 1
+    names = [f"{bar.name}\nagainst {bar.reference}" if several and bar.start == 1 else bar.name for bar in bars]
     axes.set_yticks([-row for row in range(len(bars))], names, fontsize=9)
     axes.axvline(1, color="black", linewidth=0.8)
-    if result.floor:
-        axes.axvspan(1 / result.floor, result.floor, color=_COLOURS[0], alpha=0.2, linewidth=0)
-        ends += [1 / result.floor, result.floor]
+    if floor:
+        axes.axvspan(1 / floor, floor, color=_COLOURS[0], alpha=0.2, linewidth=0, zorder=0)
+        ends += [1 / floor, floor]
     _log_axis(axes, min(ends), max(ends))
-    floor = "; shaded: A/A floor" if result.floor else ""
-    axes.set_xlabel(f"{title} (right of 1 is faster; blue gain, orange loss, grey neither{floor})", fontsize=8)
+    shaded = "; shaded: A/A floor" if floor else ""
+    axes.set_xlabel(f"{title}\n(right is faster; blue: gain, orange: loss, grey: neither{shaded})", fontsize=9)
 
 
 def _log_axis(axes: Axes, low: float, high: float) -> None:

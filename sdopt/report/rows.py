@@ -130,8 +130,11 @@ def _sampling_notes(result: StudyResult) -> list[str]:
     if samples:
         sessions = len(result.sittings)
         where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
-        paired = "times of the same round" if sessions <= 1 else "rounds of the same session"
-        notes.append(f"{where}A speed-up pairs {paired}, so it need not be the ratio of the two latencies shown.")
+        rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
+        notes.append(
+            f"{where}A speed-up is a ratio of geometric means over {rounds}, "
+            "so it need not be the ratio of the two latencies shown."
+        )
     disturbing = sorted({other for sitting in result.sittings for other in sitting.disturbed_by})
     if disturbing:
         notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
