@@ -17,6 +17,7 @@ from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
 from sdopt.results.records import Status, StudyResult
 from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load, operations_of
+from tests.records import reconfigure
 
 
 def stages_of(session: PipelineHost, **changes: Any) -> list[str]:
@@ -234,8 +235,8 @@ class TestMetrics:
         assert found["compute/achieved_tflops"] == pytest.approx(
             found["compute/tflop_per_image"] * found["throughput/images_per_s"]
         )
-        assert found["speedup/paired"] == result.comparisons[1].speedup.estimate  # type: ignore[union-attr]
-        assert found["memory/ratio"] == result.comparisons[1].memory_ratio.estimate  # type: ignore[union-attr]
+        assert found["speedup"] == result.comparisons[1].speedup.estimate  # type: ignore[union-attr]
+        assert found["memory_ratio"] == result.comparisons[1].memory_ratio.estimate  # type: ignore[union-attr]
         assert found["stage/vae_decoder_ms"] > 0
         assert found["latency/cold_start_s"] > 0
         assert not [name for name in found if name.startswith(("energy/", "cost/", "compile/"))]
@@ -243,7 +244,7 @@ class TestMetrics:
 
     def test_cost_where_there_is_a_price(self, result: StudyResult) -> None:
         row = result.variant("baseline")
-        row.config["hardware"]["price_per_hour"] = 3.6
+        reconfigure(row, "hardware", price_per_hour=3.6)
         row.measurements[0].latency_s = [2.0]
         assert metrics_of(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
 
@@ -252,7 +253,7 @@ class TestMetrics:
 
     def test_of_the_baseline_there_is_no_speedup(self, result: StudyResult) -> None:
         found = metrics_of(result, result.variant("baseline"))
-        assert not [name for name in found if name.startswith("speedup/")]
+        assert not [name for name in found if name.startswith("speedup")]
 
     def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
         """Half a measurement would rank it beside those that were measured whole."""

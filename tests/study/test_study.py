@@ -130,10 +130,10 @@ class TestFinished:
 
     def test_the_whole_configuration_is_kept(self, result: StudyResult) -> None:
         row = rows(result)["batches of four"]
-        assert row.config["workload"]["batch_size"] == 4
+        assert row.config.workload.batch_size == 4
         assert row.overrides[-1] == "workload.batch_size=4"
-        assert result.config["workload"]["batch_size"] == 1
-        assert "hydra" not in result.config
+        assert result.config.workload.batch_size == 1
+        assert "hydra" not in result.config.options
 
     @pytest.mark.usefixtures("finished")
     def test_no_worker_is_left(self) -> None:
