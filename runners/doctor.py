@@ -46,10 +46,11 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
 
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
-    from sdopt.doctor.diagnosis import diagnose, list_cards
+    from sdopt.doctor.diagnosis import diagnose
     from sdopt.doctor.options import check_options
     from sdopt.doctor.tables import sheet_yaml, tables
     from sdopt.errors import ConflictError, UsageError
+    from sdopt.hardware.device import list_cards
     from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
     from sdopt.worker.machine import find_machine, planned_machine
@@ -71,6 +72,8 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
                 raise
             print(f"sdopt: {error}", file=sys.stderr)
             machine, context = find_machine(context, replace(hardware, device="cpu"), data_sheets)
+        for warning in machine.warnings:
+            print(f"sdopt: {warning}", file=sys.stderr)
         if arguments.save and (planned or arguments.quick):
             raise UsageError("--save: there are no ceilings to save of a card that is not here, or with --quick")
         if arguments.save and arguments.save.absolute().parent.name != "hardware":
@@ -84,7 +87,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
                 ceilings = in_process(context, measure_ceilings, machine.device, what="the ceilings")
     found = diagnose(machine, cards, planned, options, ceilings)
     if arguments.json:
-        rates = [{"rate": ceiling.rate, "unit": ceiling.unit} for ceiling in ceilings]
+        rates = [{"rate": None if ceiling.failure else ceiling.rate, "unit": ceiling.unit} for ceiling in ceilings]
         plain = asdict(found)
         plain["ceilings"] = [kept | rate for kept, rate in zip(plain["ceilings"], rates, strict=True)]
         print(json.dumps(plain, indent=1))

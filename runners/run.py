@@ -205,6 +205,8 @@ def _study(
         machine = planned_machine(sheet)
     else:
         machine, context = find_machine(context, run.hardware, data_sheets)
+    for problem in machine.warnings:
+        print(f"sdopt: {problem}", file=sys.stderr)
     if not run.dry_run:
         timeline.enter("fetching models")
         fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])

@@ -103,6 +103,7 @@ def _memory(variant: VariantResult) -> dict[str, float]:
         "memory/loaded_allocated_gib": "cuda_loaded_gib",
         "memory/peak_allocated_gib": "cuda_peak_allocated_gib",
         "memory/peak_reserved_gib": "cuda_peak_reserved_gib",
+        "memory/graph_pools_gib": "cuda_graph_pools_gib",
         "memory/nvml_process_gib": "nvml_process_gib",
     }
     memories = [m.memory for m in variant.measurements if m.memory]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from sdopt.analysis.bounds import pseudo_values, subtract
 from sdopt.errors import UsageError
+from sdopt.hardware.arithmetic import tf32
 from sdopt.quality.appearance import brightness, contrast, fine_detail
 from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import ReferenceSet, cmmd, fid, kid, reference_set
@@ -180,6 +181,8 @@ class Evaluator:
         return self._references[key]
 
 
+# A GPU would round the networks' convolutions to TF32, and their figures would differ from a CPU's.
+@tf32(allowed=False)
 def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> None:
     """Fills in scores, trips and floors of every variant and comparison that has images.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.figures import metrics_of, peak_rate
+from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.timing import MINIMUM_ROUNDS, latency, within_floor
 from sdopt.results.records import Comparison, Effect, Interval, Status, StudyResult, VariantResult
 from sdopt.study.designs import difference
@@ -61,7 +62,7 @@ def _ratio(interval: Interval, mark: str) -> str:
 
 
 def _memory(variant: VariantResult, edge: Comparison | None) -> str:
-    peaks = [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
+    peaks = [m.memory.headline[1] for m in variant.measurements if m.memory and m.memory.headline]
     if not peaks:
         return ""
     ratio = f" ({edge.memory_ratio.estimate:.2f}×)" if edge and edge.memory_ratio else ""
@@ -109,13 +110,14 @@ def notes_of(result: StudyResult) -> list[str]:
     disturbing = sorted({other for sitting in result.sittings for other in sitting.disturbed_by})
     if disturbing:
         notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
-    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}
+    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory and m.memory.headline}
     memory = {
-        "peak_allocated_gib": "peak that PyTorch allocated on the device",
+        "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs hold",
         "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
     }
     notes += [f"Memory: {memory[name]}." for name in sorted(names)]
     notes += _card_notes(result)
+    notes += gpu_notes(result)
     if result.effects:
         notes.append(
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "

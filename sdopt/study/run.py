@@ -340,10 +340,10 @@ class _Run:
     def _time(self, lane: _Lane, number: int) -> None:
         assert lane.worker is not None
         self.progress.phase(lane.row.name, "timing", number + 1)
-        seconds, joules = lane.worker.ask("time_once")
+        seconds, state = lane.worker.ask("time_once")
         lane.measurement.latency_s.append(seconds)
-        if joules is not None:
-            lane.measurement.energy_j.append(joules)
+        if state is not None:
+            lane.measurement.gpu.append(state)
         self.progress.advance()
 
     def blocks(self) -> None:
@@ -421,6 +421,10 @@ class _Run:
             self.progress.advance()
         self.progress.phase(row.name, "evidence")
         measurement.evidence = self._afterwards(lane, "prove", [])
+        measurement.denoiser_busy_s = self._afterwards(lane, "denoiser_busy_s", None)
+        self.progress.phase(row.name, "energy")
+        joules = self._afterwards(lane, "measure_energy", None)
+        measurement.energy_j += [] if joules is None else [joules]
         self.progress.advance()
         if measurement.replicate == 0 and not any(other.complete for other in row.measurements if not other.replicate):
             work = repr(lane.variant.work)
@@ -477,4 +481,4 @@ def _footprint(memory: Memory) -> float:
     """What an idle worker keeps, and a running one needs, on the device that may run out."""
     if memory.cuda_peak_reserved_gib is not None:
         return memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
-    return memory.process_peak_gib
+    return memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib

@@ -16,7 +16,7 @@ from typing import Any
 from sdopt.hardware.device import Device
 from sdopt.results.records import Status
 from sdopt.variant import Variant
-from sdopt.worker.forkserver import StartContext
+from sdopt.worker.forkserver import StartContext, start
 from sdopt.worker.protocol import WorkerError
 from sdopt.worker.session import serve
 
@@ -48,7 +48,7 @@ class Worker:
         self._process = context.Process(
             target=serve, args=(theirs, life, variant, device, str(log), str(self._cache)), daemon=False
         )
-        self._process.start()
+        start(self._process)
         theirs.close()
         life.close()
 
