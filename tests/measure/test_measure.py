@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.analysis.figures import metrics_of
 from sdopt.errors import UsageError
-from sdopt.hardware.device import Device, ask_nvml, describe_cpu, energy_j, probe_device
+from sdopt.hardware.device import Device, describe_cpu, probe_device
+from sdopt.hardware.nvml import GpuMonitor, ask_nvml
 from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
@@ -217,7 +218,7 @@ class TestDevice:
         assert CPU.needs_cuda("it") == [f"it needs a CUDA device; this runs on {CPU.name}"]
 
     def test_nobody_counts_the_energy_of_a_cpu(self) -> None:
-        assert energy_j(CPU) is None
+        assert GpuMonitor(CPU).energy_j() is None
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
     def test_without_a_driver_nobody_answers(self) -> None:
