@@ -134,7 +134,9 @@ class Sdpa(Optimization):
             return []
         takes = f"up to {largest}" + (", in multiples of 8" if self.backend == "cudnn" else "")
         sizes = ", ".join(map(str, wide))
-        found = f"the {self.backend} kernel takes attention heads of {takes} channels here, and this model's have {sizes}"
+        found = (
+            f"the {self.backend} kernel takes attention heads of {takes} channels here, and this model's have {sizes}"
+        )
         return [f"{found}: choose attention=default or mem_efficient"]
 
     @override

@@ -26,7 +26,7 @@ def test_a_product_that_fails_is_reported_and_the_others_are_measured(monkeypatc
 
 
 def test_the_second_matrix_of_eight_bits_is_read_column_by_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS multiplies no two row-major matrices of int8."""
+    """CuBLAS multiplies no two row-major matrices of int8."""
     seen = []
     monkeypatch.setattr(torch, "_int_mm", lambda left, right: seen.append((left.stride(), right.stride())))
     ceilings._multiply(CPU, "int8", 64)()

@@ -36,4 +36,6 @@ def test_work_that_overlaps_counts_once() -> None:
 
 
 def test_a_cpu_has_no_such_time() -> None:
-    assert trace_of([event for event in EVENTS if event["cat"] in ("user_annotation", "cpu_op")]).denoiser_busy_s is None
+    assert (
+        trace_of([event for event in EVENTS if event["cat"] in ("user_annotation", "cpu_op")]).denoiser_busy_s is None
+    )

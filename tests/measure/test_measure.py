@@ -15,7 +15,7 @@ from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
-from sdopt.results.records import Status, StudyResult
+from sdopt.results.records import GpuState, Status, StudyResult
 from sdopt.worker.session import Session
 from tests.conftest import CPU, Compose, Load, operations_of
 
@@ -223,6 +223,53 @@ class TestDevice:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
     def test_without_a_driver_nobody_answers(self) -> None:
         assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
+
+
+class TestAroundACall:
+    """What a worker reads of a card beside the time of a call; the card is a stand-in."""
+
+    class Card:
+        def __init__(self, per_call_j: float) -> None:
+            self.per_call_j, self.joules = per_call_j, 1000.0
+
+        def throttled_ns(self) -> dict[str, int]:
+            return {"temperature": 5}
+
+        def state(self, before: dict[str, int], seconds: float) -> GpuState:
+            assert before == {"temperature": 5}
+            return GpuState(sm_clock_mhz=round(1000 * seconds), throttled=["temperature"])
+
+        def energy_j(self) -> float:
+            return self.joules
+
+    def test_a_timed_call_comes_with_the_state_of_the_card(self, session: Load) -> None:
+        loaded = session()
+        assert loaded.time_once()[1] is None
+        loaded._monitor = self.Card(2.0)  # type: ignore[assignment]
+        seconds, state = loaded.time_once()
+        assert state == GpuState(sm_clock_mhz=round(1000 * seconds), throttled=["temperature"])
+
+    def test_energy_is_the_mean_of_calls_over_five_seconds(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loaded, card, now = session(), self.Card(2.0), 0.0
+        assert loaded.measure_energy() is None
+
+        def call() -> None:
+            nonlocal now
+            now += 0.3
+            card.joules += card.per_call_j
+
+        monkeypatch.setattr(loaded, "_monitor", card)
+        monkeypatch.setattr(loaded, "_call", call)
+        monkeypatch.setattr("sdopt.worker.session.time.perf_counter", lambda: now)
+        assert loaded.measure_energy() == pytest.approx(2.0)
+        assert now >= 5.0
+
+    def test_a_cpu_is_busy_for_no_time_of_a_device(self, session: Load) -> None:
+        loaded = session()
+        loaded.prove()
+        assert loaded.denoiser_busy_s() is None
 
 
 class TestMetrics:
