@@ -1,5 +1,6 @@
 """Stand-ins for a card, its driver and NVML, which let a machine without one run what reads them."""
 
+import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,10 @@ class NVMLError(Exception):
 
 
 class Nvml(ModuleType):
-    """NVML of one card; what it is to answer are its attributes, and NVMLError where one is missing."""
+    """NVML of one card.
+
+    It has `answers` by the end of a function's name, as in `PowerUsage` or `ClockInfo:1`; it raises NVMLError for all else.
+    """
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -43,12 +47,12 @@ class Nvml(ModuleType):
         return "card"
 
     def __getattr__(self, name: str) -> Any:
-        def answer(handle: str = "", *arguments: Any) -> Any:
+        def answer(_handle: str = "", *arguments: Any) -> Any:
             short = name.removeprefix("nvmlDeviceGet").removeprefix("nvml")
-            found = self.answers.get((short, *arguments), self.answers.get(short))
+            found = self.answers.get(":".join([short, *map(str, arguments)]), self.answers.get(short))
             if found is None:
                 raise NVMLError(name)
-            return found(handle) if callable(found) else found
+            return found
 
         if not name.startswith("nvml"):
             raise AttributeError(name)
@@ -57,5 +61,5 @@ class Nvml(ModuleType):
 
 def install(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, uuid: str = UUID) -> None:
     """Puts NVML in place, and a card with a UUID as PyTorch gives it."""
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))

@@ -1,5 +1,6 @@
 """Cards that cannot be used: a driver that is too old, a build without their kernels, a build without CUDA."""
 
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -69,7 +70,7 @@ def test_a_card_without_kernels_leaves_auto_the_cpu(monkeypatch: pytest.MonkeyPa
 def test_a_card_that_pytorch_has_no_cuda_for_is_named(
     monkeypatch: pytest.MonkeyPatch, hidden: bool, cards: int, warned: bool
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", Nvml(DeviceGetCount=cards, Count=cards))
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(DeviceGetCount=cards, Count=cards))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

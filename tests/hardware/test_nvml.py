@@ -1,6 +1,7 @@
 """What NVML says of a card: found by UUID, sliced or whole; throttled calls; energy; what it leaves unanswered."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +72,7 @@ class TestMonitor:
         return found
 
     def test_reads_clocks_temperature_and_power(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clocks = {("ClockInfo", 1): 1980, ("ClockInfo", 2): 3201, ("Temperature", 0): 61}
+        clocks = {"ClockInfo:1": 1980, "ClockInfo:2": 3201, "Temperature:0": 61}
         nvml = Nvml(PowerUsage=612345, EnforcedPowerLimit=700000, CurrentClocksThrottleReasons=0x1)
         nvml.answers |= clocks
         install(monkeypatch, nvml)
@@ -98,12 +99,12 @@ class TestMonitor:
         self, monkeypatch: pytest.MonkeyPatch, ns: int, throttled: list[str]
     ) -> None:
         nvml = Nvml(CurrentClocksThrottleReasons=0x1)
-        nvml.answers[("ViolationStatus", 1)] = SimpleNamespace(violationTime=1_000)
+        nvml.answers["ViolationStatus:1"] = SimpleNamespace(violationTime=1_000)
         install(monkeypatch, nvml)
         monitor = GpuMonitor(CARD)
         before = monitor.throttled_ns()
         assert before == {"temperature": 1_000}
-        nvml.answers[("ViolationStatus", 1)] = SimpleNamespace(violationTime=1_000 + ns)
+        nvml.answers["ViolationStatus:1"] = SimpleNamespace(violationTime=1_000 + ns)
         found = monitor.state(before, seconds=1.0)
         assert found is not None
         assert found.throttled == throttled
@@ -121,6 +122,6 @@ class TestMonitor:
 
 
 def test_without_nvml_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
     assert GpuMonitor(CARD).energy_j() is None
