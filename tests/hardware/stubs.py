@@ -17,7 +17,8 @@ class NVMLError(Exception):
 class Nvml(ModuleType):
     """NVML of one card.
 
-    It has `answers` by the end of a function's name, as in `PowerUsage` or `ClockInfo:1`; it raises NVMLError for all else.
+    Its `answers` go by the end of a function's name, as in `PowerUsage` or `ClockInfo:1`.
+    Everything else raises NVMLError.
     """
 
     NVMLError = NVMLError
