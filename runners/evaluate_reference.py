@@ -104,7 +104,7 @@ def _evaluate(model: Path, folder: Path, note: "Note") -> "list[Figure]":
         figures += clip_figures(evaluate_clip(clip, dataset, captions, made))
     if (tiny / "config.json").is_file():
         note("the tiny autoencoder")
-        network = AutoencoderTiny.from_pretrained(tiny, torch_dtype=torch.float32)
+        network = AutoencoderTiny.from_pretrained(tiny, dtype=torch.float32)
         figures += tiny_figures(network, pipeline, dataset, prompts["training"][:32], seed)
     if (loras / "figures.json").is_file():
         figures += lora_figures(json.loads((loras / "figures.json").read_text()))

@@ -117,7 +117,7 @@ def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
     if pipeline is not None:
         if not (Path(pipeline) / "vae").is_dir():
             raise UsageError(f"start_from={pipeline}: there is no vae/ in it; name a pipeline folder")
-        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", torch_dtype=torch.float32)
+        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", dtype=torch.float32)
     network = build_autoencoder()
     # Latents that start as noisy as they are large tempt the decoder to ignore them: start them nearly noiseless.
     with torch.no_grad():

@@ -77,12 +77,14 @@ Diffusion and loads as a `StableDiffusionPipeline`, so that everything which can
 tried on any machine, in seconds, offline. It is an instrument for measuring optimizations, not for making pictures.
 
 ```python
-import torch
 from diffusers import StableDiffusionPipeline
 
-pipeline = StableDiffusionPipeline.from_pretrained("sdopt/reference/emoji", dtype=torch.float32)
+pipeline = StableDiffusionPipeline.from_pretrained("sdopt/reference/emoji")
 pipeline("police officer on a blue background", num_inference_steps={STEPS}, guidance_scale={GUIDANCE}).images[0]
 ```
+
+The files hold float16. Without a `dtype` all networks load in float32; `dtype=torch.float16` or \
+`dtype=torch.bfloat16` loads all of them in that type.
 
 A plain name (`police officer`) gives the flat style on white; `… on a blue background` puts it on one of \
 {len(BACKGROUNDS)} colours ({", ".join(BACKGROUNDS)}). `…, glossy style`, `…, noto style` and `…, retro style` ask for \

@@ -53,7 +53,7 @@ def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPText
     if pipeline is None:
         return build_denoiser(), build_text_encoder()
     return (
-        UNet2DConditionModel.from_pretrained(pipeline, subfolder="unet", torch_dtype=torch.float32),
+        UNet2DConditionModel.from_pretrained(pipeline, subfolder="unet", dtype=torch.float32),
         CLIPTextModel.from_pretrained(pipeline, subfolder="text_encoder", dtype=torch.float32),
     )
 

@@ -70,7 +70,7 @@ def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
     if config.start_from is None or (folder / Stage.denoiser.value).exists():
         return assemble(folder)
     return StableDiffusionPipeline.from_pretrained(
-        config.start_from, torch_dtype=torch.float32, local_files_only=True, safety_checker=None
+        config.start_from, dtype=torch.float32, local_files_only=True, safety_checker=None
     )
 
 
@@ -117,6 +117,7 @@ def export(config: TrainReferenceConfig) -> None:
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     pipeline.save_pretrained(fresh)
+    load_in_single_precision(fresh / "text_encoder")
     pipeline.to(dtype=torch.float32)
     (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
     write_card(fresh)
@@ -151,6 +152,7 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     load_clip(folder).half().save_pretrained(fresh)
+    load_in_single_precision(fresh)
     tokenizer.save_pretrained(fresh)
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     processor = CLIPImageProcessorPil(
@@ -201,6 +203,20 @@ def export_loras(config: TrainReferenceConfig) -> None:
     if not model.exists():
         raise missing_stage(Stage.loras.value, model)
     copy_in(model, Path(config.export.companions) / Stage.loras.value)
+
+
+def load_in_single_precision(model: Path) -> None:
+    """Makes a saved transformers model load as float32 unless the caller asks for another `dtype`.
+
+    transformers takes the default from `config.json`, where it recorded the type of the saved weights. diffusers always
+    takes float32. A pipeline loaded without a `dtype` would mix both types, and its first call would fail.
+
+    Args:
+        model: folder that `save_pretrained` of transformers wrote.
+    """
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
 
 
 def copy_in(model: Path, target: Path) -> None:

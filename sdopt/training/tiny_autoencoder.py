@@ -143,7 +143,7 @@ def load_tiny_autoencoder(folder: Path) -> AutoencoderTiny:
 
     if not (folder / "model").exists():
         raise missing_stage("tiny_autoencoder", folder / "model")
-    return AutoencoderTiny.from_pretrained(folder / "model", torch_dtype=torch.float32).eval().requires_grad_(False)
+    return AutoencoderTiny.from_pretrained(folder / "model", dtype=torch.float32).eval().requires_grad_(False)
 
 
 def compare_on_pictures(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diffusers import StableDiffusionPipeline
 
 from sdopt.reference import MODEL
 from sdopt.training.data import DRAWINGS, EMOJIBASE, Dataset, DrawingSet, Package, build
@@ -37,6 +38,14 @@ def pack(folder: Path, package: Package, files: dict[str, Any]) -> Package:
             tar.addfile(entry, io.BytesIO(raw))
     digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     return replace(package, integrity=f"sha512-{digest}")
+
+
+@pytest.fixture(scope="session")
+def pipeline() -> StableDiffusionPipeline:
+    """The packaged pipeline. A test that changes it changes it back."""
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 @pytest.fixture

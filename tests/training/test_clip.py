@@ -205,7 +205,7 @@ def test_it_trains_and_writes_a_folder_that_transformers_loads(
     run(configure([*options, "clip.steps=60"]))
     losses = [json.loads(line)["loss"] for line in (work_folder / "clip/log.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.8 * losses[0]
-    CLIPModel.from_pretrained(target, local_files_only=True)
+    assert CLIPModel.from_pretrained(target, local_files_only=True).dtype == torch.float32
     CLIPProcessor.from_pretrained(target, local_files_only=True)
     card = (target / "README.md").read_text()
     assert "60 steps of 8 pictures" in card

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
 from runners.train_reference import configure
@@ -44,7 +45,8 @@ def train_toy(folder: Path, *, steps: int, resume: bool, stop_at: int | None = N
         if step == stop_at:
             raise KeyboardInterrupt
         x = torch.randn(16, 4, generator=generator(0, 9, step))
-        return (network(x) - x.sum(dim=1, keepdim=True)).square().mean()
+        error: Tensor = network(x) - x.sum(dim=1, keepdim=True)
+        return error.square().mean()
 
     schedule = Schedule(learning_rate=0.05, warmup_steps=3, ema=0.9, seconds=60, steps=steps)
     done = fit(network, loss, schedule, folder, title="toy", resume=resume, checkpoint_seconds=0, average=average)
@@ -207,6 +209,8 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
         run(configure([*common, "stage=export"]))
     run(configure([*common, "stage=loras", "loras.steps=1"]))
     run(configure([*common, "stage=export"]))
+    exported = StableDiffusionPipeline.from_pretrained(work_folder / "emoji", local_files_only=True)
+    assert exported.text_encoder.dtype == exported.unet.dtype == torch.float32
     assert (work_folder / "sheet.png").exists()
     assert set(json.loads((work_folder / "prompts.json").read_text())) == {
         "gate",
@@ -238,7 +242,6 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the packaged weights: on those of a few steps there is nothing for a LoRA to restyle."""
-    from diffusers import StableDiffusionPipeline
     from safetensors.torch import save_file
 
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
