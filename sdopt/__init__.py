@@ -1,3 +1,45 @@
-"""Measured ablations of Stable Diffusion optimizations."""
+"""Measured ablations of Stable Diffusion optimizations: speed, memory and images, against a baseline in the same run.
+
+>>> import sdopt
+>>> result = sdopt.run("experiment=quickstart", "protocol=smoke")  # overrides as on the command line
+>>> result.table()  # a pandas DataFrame, a row per variant
+>>> sdopt.load_result("outputs/runs/quickstart/2026-01-31_23-59-59-0")
+
+Nothing heavy is imported before it is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sdopt.errors import ConflictError, UnavailableError, UsageError
+    from sdopt.experiment import run
+    from sdopt.results.files import read_result as load_result
+    from sdopt.results.records import StudyResult
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "run": ("sdopt.experiment", "run"),
+    "load_result": ("sdopt.results.files", "read_result"),
+    "StudyResult": ("sdopt.results.records", "StudyResult"),
+    "UsageError": ("sdopt.errors", "UsageError"),
+    "ConflictError": ("sdopt.errors", "ConflictError"),
+    "UnavailableError": ("sdopt.errors", "UnavailableError"),
+}
+
+__all__ = ["ConflictError", "StudyResult", "UnavailableError", "UsageError", "__version__", "load_result", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sdopt' has no attribute '{name}'")
+    module, attribute = _PUBLIC[name]
+    found = getattr(import_module(module), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,7 @@
 """What a user can get wrong, as one exception that never shows a traceback."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class UsageError(Exception):
@@ -9,6 +10,8 @@ class UsageError(Exception):
     Args:
         problems: one line each, naming the key at fault and the way out; all are shown together.
     """
+
+    exit_code: ClassVar[int] = 2
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -24,3 +27,20 @@ class ConflictError(UsageError):
 
 class OccupiedError(UsageError):
     """A folder that another process writes, or that holds the result of another run."""
+
+
+class UnavailableError(Exception):
+    """Something that a command needs cannot be had or done: exit code 3.
+
+    Args:
+        problems: one line each, saying what failed and the way out.
+    """
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__(self.problems)  # the list, because it travels between processes
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)

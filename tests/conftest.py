@@ -14,7 +14,7 @@ from hydra import initialize_config_dir
 from PIL import Image
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import CONF
+from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device, probe_device
 from sdopt.measure.operations import tflop_per_image
 from sdopt.results.records import StudyResult

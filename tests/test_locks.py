@@ -19,7 +19,7 @@ import sys, time
 from contextlib import ExitStack
 from pathlib import Path
 from sdopt.locks import Presence, exclusive, lock_folder
-from sdopt.measure.device import Device
+from sdopt.hardware.device import Device
 with {what}:
     print("there", flush=True)
     time.sleep(600)

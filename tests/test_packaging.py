@@ -61,7 +61,7 @@ def test_is_small(wheel: Path) -> None:
 
 def test_is_what_runs(installed: Path, tmp_path: Path) -> None:
     done = run(
-        installed, tmp_path, "-c", "import sdopt, sdopt.config.groups; print(sdopt.__file__, sdopt.config.groups.CONF)"
+        installed, tmp_path, "-c", "import sdopt, sdopt.config.paths; print(sdopt.__file__, sdopt.config.paths.CONF)"
     )
     assert done.stdout.split() == [f"{installed}/sdopt/__init__.py", f"{installed}/sdopt/conf"]
 

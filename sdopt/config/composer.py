@@ -12,10 +12,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from sdopt.config.groups import CONF, CONFIG_NAME, reject_null_groups
+from sdopt.config.groups import reject_null_groups
 from sdopt.config.messages import in_one_line
 from sdopt.config.overrides import group_of, key_of, merge_overrides
 from sdopt.config.parse import WORK_SECTIONS, RunConfig, drawn_prompts, parse
+from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.schema import (

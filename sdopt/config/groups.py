@@ -6,20 +6,11 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-import sdopt
 from sdopt.config.parse import SECTIONS
+from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
-from sdopt.schema import (
-    Sheet,
-)
-
-_PACKAGE = Path(sdopt.__file__).parent
-
-# A wheel carries `conf` inside the package; a checkout has it at the top.
-CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
-
-CONFIG_NAME = "config"
+from sdopt.schema import Sheet
 
 
 def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, str]]:

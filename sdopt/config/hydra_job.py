@@ -2,32 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
 from sdopt.errors import UsageError
-
-
-class RememberFolder(Callback):
-    """Notes where Hydra put the run or the sweep, for the time after `hydra.main`, and with any launcher."""
-
-    run: ClassVar[Path | None] = None
-    sweep: ClassVar[Path | None] = None
-    occupied: ClassVar[bool] = False
-    """Whether a folder was refused because it is another's: its files say nothing of this command."""
-
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        RememberFolder.run = Path(config.hydra.run.dir)
-
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        RememberFolder.sweep = Path(config.hydra.sweep.dir)
 
 
 def with_resumed(argv: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from sdopt.config.groups import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF, CONFIG_NAME
 
 
 def explain(error: Exception) -> str:

@@ -3,7 +3,11 @@
 import multiprocessing
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
+from types import ModuleType
 
 StartContext = ForkServerContext | SpawnContext
 
@@ -45,3 +49,18 @@ def start_fork_server() -> StartContext:
     finally:
         signal.signal(signal.SIGINT, handler)
     return context
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """Keeps worker processes from importing the program that started them.
+
+    `multiprocessing` imports the main module again in each child. A script without `if __name__ == "__main__":` would
+    run again there, and a notebook has no file to import; workers need nothing from either.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

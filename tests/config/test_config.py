@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from sdopt.config.composer import HydraComposer, tracking_of
-from sdopt.config.groups import CONF
+from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.optimizations.compiler import Eager, Inductor
 from sdopt.schema import Protocol, Workload

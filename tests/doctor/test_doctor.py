@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import CONF, data_sheets, optimization_options
+from sdopt.config.groups import data_sheets, optimization_options
+from sdopt.config.paths import CONF
 from sdopt.doctor.diagnosis import Diagnosis, diagnose
 from sdopt.doctor.options import OptionReport, check_options
 from sdopt.doctor.tables import sheet_yaml, tables

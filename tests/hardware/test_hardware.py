@@ -9,7 +9,8 @@ import torch
 
 from sdopt.analysis.figures import metrics_of, peak_rate
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import CONF, data_sheets
+from sdopt.config.groups import data_sheets
+from sdopt.config.paths import CONF
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import (
     BFLOAT16,

@@ -14,7 +14,7 @@ from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from PIL import Image
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import CONF
+from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
 from sdopt.optimizations.base import Contract

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import CLIPTokenizer
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import CONF
+from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.loading import load_pipeline, scheduler_class

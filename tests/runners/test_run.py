@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 
 from sdopt import __version__
 from sdopt.cli import COMMANDS
-from sdopt.config.groups import CONF
+from sdopt.config.paths import CONF
 from sdopt.results.files import read_result
 from sdopt.results.records import Status
 from tests.command import SMOKE, Finished, sdopt, start

@@ -1,0 +1,134 @@
+"""Runs Hydra on a command line, and remembers where it put the run or the sweep."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.errors import UsageError
+
+INFORMATIVE = (
+    *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--package"),
+    *("--shell-completion", "-sc"),
+)
+"""Flags with which Hydra prints something and runs no job."""
+
+_OTHER_CONFIGURATION = ("--config-name", "-cn", "--config-path", "-cp")
+
+
+@dataclass
+class Folders:
+    """Where one command writes; both are None until Hydra has composed its first job."""
+
+    run: Path | None = None
+    sweep: Path | None = None
+    occupied: bool = False
+    """Whether a job refused its folder because another process writes it: its files say nothing of this command."""
+
+    @property
+    def jobs(self) -> list[Path]:
+        """The folders that jobs have so far."""
+        if self.run is not None:
+            return [self.run]
+        return [path for path in self.sweep.iterdir() if path.is_dir()] if self.sweep and self.sweep.is_dir() else []
+
+
+_current: ContextVar[Folders | None] = ContextVar("folders", default=None)
+
+
+def current_folders() -> Folders | None:
+    """Returns the folders of the command that runs in this process, or None in the process of a launcher."""
+    return _current.get()
+
+
+class RememberFolder(Callback):
+    """Notes the folder of the run or the sweep. Hydra calls it in the process of the command, with any launcher."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Notes the folder of a single run."""
+        if (folders := current_folders()) is not None:
+            folders.run = Path(config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Notes the folder of a sweep."""
+        if (folders := current_folders()) is not None:
+            folders.sweep = Path(config.hydra.sweep.dir)
+
+
+def is_informative(argv: Sequence[str]) -> bool:
+    """Whether a command line only asks Hydra to print something."""
+    return any(argument.partition("=")[0] in INFORMATIVE for argument in argv)
+
+
+def add_working_folder() -> None:
+    """Lets `_target_` name modules of the working folder; they come last, so that none hides a library."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def run_hydra(
+    job: Callable[[DictConfig], Any], argv: Sequence[str], folders: Folders, program: str = "sdopt run"
+) -> None:
+    """Composes what a command line asks for, and runs the job with it: once, or in a sweep once per combination.
+
+    Args:
+        job: a function at the top of a module, so that a launcher can send it to another process.
+        argv: overrides and Hydra's flags.
+        folders: takes the folders of the command.
+        program: what `--help` calls the command.
+
+    Raises:
+        UsageError: Hydra refuses the command line.
+        Exception: whatever a job or a launcher raises.
+    """
+    for argument in argv:
+        if (name := argument.partition("=")[0]) in _OTHER_CONFIGURATION:
+            raise UsageError(
+                f"{name}: sdopt composes its own configuration; add groups with --config-dir, and presets with "
+                "experiment=…"
+            )
+    add_working_folder()
+    main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(job)
+    token = _current.set(folders)
+    try:
+        with _arguments([program, *argv]), _errors_raised():
+            main()
+    except SystemExit as error:
+        # argparse has printed its message.
+        if error.code:
+            raise UsageError([]) from error
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def _arguments(argv: list[str]) -> Iterator[None]:
+    """Hydra reads the command line from `sys.argv`."""
+    before, sys.argv = sys.argv, argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """Makes Hydra raise what it would otherwise print, partly as a traceback, before it ends the process with 1."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

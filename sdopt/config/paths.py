@@ -1,0 +1,14 @@
+"""Where the packaged configuration lies. Light: shell completion imports it at every TAB."""
+
+from pathlib import Path
+
+import sdopt
+
+_PACKAGE = Path(sdopt.__file__).parent
+
+# A wheel carries `conf` inside the package; a checkout has it at the top.
+CONF = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+"""The folder of the packaged groups."""
+
+CONFIG_NAME = "config"
+"""The primary configuration in `CONF`."""
