@@ -5,14 +5,12 @@ Each class is frozen and does nothing when built. A field's metadata holds its r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-MISSING: Any = "???"  # how OmegaConf writes a value that must be given
 
-
-def bounded(default: Any, **limits: Any) -> Any:
-    """A dataclass field with a range: `ge`, `gt`, `le` or `choices`."""
+def bounded(default: Any = MISSING, **limits: Any) -> Any:
+    """Returns a dataclass field with limits (`ge`, `gt`, `le`, `lt`, `choices`); it is required if it has no default."""
     return field(default=default, metadata=limits)
 
 
@@ -135,9 +133,9 @@ class Sheet:
     name: str
     device_names: list[str]
     """What the driver calls it; `NVIDIA` in front and upper case do not matter."""
-    memory_gib: float = bounded(MISSING, gt=0)
+    memory_gib: float = bounded(gt=0)
     """What a program finds there (`torch.cuda.mem_get_info`): less than is sold, and a little different by driver."""
-    bandwidth_gb_s: float = bounded(MISSING, gt=0)
+    bandwidth_gb_s: float = bounded(gt=0)
     compute_capability: float | None = bounded(None, ge=1)
     """CUDA's, as in 8.6; null for a CPU."""
     tdp_w: float | None = bounded(None, gt=0)

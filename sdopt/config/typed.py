@@ -1,6 +1,6 @@
 """Builds typed dataclasses from composed configuration, and names every key that is wrong."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -9,9 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.optimizations.base import Optimization
-from sdopt.schema import (
-    out_of_range,
-)
+from sdopt.schema import out_of_range
 from sdopt.study.designs import Design
 
 
@@ -49,7 +47,7 @@ def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     within: dict[str, Any] = {}
     before = len(problems)
     for key in values:
-        full = f"{path}.{key}"
+        full = _full(path, key)
         if key not in limits:
             problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
             continue
@@ -68,14 +66,19 @@ def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         else:
             if wrong:
                 problems.append(f"{full}={schema[key]}: {wrong}")
+    for field in fields(cls):
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            full = _full(path, field.name)
+            problems.append(f"{full}: must be given, as in {full}=…")
     if len(problems) > before:
         return None
-    try:
-        made: Any = OmegaConf.to_object(schema)
-    except OmegaConfBaseException as error:
-        problems.append(f"{path}: {str(error).splitlines()[0]}")
-        return None
-    return replace(made, **within)
+    given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
+    return cls(**given, **within)
+
+
+def _full(path: str, key: str) -> str:
+    """Joins a section's path and a key; the root's path is empty."""
+    return f"{path}.{key}" if path else key
 
 
 def _dataclass_within(annotation: Any) -> Any:

@@ -16,8 +16,9 @@ import pytest
 from diffusers import StableDiffusionPipeline
 
 from sdopt.reference import MODEL
-from sdopt.training.data import DRAWINGS, EMOJIBASE, Dataset, DrawingSet, Package, build
-from sdopt.training.loras import STYLES, Style, icon_key
+from sdopt.training.data import Dataset, build
+from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package
+from sdopt.training.styles import STYLES, Style, icon_key
 
 COLOURS = ("red", "blue", "green", "orange", "purple", "brown", "black", "teal")
 SHAPES = {

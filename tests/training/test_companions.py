@@ -16,7 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
-from sdopt.training.loras import STYLES, TARGETS
+from sdopt.training.loras import TARGETS
+from sdopt.training.styles import STYLES
 
 SIZE_LIMIT = 24e6
 TINY_LIMIT = 0.45e6
