@@ -206,9 +206,9 @@ def _distances(
     n = len(records)
     return [
         Figure("denoiser", f"Fréchet distance to real pictures, {n} images", fid(generated, real)),
-        Figure("denoiser", f"… of other real pictures, {len(other)} images", fid(other, real)),
+        Figure("denoiser", f"Fréchet distance of other real pictures, {len(other)} images", fid(other, real)),
         Figure("denoiser", f"kernel distance to real pictures, {n} images", kid(real)(generated)),
-        Figure("denoiser", f"… of other real pictures, {len(other)} images", kid(real)(other)),
+        Figure("denoiser", f"kernel distance of other real pictures, {len(other)} images", kid(real)(other)),
     ]
 
 
