@@ -40,15 +40,10 @@ def main(argv: list[str]) -> int:
 
 
 def _help() -> str:
-    from textwrap import indent
-
-    from omegaconf import OmegaConf
-
-    from sdopt.config.training import training_config
+    from sdopt.config.training import training_keys
     from sdopt.training.config import STAGES
 
-    keys = OmegaConf.to_yaml(OmegaConf.structured(training_config([])))
-    return _HELP.format(stages=", ".join(STAGES), keys=indent(keys, "  ").rstrip())
+    return _HELP.format(stages=", ".join(STAGES), keys="\n".join(f"  {line}" for line in training_keys()))
 
 
 if __name__ == "__main__":

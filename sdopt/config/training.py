@@ -1,6 +1,7 @@
 """Composes the configuration of `sdopt train-reference`."""
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.messages import in_one_line
 from sdopt.config.paths import CONF
+from sdopt.config.reference import key_rows
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.training.config import TrainReferenceConfig
@@ -40,6 +42,19 @@ def training_config(overrides: Sequence[str]) -> TrainReferenceConfig:
     if problems:
         raise UsageError(problems)
     return config
+
+
+def training_keys() -> Iterator[str]:
+    """Yields each key with its value, its type and range, and in a line below its meaning."""
+    plain = training_config([])
+    for group, section in [("", plain), *((key, part) for key, part in vars(plain).items() if is_dataclass(part))]:
+        for name, kind, _, meaning in key_rows(group, type(section)):
+            key = name.strip("`").removeprefix(".")
+            value = getattr(section, key.rpartition(".")[2])
+            if not is_dataclass(value):
+                shown = json.dumps(value).strip('"')
+                yield f"{key}={shown}  ({kind.replace('`', '')})"
+                yield f"    {meaning}"
 
 
 def _explain(error: Exception) -> str:

@@ -131,6 +131,7 @@ class TrainReferenceConfig:
     budget_minutes: float = bounded(gt=0)
     """Wall time to train for, divided among the stages by their `share`."""
     seed: int = bounded(ge=0)
+    """Seed of every random choice."""
     device: str = bounded(choices=("auto", "cpu", "cuda"))
     """`auto` takes a CUDA device if there is one."""
     arithmetic: str = bounded(choices=("auto", "fp32", "bf16"))
