@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
+from sdopt.results.records import RecordedConfig
 from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
 
 
@@ -31,7 +31,7 @@ class Variant:
     prompts: tuple[str, ...]
     pictured: tuple[str, ...] = ()
     """The prompts of the quality pass; those that are timed come first."""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: RecordedConfig = field(default_factory=RecordedConfig)
     """The composed configuration, as it is recorded."""
 
     @property

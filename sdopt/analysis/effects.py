@@ -70,11 +70,11 @@ def _axis(option: str) -> str:
 def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:
     """Log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is.
 
-    Of several sittings they are relative to the baseline of each; a contrast of cells that shared one is the same.
+    Of several sessions they are relative to the baseline of each; a contrast of cells that shared one is the same.
     """
     replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
     flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
-    if len({measurement.sitting for measurement in flat}) > 1:
+    if len({measurement.session for measurement in flat}) > 1:
         logs = [[relative_logs(cell, baseline, replicate) for replicate in replicates] for cell in cells]
     else:
         in_blocks = any(measurement.latency_before_s for measurement in flat)
@@ -92,7 +92,7 @@ def _log_peaks(cell: VariantResult) -> list[float]:
     """Log of the peak memory of each replicate."""
     peaks: dict[int, list[float]] = {}
     for measurement in cell.measurements:
-        if measurement.memory:
+        if measurement.memory and measurement.memory.headline:
             peaks.setdefault(measurement.replicate, []).append(measurement.memory.headline[1])
     return [float(np.log(np.mean(values))) for values in peaks.values()]
 

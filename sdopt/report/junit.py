@@ -7,6 +7,7 @@ from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
 
 
 def rule_name(ruling: Ruling) -> str:
+    """A rule as reports call it: its metric, where it has one, and its test."""
     return f"{ruling.metric} {ruling.rule}".strip()
 
 

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdopt.quality.evaluation import Evaluator, Pictures, Settings
+from sdopt.quality.evaluation import Evaluator, Settings
+from sdopt.quality.inputs import Pictures
+from sdopt.quality.metrics import measured_metrics
 from sdopt.results.records import ImageRecord
+from sdopt.schema import Model, Quality
 from tests.quality.conftest import noisy
 
-AGAINST_BASELINE = Settings(("emojiclip",), None, lpips=False, device="cpu", trained=True)
+AGAINST_BASELINE = Settings(measured_metrics(Quality(), Model()))
 
 
 def kept(folder: Path, images: np.ndarray, seed: int = 0) -> Pictures:
@@ -60,6 +63,6 @@ def test_pairs_of_other_noise_have_no_distance(plain: Pictures, tmp_path: Path, 
 
 
 def test_of_random_weights_only_pixels_and_latents_are_compared(plain: Pictures, worse: Pictures) -> None:
-    evaluator = Evaluator(Settings(("emojiclip",), None, lpips=False, device="cpu", trained=False))
+    evaluator = Evaluator(Settings.of(Quality(), Model("emoji", "random"), "cpu"))
     assert evaluator.of_variant(plain, plain) == {}
     assert set(evaluator.of_pair(plain, worse)) == {"mse", "psnr_db", "ssim"}
