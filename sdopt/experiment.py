@@ -281,6 +281,8 @@ class Experiment:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+        for warning in machine.warnings:
+            print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
             self.timeline.enter("fetching models")
             fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])

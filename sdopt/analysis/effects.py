@@ -92,7 +92,7 @@ def _log_peaks(cell: VariantResult) -> list[float]:
     """Log of the peak memory of each replicate."""
     peaks: dict[int, list[float]] = {}
     for measurement in cell.measurements:
-        if measurement.memory:
+        if measurement.memory and measurement.memory.headline:
             peaks.setdefault(measurement.replicate, []).append(measurement.memory.headline[1])
     return [float(np.log(np.mean(values))) for values in peaks.values()]
 

@@ -179,7 +179,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         compute=_compute(result, variant, images / time.estimate) if time else None,
         memory_gib=_memory(variant),
         headline_memory=max(
-            (m.memory.headline for m in measured if m.memory), key=lambda found: found[1], default=None
+            (m.memory.headline for m in measured if m.memory and m.memory.headline), key=lambda found: found[1], default=None
         ),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),
@@ -236,6 +236,7 @@ def _memory(variant: VariantResult) -> dict[str, float]:
         "loaded_allocated": "cuda_loaded_gib",
         "peak_allocated": "cuda_peak_allocated_gib",
         "peak_reserved": "cuda_peak_reserved_gib",
+        "graph_pools": "cuda_graph_pools_gib",
         "nvml_process": "nvml_process_gib",
     }
     memories = [measurement.memory for measurement in variant.measurements if measurement.memory]

@@ -214,7 +214,7 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 
 def _peaks(variant: VariantResult) -> list[float]:
-    return [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
+    return [m.memory.headline[1] for m in variant.measurements if m.memory and m.memory.headline]
 
 
 def speedup_drift(

@@ -17,14 +17,32 @@ from sdopt.pipelines.catalog import architecture_folder, class_name_of
 
 
 def fewest_heads(model: Model) -> int | None:
-    """Attention heads of the UNet's layer with the fewest, where its configuration can be read without loading it."""
+    """Returns the heads of the UNet's layer with the fewest; None where its configuration is not there to be read."""
+    config = _unet_config(model)
+    return None if config is None else min(_heads(config))
+
+
+def head_dimensions(model: Model) -> list[int]:
+    """Returns the channels of the UNet's attention heads, each once; none where its configuration is not there."""
+    config = _unet_config(model)
+    if config is None:
+        return []
+    channels, heads = config["block_out_channels"], _heads(config)
+    attends = ["CrossAttn" in block for block in config["down_block_types"]]
+    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type") or "")
+    return sorted({width // n for width, n, used in zip(channels, heads, attends, strict=True) if used})
+
+
+def _unet_config(model: Model) -> dict[str, Any] | None:
     path = folder_of(model) / "unet" / "config.json"
-    if not path.is_file():
-        return None
-    config = json.loads(path.read_text())
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _heads(config: dict[str, Any]) -> list[int]:
+    """Returns the number of heads of each block."""
     # What UNets call the dimension of a head is, for historical reasons, the number of heads.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
-    return min(heads) if isinstance(heads, list) else int(heads)
+    return heads if isinstance(heads, list) else [int(heads)] * len(config["block_out_channels"])
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sdopt.analysis.bounds import pseudo_values, subtract
 from sdopt.errors import UsageError
+from sdopt.hardware.arithmetic import tf32
 from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
 from sdopt.quality.settings import reference_of
@@ -97,6 +98,8 @@ class Evaluator:
         ]
 
 
+# A GPU would round the networks' convolutions to TF32, and their figures would differ from a CPU's.
+@tf32(allowed=False)
 def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> None:
     """Fills in scores, trips and floors of every variant and comparison that has images.
 

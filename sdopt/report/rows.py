@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.timing import MINIMUM_PROCESSES, MINIMUM_ROUNDS
 from sdopt.errors import UsageError
@@ -87,6 +88,7 @@ def notes_of(result: StudyResult) -> list[str]:
         *_sampling_notes(result),
         *_memory_notes(result),
         *_card_notes(result),
+        *gpu_notes(result),
     ]
     if result.effects:
         notes.append(
@@ -142,9 +144,9 @@ def _sampling_notes(result: StudyResult) -> list[str]:
 
 
 def _memory_notes(result: StudyResult) -> list[str]:
-    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}
+    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory and m.memory.headline}
     memory = {
-        "peak_allocated_gib": "peak that PyTorch allocated on the device",
+        "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs hold",
         "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
     }
     return [f"Memory: {memory[name]}." for name in sorted(names)]

@@ -119,18 +119,34 @@ class Memory:
     """
 
     process_loaded_gib: float
-    process_peak_gib: float
+    process_peak_gib: float | None
+    """None where the kernel keeps no high-water mark that can be reset, as in some sandboxes."""
     cuda_loaded_gib: float | None = None
     cuda_peak_allocated_gib: float | None = None
     cuda_peak_reserved_gib: float | None = None
     nvml_process_gib: float | None = None
+    cuda_graph_pools_gib: float | None = None
+    """What CUDA graphs hold for their replays beyond what PyTorch counts as allocated."""
 
     @property
-    def headline(self) -> tuple[str, float]:
-        """The figure that memory ratios are made of, with its name."""
+    def headline(self) -> tuple[str, float] | None:
+        """The figure that memory ratios are made of, with its name; None where it could not be measured."""
         if self.cuda_peak_allocated_gib is not None:
-            return "peak_allocated_gib", self.cuda_peak_allocated_gib
-        return "peak_process_gib", self.process_peak_gib
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib + (self.cuda_graph_pools_gib or 0.0)
+        return None if self.process_peak_gib is None else ("peak_process_gib", self.process_peak_gib)
+
+
+@dataclass
+class GpuState:
+    """A CUDA device right after one timed call, as NVML tells it; None for what NVML does not say."""
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttled: list[str] = field(default_factory=list)
+    """What held the clocks down during the call; empty where nothing did."""
 
 
 @dataclass
@@ -157,7 +173,11 @@ class Measurement:
     stages_s: dict[str, list[float]] = field(default_factory=dict)
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
     energy_j: list[float] = field(default_factory=list)
-    """Energy of the whole device during each timed call, in joules."""
+    """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
+    gpu: list[GpuState] = field(default_factory=list)
+    """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
+    denoiser_busy_s: float | None = None
+    """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
     recompiles: int | None = None
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
@@ -371,6 +391,12 @@ class Environment:
     """Digest of sdopt's own Python files."""
     sheet: Sheet | None = None
     """The device's data sheet, where there is one."""
+    gpu: dict[str, Any] = field(default_factory=dict)
+    """Settings of the CUDA device, and the other processes on it, when the study began."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables that change how the libraries compute, where they were set."""
+    warnings: list[str] = field(default_factory=list)
+    """What was not as asked for: why `auto` chose the CPU, or why workers start slowly."""
 
 
 @dataclass

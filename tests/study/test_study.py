@@ -67,6 +67,7 @@ class TestFinished:
         for row in result.variants:
             for measured in row.measurements:
                 assert measured.memory is not None
+                assert measured.memory.process_peak_gib is not None
                 assert 0 < measured.memory.process_peak_gib < 2
                 assert measured.memory.process_loaded_gib <= measured.memory.process_peak_gib
                 assert measured.memory.cuda_peak_allocated_gib is None
