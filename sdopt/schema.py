@@ -10,6 +10,9 @@ from typing import Any
 
 MISSING: Any = "???"  # how OmegaConf writes a value that must be given
 
+WORK = ("model", "task", "scheduler", "workload")
+"""The sections that say which images are asked for: two variants that agree in all of them do the same work."""
+
 
 def bounded(default: Any, **limits: Any) -> Any:
     """A dataclass field with a range: `ge`, `gt`, `le` or `choices`."""

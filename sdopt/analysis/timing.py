@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.schema import WORK
 
 MINIMUM_ROUNDS = 6
 """Below this many rounds no interval is given: a t interval on so few, skewed timings covers less than it says."""
@@ -148,7 +149,7 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    differing = other_settings(candidate, reference, ("model", "scheduler", "workload", "hardware"))
+    differing = other_settings(candidate, reference, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
         notes.append("no round was timed of both in the same session")

@@ -63,6 +63,7 @@ def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult])
         (lambda r: r.environment.device.update(name="another"), "device: another against a device"),
         (lambda r: r.config.update(workload={"seed": 3}), "workload.seed: 3 against None"),
         (lambda r: r.config["model"].update(name="sd15"), "model.name: sd15 against emoji"),
+        (lambda r: r.config.update(scheduler={"class_name": "Euler"}), "scheduler.class_name: Euler against"),
     ],
 )
 def test_other_work_is_refused_and_named(results: tuple[StudyResult, StudyResult], change, named: str) -> None:  # type: ignore[no-untyped-def]
