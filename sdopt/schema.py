@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
+WORK = ("model", "task", "scheduler", "workload")
+"""The sections that say which images are asked for: two variants that agree in all of them do the same work."""
+
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
     """Returns a dataclass field with limits (`ge`, `gt`, `le`, `lt`, `choices`), required if it has no default."""

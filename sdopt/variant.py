@@ -7,7 +7,7 @@ from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
+from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Variant:
         return self.model.guidance_scale if own is None else own
 
     @property
-    def work(self) -> tuple[Model, Task, Scheduler, Workload]:
-        """What decides which images are asked for."""
-        return self.model, self.task, self.scheduler, self.workload
+    def work(self) -> tuple[Model | Task | Scheduler | Workload, ...]:
+        """The sections that say which images are asked for."""
+        return tuple(getattr(self, section) for section in WORK)
 
     def other_work(self, other: "Variant") -> bool:
-        """Whether it draws other images by its model, task, scheduler or workload, whatever its options promise."""
+        """Returns whether other images are asked for, whatever its options promise."""
         return self.work != other.work
 
     @property
@@ -66,6 +66,7 @@ class Variant:
         return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
 
     def context(self, device: Device) -> Context:
+        """Returns what options may look at before they run on `device`."""
         return Context(emulated(device, self.hardware), self.model, self.workload, self.optimizations)
 
     def conflicts(self, device: Device) -> list[str]:

@@ -7,6 +7,7 @@ import numpy as np
 from scipy import stats
 
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.schema import WORK
 
 MINIMUM_PROCESSES = 3
 """Below this many processes no interval of a time is given: with one degree of freedom it would say nothing."""
@@ -149,7 +150,7 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    differing = candidate.config.differing(reference.config, ("model", "scheduler", "workload", "hardware"))
+    differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
         notes.append("no round was timed of both in the same session")

@@ -30,12 +30,10 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import Gate, Rule
+from sdopt.schema import WORK, Gate, Rule
 
-WORK = ("model", "task", "workload", "hardware")
-"""Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
-
-_CHOICES = ("workload.steps", "hardware.threads", "hardware.price_per_hour")
+_CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+"""Settings that a candidate may choose: where they differ, that is what is judged."""
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
@@ -106,8 +104,8 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
     other = [
         f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.differing(reference.config, WORK).items()
-        if key not in _CHOICES
+        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
+        if not key.startswith(_CHOICES)
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
