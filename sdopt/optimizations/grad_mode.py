@@ -1,4 +1,4 @@
-"""grad_mode: whether autograd records the call."""
+"""grad_mode: whether autograd records a call."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GradMode(Optimization):
-    """`no_grad` is what diffusers' pipelines do; `enabled` takes that away; `inference_mode` adds to it."""
+    """Runs calls with `no_grad` (as diffusers' pipelines do), with autograd `enabled`, or in `inference_mode`."""
 
     stage: ClassVar[Stage] = Stage.CALL
 

@@ -41,7 +41,7 @@ class Layout(Optimization):
                 layer.weight
                 for module in modules
                 for layer in module.modules()
-                # A 1×1 or single-channel kernel is laid out the same either way, and tells nothing.
+                # A 1×1 or single-channel kernel is laid out the same either way.
                 if isinstance(layer, torch.nn.Conv2d) and min(layer.weight.shape[1:]) > 1
             ]
             last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
@@ -51,7 +51,7 @@ class Layout(Optimization):
             summary = f"{last} of {len(weights)} kernels laid out channels-last"
             if ran:
                 summary += f"; {ran_last} of {ran} convolutions gave channels-last"
-            # A kernel of 1×1 and a group of one channel are ambiguous, so most is what can be asked of the outputs.
+            # Outputs of 1×1 kernels and of one channel are ambiguous, so it is enough if most are as wanted.
             as_wanted = not ran or (ran_last > ran / 2) == (self.memory_format == "channels_last")
             return Finding(last == wanted and as_wanted, summary, facts)
 

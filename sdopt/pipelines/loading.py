@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 from sdopt.pipelines.catalog import architecture_folder, class_name_of
 
 
+def part_config(model: Model, part: str) -> dict[str, Any] | None:
+    """Returns the configuration of a part such as `unet` or `vae` without loading it; None if it is not local."""
+    path = folder_of(model) / part / "config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
 def fewest_heads(model: Model) -> int | None:
-    """Attention heads of the UNet's layer with the fewest, where its configuration can be read without loading it."""
-    path = folder_of(model) / "unet" / "config.json"
-    if not path.is_file():
+    """Returns the attention heads of the UNet's layer with the fewest; None if its configuration is not local."""
+    config = part_config(model, "unet")
+    if config is None:
         return None
-    config = json.loads(path.read_text())
     # What UNets call the dimension of a head is, for historical reasons, the number of heads.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
     return min(heads) if isinstance(heads, list) else int(heads)

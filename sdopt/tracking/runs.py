@@ -202,9 +202,9 @@ def _log_variant(
     # Only what tells the variants apart: the UI prints all parameters of a run above each of its images.
     common = [_flat(other.config).items() for other in result.variants]
     own = {key: value for key, value in _flat(variant.config).items() if any((key, value) not in c for c in common)}
-    _log_params(
-        client, run, variant.choices | {k: v for k, v in own.items() if k.partition(".")[0] not in variant.choices}
-    )
+    # The name of an option says which of its keys were changed.
+    axes = tuple(f"{axis}." for axis in variant.choices)
+    _log_params(client, run, variant.choices | {k: v for k, v in own.items() if not f"{k}.".startswith(axes)})
     now = client.get_run(run).info.start_time
     metrics = [Metric(name, value, now, 0) for name, value in metrics_of(result, variant).items()]
     for replicate, samples in variant.samples.items():

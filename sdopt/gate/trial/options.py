@@ -15,8 +15,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from torch.nn import functional
 
-from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.parts import denoiser_of
+from sdopt.optimizations import Contract, Finding, Optimization, Proof, Stage, denoiser_of
 from sdopt.reference import PROMPTS
 
 
@@ -54,6 +53,8 @@ class FewerSteps(Sabotage):
 
 @dataclass(frozen=True)
 class OtherGuidance(Sabotage):
+    """Another weight of the prompt, under the same name."""
+
     guidance_scale: float = 1.5
 
     def call_kwargs(self) -> dict[str, Any]:
