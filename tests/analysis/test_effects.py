@@ -135,3 +135,33 @@ def test_cells_of_different_sittings_are_compared_by_the_baselines_beside_them()
         assert effect.speedup is not None
         assert effect.speedup.estimate == pytest.approx(expected[effect.options].estimate)  # type: ignore[union-attr]
         assert effect.memory_ratio is not None
+
+
+def test_options_of_one_group_that_combine_interact() -> None:
+    """Two options of `memory`, in the cells of three other ones."""
+    names = {
+        "precision": ("precision", "bf16", "precision=bf16"),
+        "layout": ("memory.vae_slicing", "vae_slicing", "memory=vae_slicing"),
+        "attention": ("memory.vae_tiling", "vae_tiling(tile_size=64)", "memory=vae_tiling"),
+    }
+    result = study()
+    default = dict(result.variants[0].choices)
+    for row in result.variants:
+        row.choices = {
+            names[axis][0]: names[axis][1] for axis, option in row.choices.items() if option != default[axis]
+        }
+    options = [names[option.partition("=")[0]][2] for option in OPTIONS]
+    expected = [(e.speedup.estimate, e.aliased_with) for e in effects_of(study(), OPTIONS) if e.speedup]
+    found = effects_of(result, options)
+    assert [(e.speedup.estimate, e.aliased_with) for e in found if e.speedup] == expected
+    assert len(expected) == len(found) == 6
+    assert ("memory=vae_slicing", "memory=vae_tiling") in {effect.options for effect in found}
+
+
+def test_rival_options_of_an_axis_within_a_group_have_no_interaction() -> None:
+    result = study()
+    for row in result.variants:
+        chosen = [option.partition("=")[2] for option in row.name.split(", ") if option.startswith(("lay", "att"))]
+        row.choices = {"memory.offload": chosen[0]} if chosen else {}
+    options = ("memory=channels_last", "memory=math")
+    assert {effect.options for effect in effects_of(result, options)} == {(option,) for option in options}

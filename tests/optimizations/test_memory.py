@@ -7,12 +7,14 @@ import pytest
 from diffusers import AutoencoderTiny, DiffusionPipeline
 from PIL import Image
 
+from sdopt.gate.judge import RuleContext
 from sdopt.optimizations import Contract
 from sdopt.optimizations.memory import VaeSlicing, VaeTiling
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.session import Session
+from tests.command import SMOKE, Finished, sdopt
 from tests.conftest import CPU, Compose, Load
 
 BATCH = ("workload.batch_size=2", "workload.prompt_count=2")
@@ -136,3 +138,57 @@ class TestContracts:
         plain = images("")
         assert np.abs(images("vae_slicing") - plain).max() <= 2
         assert 0.1 < np.abs(images("vae_tiling") - plain).mean() < 32
+
+
+class TestStudy:
+    """A factorial study over both, from the command line to the judgement."""
+
+    @pytest.fixture(scope="class")
+    def studied(self, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+        return sdopt(
+            tmp_path_factory.mktemp("memory"),
+            *("run", *SMOKE, "study=factorial", "study.options=[memory:vae_slicing,memory:vae_tiling]"),
+            *(*BATCH, LARGE),
+        )
+
+    def test_measures_every_combination(self, studied: Finished) -> None:
+        assert studied.code == 0, studied.err
+        rows = {row.name: row for row in studied.result.variants if row.role == "variant"}
+        assert list(rows) == [
+            "baseline",
+            "memory=vae_tiling",
+            "memory=vae_slicing",
+            "memory=vae_slicing, memory=vae_tiling",
+        ]
+        assert {str(row.status) for row in rows.values()} == {"ok"}
+        assert set(rows["memory=vae_slicing, memory=vae_tiling"].promises) >= {"memory.vae_slicing", "memory.vae_tiling"}
+
+    def test_estimates_both_effects_and_their_interaction(self, studied: Finished) -> None:
+        effects = {effect.options: effect for effect in studied.result.effects}
+        assert set(effects) == {
+            ("memory=vae_slicing",),
+            ("memory=vae_tiling",),
+            ("memory=vae_slicing", "memory=vae_tiling"),
+        }
+        assert all(effect.speedup and effect.memory_ratio and not effect.aliased_with for effect in effects.values())
+
+    def test_is_judged_by_the_promise_in_which_two_variants_differ(self, studied: Finished) -> None:
+        def sides(candidate: str, reference: str) -> RuleContext:
+            found = [studied.result.variant(name) for name in (candidate, reference)]
+            return RuleContext(*found, {}, None, lambda *_: None, lambda _: None)
+
+        both, tiling = "memory=vae_slicing, memory=vae_tiling", "memory=vae_tiling"
+        assert sides("memory=vae_slicing", "baseline").contract is Contract.EQUIVALENT
+        assert sides(tiling, "baseline").contract is Contract.LOSSY
+        # Both sides are lossy: what is added promises more.
+        assert sides(both, tiling).contract is Contract.EQUIVALENT
+        assert sides(both, tiling).claimed == ["memory_ratio"]
+
+    def test_one_that_cannot_run_is_skipped_by_name(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *SMOKE, "study=one_at_a_time", "study.options=[memory:vae_slicing,memory:vae_tiling]"),
+            *("dry_run=true", *BATCH),
+        )
+        assert "memory=vae_tiling: no: memory=vae_tiling: a tile of 64 pixels holds the whole image" in finished.shown
+        assert "memory=vae_slicing: no" not in finished.shown
