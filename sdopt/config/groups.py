@@ -23,22 +23,23 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
 
 
 @cache
-def _defaults() -> Mapping[str, Any]:
+def default_options() -> Mapping[str, Any]:
     """Returns the option that `config.yaml` chooses in each group; a list in a group whose options combine."""
     entries: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{CONFIG_NAME}.yaml").defaults)
-    return {group: option for entry in entries if isinstance(entry, dict) for group, option in entry.items()}
+    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
+    return {group: option for group, option in pairs if not group.startswith("override ")}
 
 
 def has_default(group: str) -> bool:
     """Returns whether a group is chosen with `group=…`; without a default it takes a plus, as in `+group=…`."""
-    return group in _defaults()
+    return group in default_options()
 
 
 def default_choice(group: str) -> str:
     """Returns the override that chooses a group's default: `compiler=eager`, `memory=[]`; `~group` if it has none."""
     if not has_default(group):
         return f"~{group}"
-    option = _defaults()[group]
+    option = default_options()[group]
     return f"{group}=[{','.join(option)}]" if isinstance(option, list) else f"{group}={option}"
 
 

@@ -197,8 +197,11 @@ def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems:
 def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:
     """Builds a gate and types its rules one by one: OmegaConf leaves what is in a list within a mapping untyped."""
     if not isinstance(node, DictConfig):
-        return build_typed(path, node, kind, problems)
-    gate = build_typed(path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems)
+        build_typed(path, node, kind, problems)  # says what is wrong
+        return None
+    gate: Gate | None = build_typed(
+        path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems
+    )
     rules: dict[str, list[Rule]] = {}
     for contract, listed in (node.get("rules") or {}).items():
         if not OmegaConf.is_list(listed):

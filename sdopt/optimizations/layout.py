@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
@@ -16,20 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout(Optimization):
-    """The memory format of the convolutions in the denoiser and the VAE: PyTorch's NCHW, or NHWC (`channels_last`)."""
+    """Lays out the weights of the denoiser's and the VAE's convolutions."""
 
     stage: ClassVar[Stage] = Stage.LAYOUT
 
     memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
+    """PyTorch's own NCHW, or NHWC."""
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EXACT if self.memory_format == "contiguous" else Contract.EQUIVALENT
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         modules = [denoiser_of(pipe), pipe.vae]
         if self.memory_format == "channels_last":

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from typing_extensions import override
+
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.loading import part_config
@@ -22,9 +24,11 @@ class VaeInPieces(Optimization):
     stage: ClassVar[Stage] = Stage.COMPONENTS
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset({"memory"})
 
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         config = part_config(ctx.model, "vae") or {}
         return [f"diffusers' {_WHOLE_ONLY} cannot do it"] if config.get("_class_name") == _WHOLE_ONLY else []
@@ -35,13 +39,16 @@ class VaeSlicing(VaeInPieces):
     """Decodes a batch one image at a time: the peak of memory does not grow with the batch."""
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
+    @override
     def engages(self, ctx: Context) -> list[str]:
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
         return [] if images > 1 else ["slices a batch of images: set workload.batch_size to 2 or more"]
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         pipe.vae.enable_slicing()
 
@@ -57,24 +64,24 @@ class VaeSlicing(VaeInPieces):
 
 @dataclass(frozen=True)
 class VaeTiling(VaeInPieces):
-    """Decodes an image in overlapping tiles and blends them: the peak of memory does not grow with the image.
-
-    `tile_size` is the side of a tile in pixels; null leaves it to the VAE, whose tiles are as large as the images that
-    it was trained on (512 for AutoencoderTiny).
-    """
+    """Decodes an image in overlapping tiles and blends them: the peak of memory does not grow with the image."""
 
     tile_size: int | None = bounded(None, ge=64)
+    """The side of a tile in pixels; null leaves it to the VAE: the size of the images that it was trained on."""
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.LOSSY
 
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.tile_size is not None and self.tile_size % 8:
             found.append(f"memory.vae_tiling.tile_size={self.tile_size}: choose a multiple of 8, the VAE's factor")
         return found
 
+    @override
     def engages(self, ctx: Context) -> list[str]:
         size, tile = ctx.workload.size or ctx.model.size, self.tile_size or _default_tile(ctx)
         if tile is None or size > tile:
@@ -82,6 +89,7 @@ class VaeTiling(VaeInPieces):
         advice = "set a larger workload.size or a smaller memory.vae_tiling.tile_size"
         return [f"a tile of {tile} pixels holds the whole image of {size}: {advice}"]
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         vae, factor = pipe.vae, pipe.vae_scale_factor
         vae.enable_tiling()

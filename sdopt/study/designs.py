@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Protocol
 
+from typing_extensions import override
+
 from sdopt.errors import UsageError
 from sdopt.results.choices import NONE, listed
 from sdopt.schema import ExplicitEdge
@@ -88,14 +90,13 @@ class Design:
 
 @dataclass(frozen=True)
 class Pair(Design):
-    """Compares the composed configuration with a baseline without optimizations.
-
-    `baseline` holds overrides of the baseline, for one that is not the default of every group.
-    """
+    """Compares the composed configuration with a baseline without optimizations."""
 
     name: str = "pair"
     baseline: list[str] = field(default_factory=list)
+    """Overrides of the baseline, for one that is not the default of every group."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, self.baseline, plain=True)
         candidate = composer.variant(None)
@@ -111,7 +112,9 @@ class OneAtATime(Design):
 
     name: str = "one_at_a_time"
     options: list[str] = field(default_factory=list)
+    """The options or keys to try, as in `[precision:bf16,workload.steps:10]`."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, plain=True)
         options = _overrides(self.options, "one_at_a_time")
@@ -125,7 +128,9 @@ class Cumulative(Design):
 
     name: str = "cumulative"
     options: list[str] = field(default_factory=list)
+    """The options or keys in the order in which they are added, as in `[precision:bf16,memory:vae_slicing]`."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         options = _overrides(self.options, "cumulative")
         steps = [composer.variant(BASELINE, plain=True)]
@@ -148,7 +153,9 @@ class Factorial(Design):
 
     name: str = "factorial"
     options: list[str] = field(default_factory=list)
+    """The factors, as in `[precision:bf16,memory:vae_slicing]`; two options of one axis are levels of one factor."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         options = _overrides(self.options, "factorial")
         levels = self._levels(composer, options)
@@ -183,6 +190,7 @@ class LeaveOneOut(Design):
 
     name: str = "leave_one_out"
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         options = composer.chosen()
         if len(options) <= 1:
@@ -202,13 +210,16 @@ class LeaveOneOut(Design):
 class Explicit(Design):
     """Takes variants written out by name, each a list of overrides on the composed configuration.
 
-    The first variant is the baseline. `edges` defaults to each of the others against the first.
+    The first variant is the baseline.
     """
 
     name: str = "explicit"
     variants: dict[str, list[str]] | None = None
+    """The overrides of each variant, by its name."""
     edges: list[ExplicitEdge] = field(default_factory=list)
+    """The comparisons, as in `{candidate: a, reference: b}`; without them, each variant against the first."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         if not self.variants:
             raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")

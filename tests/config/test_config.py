@@ -33,7 +33,7 @@ class TestEveryFile:
         self, composer: Composers, inputs: dict[str, list[str]], group: str, option: str
     ) -> None:
         content = OmegaConf.load(CONF / group / f"{option}.yaml")
-        missing = [f"{group}.{key}" for key in content if OmegaConf.is_missing(content, key)]
+        missing = [f"{group}.{key!s}" for key in content if OmegaConf.is_missing(content, key)]
         if missing:
             found = problems(composer, f"{group}={option}")
             assert [problem.partition(":")[0] for problem in found] == missing

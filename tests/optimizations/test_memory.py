@@ -161,7 +161,10 @@ class TestStudy:
             "memory=vae_slicing, memory=vae_tiling",
         ]
         assert {str(row.status) for row in rows.values()} == {"ok"}
-        assert set(rows["memory=vae_slicing, memory=vae_tiling"].promises) >= {"memory.vae_slicing", "memory.vae_tiling"}
+        assert set(rows["memory=vae_slicing, memory=vae_tiling"].promises) >= {
+            "memory.vae_slicing",
+            "memory.vae_tiling",
+        }
 
     def test_estimates_both_effects_and_their_interaction(self, studied: Finished) -> None:
         effects = {effect.options: effect for effect in studied.result.effects}

@@ -145,7 +145,7 @@ class TestOneAtATime:
             ("precision=bf16", BASELINE, "precision=bf16"),
             ("attention=math", BASELINE, "attention=math"),
         ]
-        plain = composer([]).variant("plain").choices
+        plain = dict(composer([]).variant("plain").choices)
         assert found.variants[1].choices == plain | {"precision": "bf16"}
         assert found.variants[2].choices == plain | {"attention": "math"}
         assert all(variant.workload.steps == 3 for variant in found.variants)
@@ -186,7 +186,7 @@ class TestLeaveOneOut:
         }
         for variant in left:
             axis = variant.name.removeprefix("without ").partition("=")[0]
-            assert variant.choices == full.choices | {axis: baseline.choices[axis]}
+            assert variant.choices == dict(full.choices) | {axis: baseline.choices[axis]}
         assert (found.edges[0].candidate, found.edges[0].reference) == ("full", BASELINE)
         assert all(edge.reference == "full" for edge in found.edges[1:])
         assert {edge.credit for edge in found.edges[1:]} == {"precision=bf16", "attention=math", "layout=channels_last"}
