@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.figures import metrics_of, peak_rate
-from sdopt.analysis.timing import MINIMUM_ROUNDS, latency, within_floor
+from sdopt.analysis.timing import MINIMUM_PROCESSES, latency, within_floor
 from sdopt.results.records import Comparison, Effect, Interval, Status, StudyResult, VariantResult
 from sdopt.study.designs import difference
 
@@ -94,13 +94,15 @@ def notes_of(result: StudyResult) -> list[str]:
     if samples and result.schedule.kind == "interleaved":
         processes = protocol["replicates"]
         intervals = (
-            f"{percent} intervals" if processes > 1 or max(samples) >= MINIMUM_ROUNDS else "too few for intervals"
+            f"{percent} two-sided intervals"
+            if processes >= MINIMUM_PROCESSES
+            else f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
         )
         each = "1 process" if processes == 1 else f"{processes} processes"
         notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-        notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} intervals.{drift}")
+        notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} two-sided intervals.{drift}")
     if len(result.sittings) > 1:
         notes.append(
             f"Measured in {len(result.sittings)} sittings with processes of their own: a speed-up pairs rounds of the "

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.analysis.claims import holm
+from sdopt.gate.looks import spent_of
 from sdopt.gate.rules import PERFORMANCE
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import markdown
@@ -42,14 +42,14 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
-    notes = [*claims_of(result, judgements), *floors_of(result)]
+    notes = [*claims_of(judgements), *spent_of(result), *floors_of(result)]
     return Group(table, *(Text(f"  {note}", "dim") for note in notes))
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     """The same as Markdown, and every ruling below it."""
     rows = [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
-    notes = [*claims_of(result, judgements), *floors_of(result)]
+    notes = [*claims_of(judgements), *spent_of(result), *floors_of(result)]
     summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, notes)
     rulings = [
         (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
@@ -60,17 +60,13 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
     return f"## sdopt gate: {result.name} ({result.gate})\n\n{summary}\n{markdown(heads, rulings, [])}"
 
 
-def claims_of(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    """Which of the study's claims of benefit hold together: each may hold alone by chance if there are many.
-
-    Only reported; the verdicts are of each variant by itself.
-    """
-    claims = [(f"{j.candidate} ({PERFORMANCE[metric]})", p) for j in judgements for metric, p in j.claims.items()]
+def claims_of(judgements: Sequence[Judgement]) -> list[str]:
+    """Says which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
+    claims = [(j, metric) for j in judgements for metric in j.claims]
+    kept = [f"{j.candidate} ({PERFORMANCE[metric]})" for j, metric in claims if metric in j.gains]
     if not claims:
         return []
-    held = holm([p for _, p in claims], 1 - result.confidence)
-    kept = [name for (name, _), holds in zip(claims, held, strict=True) if holds]
-    said = f"{len(kept)} of {len(claims)} claims of a gain hold together at {result.confidence:.0%} confidence (Holm)"
+    said = f"{len(kept)} of {len(claims)} claims of a gain hold together (Holm)"
     return [f"{said}: {', '.join(kept)}." if kept else f"{said}."]
 
 
