@@ -32,5 +32,9 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
         except KeyboardInterrupt:
             print("sdopt: interrupted", file=sys.stderr)
             return 130
+        except Exception:
+            # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
+            traceback.print_exc()
+            return 3
 
     return command

@@ -8,7 +8,10 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+from . import end_with_code
 
+
+@end_with_code
 def main(argv: list[str]) -> int:
     """Runs a study as a user would, and says where its time went; returns the study's exit code."""
     parser = argparse.ArgumentParser(

@@ -5,6 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from . import end_with_code
+
 PROMPTS = 240
 
 _STUDY = (
@@ -19,6 +21,7 @@ _STUDY = (
 )
 
 
+@end_with_code
 def main(argv: list[str]) -> int:
     """Draws the plain pipeline's images twice, from other noise, and writes their spread; returns the exit code."""
     parser = argparse.ArgumentParser(

@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import end_with_code
+
 if TYPE_CHECKING:
     from sdopt.worker.forkserver import StartContext
 
 
+@end_with_code
 def main(argv: list[str]) -> int:
     """Prints the diagnosis; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -26,17 +29,10 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    from sdopt.errors import UsageError
-    from sdopt.worker.forkserver import start_fork_server
+    from sdopt.worker.forkserver import independent_children, start_fork_server
 
-    context = start_fork_server()
-    try:
-        return _diagnose(arguments, context)
-    except UsageError as error:
-        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    with independent_children():
+        return _diagnose(arguments, start_fork_server())
 
 
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:

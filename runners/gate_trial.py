@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from sdopt.gate.trial import CONF
 
+from . import end_with_code
+
 if TYPE_CHECKING:
     from sdopt.gate.trial.alarms import Alarms, Caught
 
 
+@end_with_code
 def main(argv: list[str]) -> int:
     """Runs the trial; returns 0 where all was caught and no alarm was false, 1 where not, 2 and 3 as `sdopt run`."""
     parser = argparse.ArgumentParser(

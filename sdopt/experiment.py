@@ -34,7 +34,7 @@ from sdopt.report.dry_run import show_plan
 from sdopt.report.table import show, terminal_table
 from sdopt.report.verdicts import verdict_table, write_verdicts
 from sdopt.results.files import read_result, write_at_last, write_result
-from sdopt.results.folders import JobError, read_error, write_error
+from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Tracking
 from sdopt.study.designs import Plan
@@ -46,7 +46,7 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
 from sdopt.tracking.store import TrackingError, require_mlflow, require_store
-from sdopt.worker.forkserver import StartContext, hidden_main, start_fork_server
+from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
 
@@ -70,12 +70,7 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> StudyResult:
     if is_informative(argv) or {"-m", "--multirun"} & set(argv):
         raise UsageError("sdopt.run measures one study; sweeps, --help and --cfg belong to the command `sdopt run`")
     folder = launch(argv).run
-    if folder is None:
-        raise UsageError("nothing was run")
-    error = read_error(folder)
-    if error is not None:
-        raise (UsageError if error.exit_code == UsageError.exit_code else UnavailableError)(error.problems)
-    if not (folder / "result.json").is_file():
+    if folder is None or not (folder / "result.json").is_file():
         raise UsageError("dry_run=true: a dry run leaves no result; use the command `sdopt run … dry_run=true`")
     return read_result(folder)
 
@@ -88,25 +83,29 @@ def launch(argv: Sequence[str]) -> Folders:
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
-        UnavailableError: Hydra or its launcher broke off after jobs had begun.
-        KeyboardInterrupt: with the folders in `folders`, where something had begun.
+        UnavailableError: a file or a folder could not be read or written.
+        InterruptedStudy: Ctrl-C, with the folders of what had begun.
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
     folders = Folders()
     try:
         run_hydra(job, argv, folders)
+        if folders.error is not None:
+            raise folders.error
     except (UsageError, UnavailableError):
         raise
     except KeyboardInterrupt as error:
         raise InterruptedStudy(folders) from error
     except Exception as error:
-        said = explain(error) or type(error).__name__
-        if isinstance(error, OSError) and error.strerror:
-            said = f"{error.filename or folders.run or folders.sweep}: {error.strerror}"
         # Until a job had a folder it was the command line.
         begun = any(folder.is_dir() for folder in folders.jobs)
-        raise (UnavailableError if begun else UsageError)(said) from error
+        if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
+            problem = _os_problem(error, folders.run or folders.sweep)
+            raise (UnavailableError if begun else UsageError)(problem) from error
+        if begun:
+            raise
+        raise UsageError(explain(error) or type(error).__name__) from error
     return folders
 
 
@@ -121,44 +120,60 @@ class InterruptedStudy(KeyboardInterrupt):
 def job(_cfg: DictConfig) -> Any:
     """Measures the study of one Hydra job, in whatever process a launcher runs it.
 
-    What goes wrong is printed, and kept in the folder's `error.json`, so that a sweep goes on with its other jobs.
+    What goes wrong is kept in the folder's `error.json`, so that a sweep goes on with its other jobs.
 
     Returns:
-        the objective for a sweeper, or NaN where there is none.
+        The objective for a sweeper, or NaN where there is none.
     """
     folder = job_folder()
     add_working_folder()
     try:
-        with hidden_main(), lock_folder(folder) as ours:
+        with independent_children(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             composer = HydraComposer.of_this_job()
             # A sweep's later jobs begin where the one before them ended.
             timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
             result = Experiment(composer, folder, start_fork_server(), timeline, alone=not in_sweep()).run()
-    except OccupiedError as error:
-        _print_problems(error.problems)
-        # An error.json there would be taken for the other's.
-        if (folders := current_folders()) is not None:
-            folders.occupied = True
-        return math.nan
-    except UsageError as error:
-        _print_problems(error.problems)
-        skipped = in_sweep() and isinstance(error, ConflictError)
-        write_error(JobError(0 if skipped else 2, error.problems, Status.SKIPPED if skipped else Status.FAILED), folder)
-        return math.nan
-    except OSError as error:
-        problem = f"{error.filename or folder}: {error.strerror or error}"
-        _print_problems([problem])
-        with suppress(OSError):  # the disk that is full is full for this too
-            write_error(JobError(3, [problem]), folder)
-        return math.nan
     except Exception as error:
-        # A mistake of ours: it must not end the jobs of a sweep that are still to come.
-        traceback.print_exc()
-        write_error(JobError(3, [f"{type(error).__name__}: {error}"]), folder)
+        _keep_error(error, folder)
         return math.nan
     return _objective(composer.current, result) if result else math.nan
+
+
+def _keep_error(error: Exception, folder: Path) -> None:
+    """Keeps why a job has no result; a sweep's job says it at once, a single run's error is raised by `launch`."""
+    found = _job_error(error, folder, in_sweep())
+    folders = current_folders()
+    if isinstance(error, OccupiedError):
+        # An error.json there would be taken for the other's.
+        if folders is not None:
+            folders.occupied = True
+    else:
+        with suppress(OSError):  # the disk that is full is full for this too
+            write_error(found, folder)
+    if folders is not None and not in_sweep():
+        # Not raised here: Hydra would print the overrides of the job first.
+        folders.error = error
+        return
+    if not isinstance(error, UsageError | OSError):
+        traceback.print_exception(error)
+    _print_problems(found.problems)
+
+
+def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
+    """Returns what `error.json` says of an error, and how the sweep's table shows the job."""
+    if isinstance(error, UsageError):
+        if in_a_sweep and isinstance(error, ConflictError):
+            return JobError(0, error.problems, Status.SKIPPED)
+        return JobError(UsageError.exit_code, error.problems)
+    if isinstance(error, OSError):
+        return JobError(UnavailableError.exit_code, [_os_problem(error, folder)])
+    return JobError(UnavailableError.exit_code, [f"{type(error).__name__}: {error}"])
+
+
+def _os_problem(error: OSError, folder: Path | None) -> str:
+    return f"{error.filename or folder}: {error.strerror or error}"
 
 
 def _print_problems(problems: Sequence[str]) -> None:

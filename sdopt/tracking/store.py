@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.locks import exclusive
 from sdopt.schema import Tracking
 
@@ -25,7 +25,7 @@ _RUNS_VIEW = "workflowType=machine_learning&compareRunsMode=CHART"
 _ATTEMPTS = 4
 
 
-class TrackingError(Exception):
+class TrackingError(UnavailableError):
     """The tracker could not take a result, which is safe in its file."""
 
 

@@ -52,14 +52,19 @@ def start_fork_server() -> StartContext:
 
 
 @contextmanager
-def hidden_main() -> Iterator[None]:
-    """Keeps worker processes from importing the program that started them.
+def independent_children() -> Iterator[None]:
+    """Keeps what this process is from reaching the worker processes that it starts.
 
-    `multiprocessing` imports the main module again in each child. A script without `if __name__ == "__main__":` would
-    run again there, and a notebook has no file to import; workers need nothing from either.
+    `multiprocessing` imports the main module again in each child: a script without `if __name__ == "__main__":` would run
+    again there, and a notebook has no file to import. It also hands down the name of the start method, and a launcher
+    such as joblib sets one (`loky`) that the child does not know.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
+    known = multiprocessing.get_all_start_methods()
+    if multiprocessing.get_start_method(allow_none=True) not in (None, *known):
+        # Not restored: the launcher's process runs jobs and nothing else.
+        multiprocessing.set_start_method(known[0], force=True)
     try:
         yield
     finally:

@@ -8,11 +8,12 @@ import pytest
 
 from runners.gate_trial import main as gate_trial
 from sdopt.gate.calibration import read_calibration
+from sdopt.gate.trial import CONF
 from sdopt.gate.trial.alarms import false_alarms, sabotages
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Verdict
 from sdopt.schema import Gate, Rule
-from tests.command import SABOTAGE, Finished, sdopt
+from tests.command import Finished, sdopt
 
 SMALLEST = (
     "hardware=cpu",
@@ -34,7 +35,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return sdopt(
         cwd,
         "run",
-        *SABOTAGE,
+        *("--config-dir", str(CONF)),
         *SMALLEST,
         "study=explicit",
         "study.name=judged",
