@@ -258,7 +258,7 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
 
     Of a block that broke off before the baseline was measured again there are none.
     """
-    times = np.log(measurement.latency_s)
+    times: np.ndarray = np.log(measurement.latency_s)
     if measurement.latency_before_s:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)
@@ -300,7 +300,8 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     in_blocks = bool(candidate.latency_before_s or reference.latency_before_s)
     mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
     rounds = min(mine.size, other.size)
-    return other[:rounds] - mine[:rounds]
+    found: np.ndarray = other[:rounds] - mine[:rounds]
+    return found
 
 
 def _peaks(variant: VariantResult) -> list[float]:

@@ -75,10 +75,6 @@ def test_intervals_cover_what_is_true(replicates: int) -> None:
     assert 88 <= covered <= 100  # 95 of 100 are expected; fewer than 88 happen once in three hundred
 
 
-def test_few_rounds_give_no_interval() -> None:
-    assert all(effect.speedup.low is None for effect in effects_of(study(rounds=5, noise=0.1), OPTIONS))
-
-
 def test_a_missing_cell_of_a_full_product_changes_no_estimate_without_noise() -> None:
     """Eight cells carry seven terms: one cell can fail, and only then is nothing left over."""
     whole = study()

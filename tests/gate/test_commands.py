@@ -23,7 +23,7 @@ SMALLEST = (
     "protocol.warmup=1",
     "protocol.stage_calls=1",
     "quality.floor_prompts=8",
-    "gate.replicates=2",
+    "gate.replicates=3",
     "gate.prompt_count=16",
 )
 

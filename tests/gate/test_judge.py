@@ -252,7 +252,7 @@ class TestWires:
 class TestValues:
     def test_exact_wants_every_prompt_to_be_the_same(self) -> None:
         rule = Rule("mse", "exact")
-        same, other = Score(0.0, [0.0] * PROMPTS), Score(1e-9, [0.0] * (PROMPTS - 1) + [1e-7])
+        same, other = Score(0.0, [*[0.0] * PROMPTS]), Score(1e-9, [*[0.0] * (PROMPTS - 1), 1e-7])
         assert verdict(study(variant("it", contract="exact"), mse=same), rule, contract="exact").verdict is Verdict.PASS
         found = verdict(study(variant("it", contract="exact"), mse=other), rule, contract="exact")
         assert found.verdict is Verdict.FAIL
@@ -269,7 +269,7 @@ class TestValues:
 
     @pytest.mark.parametrize(("wrong", "expected"), RARE)
     def test_a_few_pictures_that_went_wrong_are_seen(self, wrong: int, expected: Verdict) -> None:
-        values: list[float | None] = [0.9] * wrong + [0.01] * (PROMPTS - wrong)
+        values: list[float | None] = [*[0.9] * wrong, *[0.01] * (PROMPTS - wrong)]
         result = study(variant("it"), perceptual_x=Score(0.1, values))
         found = verdict(result, Rule("perceptual", "rarely", of_seeds=0.75, share=0.08))
         assert found.verdict is expected
@@ -391,8 +391,11 @@ class TestItMustPay:
             assert verdict(result, Rule("mse", "exact")).verdict is expected
 
     def test_who_claims_nothing_must_still_not_harm(self) -> None:
-        for fields, metric in (({"seconds": 0.2}, "speedup"), ({"memory": 3.0}, "memory_ratio")):
-            result = study(variant("it", **fields))
+        for candidate, metric in (
+            (variant("it", seconds=0.2), "speedup"),
+            (variant("it", memory=3.0), "memory_ratio"),
+        ):
+            result = study(candidate)
             rules = [Rule("speedup", "at_least", limit=0.95), Rule("memory_ratio", "at_most", limit=1.1)]
             found = verdict(result, *rules)
             assert found.verdict is Verdict.FAIL
@@ -512,8 +515,8 @@ SCORES = json.loads((Path(__file__).parent / "bf16_scores.json").read_text())["m
 class TestPrecision:
     @staticmethod
     def against(option: str, precision: dict[str, Any] | None) -> StudyResult:
-        values = SCORES[option]
-        result = study(variant("it", contract="equivalent"), mse=Score(float(np.mean(values)), values))
+        values: list[float | None] = [*SCORES[option]]
+        result = study(variant("it", contract="equivalent"), mse=Score(float(np.mean(SCORES[option])), values))
         if precision is not None:
             result.variant("baseline").config["precision"] = precision
         return result

@@ -177,7 +177,7 @@ def repeated_looks(studies: int, between: Sequence[float] = BETWEEN) -> list[tup
 
     Three processes are added before each look. The contrast judges each look as if it were the first.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for share in between:
         shared = simulate(Scenario(share, looks=3, settled=3), studies)
         settled = simulate(Scenario(share, looks=3), studies)
