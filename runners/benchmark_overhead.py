@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
 
-    folder: Path = arguments.folder or Path("outputs/overhead") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    folder: Path = arguments.folder or Path("outputs/overhead") / begun
     console = Console()
     try:
         folder.mkdir(parents=True, exist_ok=True)

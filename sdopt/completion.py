@@ -14,8 +14,8 @@ def complete(request: str, commands: Collection[str]) -> int:
     """Answers what a shell's completion asks for; returns the exit code.
 
     Args:
-        request: `install=bash` prints the script that a shell evaluates; `query=bash` prints the choices for the command
-            line that the script left in `COMP_LINE`. Hydra knows bash, zsh and fish.
+        request: `install=bash` prints the script that a shell evaluates; `query=bash` prints the choices for the
+            command line that the script left in `COMP_LINE`. Hydra knows bash, zsh and fish.
         commands: the words that may stand before the overrides.
     """
     kind, _, shell = request.partition("=")

@@ -287,7 +287,7 @@ class Experiment:
         return plan, plan_result(plan, config.study.name, design, dict(config.recorded), machine, command), machine
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
-        """Does for a study that is measured whole what was not done when it ended: scores, verdicts, pictures, runs."""
+        """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         scored = any(row.quality for row in result.variants)
         if not (scored and (result.gate or not self.config.gate.judges)):
@@ -298,7 +298,7 @@ class Experiment:
         self.track(result)
 
     def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
-        """Ends a study of which every candidate was skipped: with an error, or in a sweep with a result that says so."""
+        """Ends a study whose candidates were all skipped: with an error, or in a sweep with a result that says so."""
         candidates = [row for row in result.variants if row.role != "control"][1:]
         if not candidates or any(row.status is not Status.SKIPPED for row in candidates):
             return False
@@ -387,7 +387,7 @@ class Experiment:
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:
-    """Shows the table of a sweep, writes it to the sweep's folder and logs it; returns the exit code of all its jobs."""
+    """Shows the table of a sweep, writes it to its folder and logs it; returns the exit code of all jobs."""
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.report.table import sweep_table

@@ -70,11 +70,11 @@ def _axis(option: str) -> str:
 def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:
     """Log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is.
 
-    Of several sittings they are relative to the baseline of each; a contrast of cells that shared one is the same.
+    Of several sessions they are relative to the baseline of each; a contrast of cells that shared one is the same.
     """
     replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
     flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
-    if len({measurement.sitting for measurement in flat}) > 1:
+    if len({measurement.session for measurement in flat}) > 1:
         logs = [[relative_logs(cell, baseline, replicate) for replicate in replicates] for cell in cells]
     else:
         in_blocks = any(measurement.latency_before_s for measurement in flat)

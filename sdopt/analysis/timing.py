@@ -113,7 +113,7 @@ def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio 
     if len(logs) == 1:
         return LogRatio(float(logs[0].mean()), n=int(logs[0].size), unit="round")
     flat = [pair for found in pairs.values() for pair in found]
-    several = len({mine.sitting for mine, _ in flat}) > 1
+    several = len({mine.session for mine, _ in flat}) > 1
     in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
     both = all(m.latency_before_s and r.latency_before_s for m, r in flat)
     if several or (in_blocks and not both):
@@ -124,26 +124,26 @@ def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio 
 
 
 def paired(
-    candidate: VariantResult, reference: VariantResult, sittings: Collection[int] | None = None
+    candidate: VariantResult, reference: VariantResult, sessions: Collection[int] | None = None
 ) -> dict[int, list[tuple[Measurement, Measurement]]]:
     """Returns, by replicate, the measurements of two variants that share a session and have rounds to pair.
 
     Args:
         candidate: one variant.
         reference: the other.
-        sittings: numbers of sessions; all others are left out.
+        sessions: numbers of sessions; all others are left out.
     """
     found: dict[int, list[tuple[Measurement, Measurement]]] = {}
-    others = {(measurement.replicate, measurement.sitting): measurement for measurement in reference.measurements}
+    others = {(measurement.replicate, measurement.session): measurement for measurement in reference.measurements}
     for mine in candidate.measurements:
-        other = others.get((mine.replicate, mine.sitting))
-        if other and _paired_logs(mine, other).size and (sittings is None or mine.sitting in sittings):
+        other = others.get((mine.replicate, mine.session))
+        if other and _paired_logs(mine, other).size and (sessions is None or mine.session in sessions):
             found.setdefault(mine.replicate, []).append((mine, other))
     return found
 
 
 def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
-    """How many rounds of a replicate were timed of both in the same sitting."""
+    """How many rounds of a replicate were timed of both in the same session."""
     return sum(_paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
 
 
@@ -171,7 +171,7 @@ def peak_memory_gib(variant: VariantResult) -> float | None:
     return math.exp(float(np.mean(np.log(peaks)))) if peaks and min(peaks) > 0 else None
 
 
-def floor(control: VariantResult, baseline: VariantResult, sittings: Collection[int] | None = None) -> float | None:
+def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[int] | None = None) -> float | None:
     """Returns the ratio, at least 1, by which the control and the baseline differed, which are identical.
 
     Both are geometric means over as many processes as a speed-up is made of. The worst pair of processes would be no
@@ -180,9 +180,9 @@ def floor(control: VariantResult, baseline: VariantResult, sittings: Collection[
     Args:
         control: the second baseline.
         baseline: the first one.
-        sittings: only processes of these.
+        sessions: only processes of these.
     """
-    found = paired(control, baseline, sittings).values()
+    found = paired(control, baseline, sessions).values()
     logs = [float(np.concatenate([_paired_logs(*pair) for pair in pairs]).mean()) for pairs in found]
     return math.exp(abs(float(np.mean(logs)))) if logs else None
 
@@ -207,7 +207,7 @@ def compare(result: StudyResult) -> None:
         _compare(comparison, result)
         if known and comparison.speedup is not None:
             pairs = paired(result.variant(comparison.candidate), result.variant(comparison.reference)).values()
-            comparison.floor = floor(control, baseline, {mine.sitting for found in pairs for mine, _ in found})
+            comparison.floor = floor(control, baseline, {mine.session for found in pairs for mine, _ in found})
 
 
 def _compare(comparison: Comparison, result: StudyResult) -> None:
@@ -222,7 +222,7 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
     differing = other_settings(candidate, reference, ("model", "scheduler", "workload", "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
-        notes.append("no round was timed of both in the same sitting")
+        notes.append("no round was timed of both in the same session")
     comparison.note = "; ".join(notes)
 
 
@@ -290,7 +290,7 @@ def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
 
 
 def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
-    """Log of the times of one replicate by round, relative to the baseline of the same round and sitting."""
+    """Log of the times of one replicate by round, relative to the baseline of the same round and session."""
     pairs = paired(variant, baseline).get(replicate, [])
     return np.concatenate([np.zeros(0), *(-_paired_logs(*pair) for pair in pairs)])
 

@@ -132,9 +132,9 @@ def _context(
 
 def _disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> str:
     """Says which other studies were measured beside the rounds of two variants; "" where none was."""
-    numbers = {mine.sitting for found in paired(candidate, reference).values() for mine, _ in found}
-    sittings = [sitting for number, sitting in enumerate(result.sittings) if number in numbers]
-    others = sorted({other for sitting in sittings for other in sitting.disturbed_by})
+    numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
+    sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
+    others = sorted({other for session in sessions for other in session.disturbed_by})
     return f"other studies were measured on this device meanwhile: {', '.join(others)}" if others else ""
 
 

@@ -18,7 +18,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     """Returns the look that judging a comparison now would be; its verdict is still open."""
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
     pairs = [pair for found in paired(candidate, reference).values() for pair in found]
-    times = [[(m.replicate, m.sitting, m.latency_s) for m in pair] for pair in pairs]
+    times = [[(m.replicate, m.session, m.latency_s) for m in pair] for pair in pairs]
     images = [sorted((i.prompt_index, i.image_index) for i in side.images) for side in (candidate, reference)]
     data = hashlib.sha256(json.dumps([times, images]).encode()).hexdigest()[:16]
     before = [look for look in result.looks if (look.candidate, look.reference) == (candidate.name, reference.name)]

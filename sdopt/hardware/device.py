@@ -122,17 +122,18 @@ def describe_cpu() -> dict[str, Any]:
 
 
 def _cpu() -> Device:
+    cpu = describe_cpu()
+    total, free = host_memory_gib()
+    return Device(type="cpu", name=cpu["name"], memory_total_gib=total, memory_free_gib=free, attributes=cpu)
+
+
+def host_memory_gib() -> tuple[float, float]:
+    """Returns the host's memory, total and available, in GiB; at most what a container may hold."""
     memory = {
         line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()
     }
-    cpu = describe_cpu()
-    return Device(
-        type="cpu",
-        name=cpu["name"],
-        memory_total_gib=min(memory["MemTotal"], _container_limit()) / 2**30,
-        memory_free_gib=min(memory["MemAvailable"], _container_limit()) / 2**30,
-        attributes=cpu,
-    )
+    limit = _container_limit()
+    return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
 
 
 def _container_limit() -> float:

@@ -5,7 +5,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,8 @@ from sdopt.quality.metrics import QualityMetric, family_of
 from sdopt.quality.paired import Lpips, latents_error, perceptual_distances, pixel_differences, psnr_db
 from sdopt.quality.tripwires import tripped
 from sdopt.results.records import BrokenImage, ImageRecord, Score, Spread, StudyResult
+from sdopt.worker.calls import call_apart
+from sdopt.worker.child import ChildDiedError
 from sdopt.worker.draws import LATENTS
 
 if TYPE_CHECKING:
@@ -270,48 +271,30 @@ def evaluate_apart(
         UsageError: features or a reference set cannot be loaded.
         EvaluationError: the process died, or a metric failed; what was measured is not touched.
     """
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, result, folder, settings), daemon=True)
-    process.start()
-    theirs.close()
     try:
-        while True:
-            kind, content = ours.recv()
-            if kind == "note":
-                note(content)
-            elif kind == "usage":
-                raise UsageError(content)
-            elif kind == "failed":
-                raise EvaluationError(content)
-            else:
-                break
-    except EOFError:
-        process.join()
-        raise EvaluationError(f"the evaluating process ended with exit code {process.exitcode}") from None
-    finally:
-        if process.is_alive():
-            process.join(timeout=5)
-        process.kill()
-    for mine, found in zip(result.variants, content.variants, strict=True):
+        scored = call_apart(context, _evaluated, result, folder, settings, note=note)
+    except ChildDiedError as died:
+        raise EvaluationError(f"the evaluating process {died}") from None
+    for mine, found in zip(result.variants, scored.variants, strict=True):
         mine.quality, mine.trips = found.quality, found.trips
-    for edge, scored in zip(result.comparisons, content.comparisons, strict=True):
-        edge.quality = scored.quality
-    result.floors, result.feature_digests = content.floors, content.feature_digests
+    for edge, other in zip(result.comparisons, scored.comparisons, strict=True):
+        edge.quality = other.quality
+    result.floors, result.feature_digests = scored.floors, scored.feature_digests
 
 
 class EvaluationError(Exception):
     """Quality could not be computed; the message says why."""
 
 
-def _serve(connection: Connection, result: StudyResult, folder: Path, settings: Settings) -> None:
+def _evaluated(result: StudyResult, folder: Path, settings: Settings, note: Callable[[str], None]) -> StudyResult:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     try:
-        evaluate(result, folder, settings, lambda text: connection.send(("note", text)))
-        connection.send(("done", result))
-    except UsageError as error:
-        connection.send(("usage", error.problems))
+        evaluate(result, folder, settings, note)
+    except UsageError:
+        raise
     except Exception as error:
         traceback.print_exc()
-        connection.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        raise EvaluationError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    return result

@@ -103,12 +103,12 @@ def notes_of(result: StudyResult) -> list[str]:
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
         notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} two-sided intervals.{drift}")
-    if len(result.sittings) > 1:
+    if len(result.sessions) > 1:
         notes.append(
-            f"Measured in {len(result.sittings)} sittings with processes of their own: a speed-up pairs rounds of the "
-            "same sitting alone, so it need not be the ratio of two latencies shown."
+            f"Measured in {len(result.sessions)} sessions with processes of their own: a speed-up pairs rounds of the "
+            "same session alone, so it need not be the ratio of two latencies shown."
         )
-    disturbing = sorted({other for sitting in result.sittings for other in sitting.disturbed_by})
+    disturbing = sorted({other for session in result.sessions for other in session.disturbed_by})
     if disturbing:
         notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
     names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}

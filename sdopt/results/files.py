@@ -44,7 +44,7 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
 
 def to_json(result: StudyResult) -> bytes:
     """The content of `result.json`; the same for a result that was read from it."""
-    return _ADAPTER.dump_json(result, indent=1)
+    return _ADAPTER.dump_json(result, indent=1, by_alias=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

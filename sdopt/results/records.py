@@ -3,7 +3,9 @@
 import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from sdopt.schema import Sheet
 
@@ -75,14 +77,16 @@ class Measurement:
     """Raw samples of one worker process; all times in seconds."""
 
     replicate: int
-    sitting: int = 0
-    """Number of the sitting that it belongs to. Only samples of one sitting are ever paired."""
+    session: Annotated[int, Field(alias="sitting")] = 0
+    """Number of the session that it belongs to. Only samples of one session are ever paired."""
     load_s: float | None = None
     cold_start_s: float | None = None
     """The first call after loading, compilation and autotuning included."""
     compile_s: float | None = None
     """What the compiler itself says it took, within the cold start."""
     warmup_s: list[float] = field(default_factory=list)
+    discarded_s: list[float] = field(default_factory=list)
+    """The round between the warm-up of all processes and the first round: early processes have been idle for long."""
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
     latency_before_s: list[float] = field(default_factory=list)
@@ -189,7 +193,7 @@ class VariantResult:
 
     @property
     def samples(self) -> dict[int, list[float]]:
-        """End-to-end times by replicate, in seconds: of all its sittings, one after the other."""
+        """End-to-end times by replicate, in seconds: of all its sessions, one after the other."""
         found: dict[int, list[float]] = {}
         for measurement in self.measurements:
             if measurement.latency_s:
@@ -349,11 +353,11 @@ class Schedule:
 
 
 @dataclass
-class Sitting:
+class MeasurementSession:
     """One stretch of measuring with processes of its own: the first, or one that went on with what was missing.
 
-    A sitting measures a baseline and an A/A control of its own wherever it times anything, because processes of
-    different sittings are not comparable.
+    A session measures a baseline and an A/A control of its own wherever it times anything, because processes of
+    different sessions are not comparable.
     """
 
     started: str
@@ -381,8 +385,8 @@ class StudyResult:
     floor: float | None = None
     """Ratio by which the two baseline workers differed, as in 1.02."""
     schedule: Schedule = field(default_factory=Schedule)
-    """Of the last sitting; its drift is that of all blocks."""
-    sittings: list[Sitting] = field(default_factory=list)
+    """Of the last session; its drift is that of all blocks."""
+    sessions: Annotated[list[MeasurementSession], Field(alias="sittings")] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     gate: str = ""
     """The gate that judged, and what it said of each comparison."""

@@ -154,8 +154,8 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
         "sdopt.design": result.design,
         "sdopt.status": result.status,
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
-        "sdopt.sittings": str(len(result.sittings)),
-        "sdopt.disturbed": str(any(sitting.disturbed_by for sitting in result.sittings)).lower(),
+        "sdopt.sessions": str(len(result.sessions)),
+        "sdopt.disturbed": str(any(session.disturbed_by for session in result.sessions)).lower(),
         "device": str(environment.device["name"]),
         "mlflow.note.content": _note(table),
     }
@@ -222,7 +222,7 @@ def _log_variant(
     evidence = [
         {
             "replicate": m.replicate,
-            "sitting": m.sitting,
+            "session": m.session,
             "axis": e.axis,
             "option": e.option,
             "engaged": e.engaged,

@@ -122,12 +122,12 @@ def test_without_cells_or_options_there_are_none() -> None:
     assert effects_of(result, OPTIONS) == []
 
 
-def test_cells_of_different_sittings_are_compared_by_the_baselines_beside_them() -> None:
+def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them() -> None:
     """Half of the cells were measured later, on a machine three times as slow, and the baseline with them again."""
     result = study(noise=0.0)
     later = result.variants[4:]
     for row in later:
-        row.measurements[0].sitting = 1
+        row.measurements[0].session = 1
         row.measurements[0].latency_s = [3 * sample for sample in row.measurements[0].latency_s]
     baseline = result.variants[0]
     again = [3 * sample for sample in baseline.measurements[0].latency_s]

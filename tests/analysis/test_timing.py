@@ -194,7 +194,7 @@ class TestReplicates:
 
 
 class TestBlocks:
-    """In blocks a process is timed between two sittings of the baseline, which stand in for the reference."""
+    """In blocks a process is timed between two sessions of the baseline, which stand in for the reference."""
 
     @staticmethod
     def block(own: Any, before: Any, after: Any, name: str = "candidate") -> VariantResult:
@@ -214,9 +214,9 @@ class TestBlocks:
         assert (found.low, found.high) == pytest.approx((low, high))
 
     def test_a_drift_of_the_machine_cancels(self) -> None:
-        """The machine slows by 30 % from one sitting to the next; the candidate is twice as fast all along."""
-        sittings = [1.3**number for number in range(3)]
-        before, own, after = (np.full(6, slowness) for slowness in sittings)
+        """The machine slows by 30 % from one session to the next; the candidate is twice as fast all along."""
+        sessions = [1.3**number for number in range(3)]
+        before, own, after = (np.full(6, slowness) for slowness in sessions)
         baseline = variant(np.concatenate([before, after]), name="baseline")
         found = speedup(self.block(own / 2, before, after), baseline, 0.95)
         assert found is not None
@@ -355,17 +355,17 @@ class TestCompare:
 
 
 def sat(*samples: tuple[int, Any], name: str = "variant", role: str = "variant", replicate: int = 0) -> VariantResult:
-    """A variant of one replicate that was measured in several sittings: their numbers and latencies."""
+    """A variant of one replicate that was measured in several sessions: their numbers and latencies."""
     found = variant(*(times for _, times in samples), name=name, role=role)
     for measurement, (number, _) in zip(found.measurements, samples, strict=True):
-        measurement.replicate, measurement.sitting = replicate, number
+        measurement.replicate, measurement.session = replicate, number
     return found
 
 
 class TestSittings:
-    """Processes of different sittings are not comparable: the machine may have changed."""
+    """Processes of different sessions are not comparable: the machine may have changed."""
 
-    def test_rounds_are_paired_within_a_sitting_alone(self) -> None:
+    def test_rounds_are_paired_within_a_session_alone(self) -> None:
         baseline = sat((0, [1, 1, 1, 1]), (1, [10, 10, 10]), name="baseline")
         candidate = sat((0, [0.5, 0.5, 0.5, 0.5]), (1, [5, 5, 5]))
         found = speedup(candidate, baseline, 0.95)
@@ -382,7 +382,7 @@ class TestSittings:
         result.comparisons = [Comparison("candidate", "baseline", "x")]
         compare(result)
         assert result.comparisons[0].speedup is None
-        assert result.comparisons[0].note == "no round was timed of both in the same sitting"
+        assert result.comparisons[0].note == "no round was timed of both in the same session"
 
     def test_a_round_that_only_one_side_has_is_left_out(self) -> None:
         found = speedup(sat((0, [1, 1]), (1, [1])), sat((0, [2, 2, 100]), (1, [2, 100])), 0.95)
@@ -411,7 +411,7 @@ class TestSittings:
         other = variant(*([factor] * 2 for factor in (1, 10) for _ in range(3)))
         for side in (mine, other):
             for number, measurement in enumerate(side.measurements):
-                measurement.replicate, measurement.sitting = number % 3, number // 3
+                measurement.replicate, measurement.session = number % 3, number // 3
         found = speedup(mine, other, 0.95)
         logs = -np.log([0.5, 0.4, 0.45])
         low, high = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
@@ -419,7 +419,7 @@ class TestSittings:
         assert (found.low, found.estimate, found.high) == pytest.approx((low, math.exp(logs.mean()), high))
         assert (found.n, found.unit) == (3, "process")
 
-    def test_the_floor_is_that_of_the_sittings_of_a_comparison(self) -> None:
+    def test_the_floor_is_that_of_the_sessions_of_a_comparison(self) -> None:
         baseline = sat((0, [1, 1]), (1, [1, 1]), name="baseline")
         control = sat((0, [1.1, 1.1]), (1, [1.3, 1.3]), name="control", role="control")
         first, second = sat((0, [0.5, 0.5]), name="first"), sat((1, [0.5, 0.5]), name="second")

@@ -1,5 +1,6 @@
 """Two results of one study: what is comparable, what is refused by name, and what got worse."""
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
@@ -65,7 +66,9 @@ def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult])
         (lambda r: r.config["model"].update(name="sd15"), "model.name: sd15 against emoji"),
     ],
 )
-def test_other_work_is_refused_and_named(results: tuple[StudyResult, StudyResult], change, named: str) -> None:  # type: ignore[no-untyped-def]
+def test_other_work_is_refused_and_named(
+    results: tuple[StudyResult, StudyResult], change: Callable[[StudyResult], None], named: str
+) -> None:
     later, earlier = results
     change(later)
     with pytest.raises(UsageError, match=named):

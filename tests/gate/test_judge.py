@@ -27,11 +27,11 @@ from sdopt.results.records import (
     ImageRecord,
     Judgement,
     Measurement,
+    MeasurementSession,
     Memory,
     Promise,
     Ruling,
     Score,
-    Sitting,
     Spread,
     Status,
     StudyResult,
@@ -409,7 +409,7 @@ class TestDisturbed:
     @staticmethod
     def beside_another(seconds: float, *claims: str) -> StudyResult:
         result = study(variant("it", seconds=seconds, claims=[*claims]), mse=Score(0.0, [0.0] * PROMPTS))
-        result.sittings = [Sitting("now", disturbed_by=["/runs/other"])]
+        result.sessions = [MeasurementSession("now", disturbed_by=["/runs/other"])]
         return result
 
     @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.8])
@@ -431,7 +431,7 @@ class TestDisturbed:
 
     def test_another_session_does_not_count(self) -> None:
         result = self.beside_another(0.05, "latency")
-        result.sittings.insert(0, Sitting("before"))
+        result.sessions.insert(0, MeasurementSession("before"))
         assert verdict(result, Rule("mse", "exact")).verdict is Verdict.PASS
 
 

@@ -15,11 +15,11 @@ from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
 from sdopt.results.records import Status, StudyResult
-from sdopt.worker.session import Session
+from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load, operations_of
 
 
-def stages_of(session: Session, **changes: Any) -> list[str]:
+def stages_of(session: PipelineHost, **changes: Any) -> list[str]:
     seen: list[str] = []
     with observed(session._pipe, seen.append, lambda stage, output: seen.append(f"end of {stage}")):
         session._call(**changes)

@@ -175,7 +175,7 @@ def _same_twice(
     whole = [found for found in by_replicate.values() if len(found) > 1]
     pairs = [[found[i] for i in random.permutation(len(found))[:2]] for found in whole]
     sides = [
-        _variant(baseline, records, [replace(pair[side], sitting=0) for pair in pairs], random)
+        _variant(baseline, records, [replace(pair[side], session=0) for pair in pairs], random)
         for side, records in enumerate((second, first))
     ]
     pictures = [Pictures(folder, side.images) for side in sides]

@@ -124,13 +124,13 @@ def _measure(result: StudyResult, scenario: Scenario, random: np.random.Generato
     """Adds the processes of one session to every variant."""
     for row in result.variants:
         speed = scenario.gain if row.name == "option 0" else 1.0
-        sitting = 1 + max((m.sitting for m in row.measurements), default=-1)
+        session = 1 + max((m.session for m in row.measurements), default=-1)
         for number in range(scenario.processes):
             process = scenario.between * ROUND_DEVIATION * random.standard_normal()
             rounds = ROUND_DEVIATION * random.standard_normal(scenario.rounds)
             times = np.exp(process + rounds) / speed
             row.measurements.append(
-                Measurement(sitting * scenario.processes + number, sitting, latency_s=times.tolist())
+                Measurement(session * scenario.processes + number, session, latency_s=times.tolist())
             )
 
 
