@@ -100,6 +100,8 @@ class TestGate:
         assert done.code == 1
         assert (tmp_path / "again" / "verdicts.xml").is_file()
         assert sdopt(tmp_path, "gate", str(folder), "gate=report_only", "--output", "again").code == 0
+        looks = read_result(folder).looks
+        assert {(look.gate, look.number) for look in looks} == {("default", 1), ("report_only", 1)}
 
     def test_an_mlflow_run_is_judged_by_its_id(self, judged: Finished, tmp_path: Path) -> None:
         pytest.importorskip("mlflow")
