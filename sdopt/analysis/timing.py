@@ -8,12 +8,12 @@ how far another one would lie. So figures from fewer than `MINIMUM_PROCESSES` pr
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy import special
 
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.schema import WORK
 
 MINIMUM_PROCESSES = 3
 """Below this many processes of each side no interval is given: with two, one odd process decides."""
@@ -219,32 +219,11 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    differing = other_settings(candidate, reference, ("model", "scheduler", "workload", "hardware"))
+    differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
         notes.append("no round was timed of both in the same session")
     comparison.note = "; ".join(notes)
-
-
-def other_settings(
-    candidate: VariantResult, reference: VariantResult, sections: Sequence[str]
-) -> dict[str, tuple[Any, Any]]:
-    """Keys of some sections of the configuration in which two variants differ, with both values."""
-    return {
-        f"{section}.{key}": (value, reference.config[section].get(key))
-        for section in sections
-        for key, value in candidate.config.get(section, {}).items()
-        if value != reference.config[section].get(key)
-    }
-
-
-def within_floor(comparison: Comparison) -> bool:
-    """Whether a speed-up is no larger than the difference between two identical workers, or that is not known."""
-    if comparison.speedup is None:
-        return False
-    if comparison.floor is None:
-        return True
-    return not exceeds(comparison.speedup.estimate, comparison.floor)
 
 
 def exceeds(ratio: float, floor: float) -> bool:
@@ -305,7 +284,7 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 
 def _peaks(variant: VariantResult) -> list[float]:
-    return [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
+    return [m.memory.headline[1] for m in variant.measurements if m.memory and m.memory.headline]
 
 
 def speedup_drift(

@@ -14,22 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
-from sdopt.analysis.timing import (
-    exceeds,
-    log_memory_ratio,
-    log_speedup,
-    memory_floor,
-    memory_ratio,
-    other_settings,
-    paired,
-    peak_memory_gib,
-    speedup,
-)
+from sdopt.analysis.measures import MEASURES, SPEEDUP
+from sdopt.analysis.timing import exceeds, paired, peak_memory_gib
 from sdopt.gate.calibration import Calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
 from sdopt.gate.precision import precision_of
-from sdopt.gate.rules import PERFORMANCE
 from sdopt.gate.rulings import above, below, bounds_of, find_scores, percent, problem_of, two_sided, unjudged
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of
@@ -46,12 +36,10 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import Gate, Rule
+from sdopt.schema import WORK, Gate, Rule
 
-WORK = ("model", "task", "workload", "hardware")
-"""Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
-
-_CHOICES = ("workload.steps", "hardware.threads", "hardware.price_per_hour")
+_CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+"""Settings that a candidate may choose: where they differ, that is what is judged."""
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
@@ -84,8 +72,8 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
         note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
         judged = judgement(comparison, contract, rulings, note)
-        judged.claims = {claim.metric: claim.p_gain for claim in made if claim.p_gain is not None}
-        judged.gains = [answer.claim.metric for answer in answers if answer.answer is Answer.GAIN]
+        judged.claims = {claim.measure.name: claim.p_gain for claim in made if claim.p_gain is not None}
+        judged.gains = [answer.claim.measure.name for answer in answers if answer.answer is Answer.GAIN]
         result.judgements.append(judged)
         record_look(result, look, judged.verdict)
 
@@ -112,11 +100,10 @@ def _context(
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
 
     def ratio(metric: str, confidence: float) -> Interval | None:
-        measure = speedup if metric == "speedup" else memory_ratio
-        return measure(candidate, reference, confidence)
+        return MEASURES[metric].ratio(candidate, reference, confidence)
 
     def floor(metric: str) -> float | None:
-        return comparison.floor if metric == "speedup" else memory_floor(result)
+        return MEASURES[metric].floor(result, comparison)
 
     return RuleContext(
         candidate,
@@ -159,8 +146,8 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
     other = [
         f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in other_settings(candidate, reference, WORK).items()
-        if key not in _CHOICES
+        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
+        if not key.startswith(_CHOICES)
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
@@ -180,7 +167,7 @@ def _tripwires(candidate: VariantResult) -> Ruling:
 
 def _same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
     """A variant that was told to take as many steps as its reference must take them."""
-    asked = [(v.config["workload"]["steps"], v.config["scheduler"]) for v in (candidate, reference)]
+    asked = [(v.config.workload.steps, v.config.scheduler) for v in (candidate, reference)]
     mine, other = candidate.denoiser_calls, reference.denoiser_calls
     if asked[0] != asked[1]:
         return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
@@ -240,7 +227,7 @@ class RuleContext:
     def claimed(self) -> list[str]:
         """The measures in which the candidate's options claim a gain that the reference does not have."""
         claims = {claim for promise in self.promises_of(self.candidate) for claim in promise.claims}
-        return [metric for metric, claim in PERFORMANCE.items() if claim in claims]
+        return [name for name, measure in MEASURES.items() if measure.claim in claims]
 
     @property
     def comparable(self) -> bool:
@@ -251,22 +238,21 @@ class RuleContext:
         """What the candidate claims, for all claims of the study to be tested together."""
         if not self.comparable:
             return []
-        measures = {"speedup": log_speedup, "memory_ratio": log_memory_ratio}
         return [
             Claim(
-                metric,
-                measures[metric](self.candidate, self.reference),
+                MEASURES[metric],
+                MEASURES[metric].log_ratio(self.candidate, self.reference),
                 self.smallest(metric, gate),
                 self.floor(metric),
                 self.share,
-                self.disturbed if metric == "speedup" else "",
+                self.disturbed if metric == SPEEDUP.name else "",
             )
             for metric in self.claimed
         ]
 
     def smallest(self, metric: str, gate: Gate) -> float:
         """The smallest factor, at least 1, by which a measure must differ to count."""
-        if metric == "speedup":
+        if metric == SPEEDUP.name:
             return 1 + gate.smallest_speedup
         peak = peak_memory_gib(self.reference)
         return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
@@ -291,8 +277,11 @@ class RuleContext:
         """Applies one rule, with the share of its chance of error that this look may spend."""
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
-        if rule.metric in PERFORMANCE:
+        if rule.metric in MEASURES:
             return self._performance(rule, gate)
+        least = family_of(rule.metric).decides_from
+        if len(self.candidate.images) < least:
+            return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
         between = find_scores(self.paired, rule.metric)
         found = [*mine.items(), *between.items()]
@@ -378,7 +367,7 @@ class RuleContext:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.calibration.metrics.get(name) if self.calibration else None
         if known is None:
-            model = self.candidate.config["model"]["name"]
+            model = self.candidate.config.model.name
             advice = "run `sdopt calibrate`, or give the rule a limit or margin"
             return unjudged(rule.test, f"no calibration for {model}: {advice}", name)
         return share * whole(known)
@@ -395,17 +384,17 @@ class RuleContext:
         if rule.limit is None or rule.test not in ("at_least", "at_most"):
             return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", rule.metric)
         smallest = self.smallest(rule.metric, gate)
-        if rule.metric == "memory_ratio" and rule.test == "at_most" and rule.limit >= 1:
-            ruling = below(rule, rule.metric, bounds, max(rule.limit, smallest))
-        elif rule.metric == "speedup" and rule.test == "at_least" and rule.limit <= 1:
-            ruling = above(rule, rule.metric, bounds, min(rule.limit, 1 / smallest))
-        else:
-            ruling = (above if rule.test == "at_least" else below)(rule, rule.metric, bounds, rule.limit)
+        limit = rule.limit
+        if rule.test == "at_most" and not MEASURES[rule.metric].higher_is_better and limit >= 1:
+            limit = max(limit, smallest)
+        elif rule.test == "at_least" and MEASURES[rule.metric].higher_is_better and limit <= 1:
+            limit = min(limit, 1 / smallest)
+        ruling = (above if rule.test == "at_least" else below)(rule, rule.metric, bounds, limit)
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.reason += f"; but two equal processes differed by {percent(floor)}"
-        if rule.metric == "speedup" and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
+        if rule.metric == SPEEDUP.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.reason += f"; but {self.disturbed}"
         return ruling

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sdopt.analysis.claims import holm
+from sdopt.analysis.measures import Measure
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
-from sdopt.gate.rules import PERFORMANCE
 from sdopt.gate.rulings import level_of, percent
 from sdopt.results.records import Ruling, Verdict
 
@@ -33,7 +33,7 @@ class Claim:
     """One measure in which an option claims a gain.
 
     Attributes:
-        metric: `speedup` or `memory_ratio`.
+        measure: what was claimed to be better.
         ratio: as measured; None where it was not.
         smallest: the smallest factor, at least 1, that counts.
         floor: the factor by which two identical baselines differed; None where it is not known.
@@ -41,7 +41,7 @@ class Claim:
         disturbed: by what the times were disturbed; "" where by nothing.
     """
 
-    metric: str
+    measure: Measure
     ratio: LogRatio | None
     smallest: float
     floor: float | None
@@ -51,7 +51,7 @@ class Claim:
     @property
     def gain(self) -> LogRatio | None:
         """The factor by which the candidate is better."""
-        return self.ratio if self.ratio is None or self.metric == "speedup" else self.ratio.inverted()
+        return self.ratio if self.ratio is None or self.measure.higher_is_better else self.ratio.inverted()
 
     @property
     def p_gain(self) -> float | None:
@@ -92,7 +92,7 @@ def _spent(p_value: float | None, claim: Claim) -> float:
 
 def _finding(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> Finding:
     if claim.ratio is None or claim.gain is None:
-        return Finding(claim, Answer.OPEN, f"{PERFORMANCE[claim.metric]}: not measured")
+        return Finding(claim, Answer.OPEN, f"{claim.measure.claim}: not measured")
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
@@ -115,7 +115,7 @@ def _finding(claim: Claim, gains: bool, harms: bool, claims: int, level: float) 
 def _shown(claim: Claim, level: float) -> str:
     assert claim.ratio is not None
     found = claim.ratio.interval(1 - 2 * level)
-    shown = f"{claim.metric} {found.estimate:.3g}×"
+    shown = f"{claim.measure.name} {found.estimate:.3g}×"
     if found.low is None or found.high is None:
         return shown
     # Tables show two-sided intervals, whose bounds lie farther out.

@@ -12,7 +12,7 @@ def precision_of(variant: VariantResult) -> str | None:
     TensorFloat-32 counts as float32: rounding its products leaves images alike to 60 dB and more. None where the record
     has no such choice, so that a rule with a limit by type cannot be judged.
     """
-    chosen = variant.config.get("precision")
+    chosen = variant.config.options.get("precision")
     if not isinstance(chosen, dict) or "weights" not in chosen:
         return None
     types = [str(name) for name in (chosen["weights"], chosen.get("autocast")) if name]

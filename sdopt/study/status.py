@@ -2,17 +2,19 @@
 
 from datetime import UTC, datetime
 
+from sdopt.results.choices import as_choice
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.schema import Protocol
 
 
 def progress_of(row: VariantResult, protocol: Protocol) -> str:
+    """Returns how many rounds of an interrupted variant were measured."""
     done = min((len(times) for times in row.samples.values()), default=0)
     return f"interrupted by the user after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
 
 
 def set_final_statuses(result: StudyResult) -> None:
-    """Gives every variant its status that was measured whole."""
+    """Sets the final status of each fully measured variant."""
     for row in result.variants:
         if row.status is Status.PENDING or row.status.measured:
             row.status, row.reason = _engagement(row)
@@ -23,7 +25,7 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
     if not row.measurements:
         return row.status, row.reason
     idle = {
-        f"{evidence.axis}={evidence.option}: {evidence.summary}"
+        f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}"
         for measurement in row.measurements
         for evidence in measurement.evidence
         if not evidence.engaged
@@ -40,4 +42,5 @@ def append_reason(row: VariantResult, *more: str) -> str:
 
 
 def now() -> str:
+    """Returns the time of day in UTC, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

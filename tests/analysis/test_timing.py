@@ -19,7 +19,6 @@ from sdopt.analysis.timing import (
     ratio,
     speedup,
     speedup_drift,
-    within_floor,
 )
 from sdopt.results.records import (
     Comparison,
@@ -27,10 +26,12 @@ from sdopt.results.records import (
     Interval,
     Measurement,
     Memory,
+    RecordedConfig,
     Status,
     StudyResult,
     VariantResult,
 )
+from tests.records import reconfigure
 
 
 def variant(*processes: Any, name: str = "variant", role: str = "variant", **measured: Any) -> VariantResult:
@@ -39,19 +40,14 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
         Measurement(number, latency_s=[float(s) for s in samples], **measured)
         for number, samples in enumerate(processes)
     ]
-    config = {
-        "model": {"name": "emoji"},
-        "scheduler": {"class_name": "DDIMScheduler"},
-        "workload": {"batch_size": 1, "images_per_prompt": 1, "steps": 25},
-        "hardware": {"threads": None},
-    }
-    return VariantResult(name, role, {}, [], config, status=Status.OK, measurements=measurements)
+    return VariantResult(name, role, {}, [], RecordedConfig(), status=Status.OK, measurements=measurements)
 
 
 def study(*variants: VariantResult, comparisons: list[Comparison]) -> StudyResult:
     environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
-    config = {"protocol": {"confidence": 0.95, "estimator": "median"}}
-    return StudyResult("s", "explicit", "now", environment, config, list(variants), comparisons, variants[0].name)
+    return StudyResult(
+        "s", "explicit", "now", environment, RecordedConfig(), list(variants), comparisons, variants[0].name
+    )
 
 
 def log_normal(seed: int, rounds: int, mean: float = 0.1, spread: float = 0.05) -> np.ndarray:
@@ -294,17 +290,6 @@ class TestFloor:
     def test_is_nothing_without_samples(self) -> None:
         assert floor(variant([]), variant([1.0])) is None
 
-    @pytest.mark.parametrize(
-        ("estimate", "inside"), [(1.0, True), (1.1, True), (1 / 1.1, True), (1.2, False), (0.8, False)]
-    )
-    def test_a_speedup_must_exceed_it_in_either_direction(self, estimate: float, inside: bool) -> None:
-        edge = Comparison("c", "r", "", speedup=Interval(estimate), floor=1.1 + 1e-9)
-        assert within_floor(edge) is inside
-
-    def test_no_claim_exceeds_a_floor_that_is_not_known(self) -> None:
-        assert within_floor(Comparison("c", "r", "", speedup=Interval(9.0)))
-        assert not within_floor(Comparison("c", "r", "", floor=1.1))
-
 
 class TestCompare:
     def test_fills_in_every_edge_and_the_floor(self) -> None:
@@ -341,7 +326,7 @@ class TestCompare:
     )
     def test_says_that_the_work_differs(self, section: str, key: str, value: object) -> None:
         other = variant([1.0] * 6, name="other")
-        other.config[section] |= {key: value}
+        reconfigure(other, section, **{key: value})
         edge = self.compared(other)
         assert edge.speedup is not None
         assert edge.note == f"not the same work: {section}.{key}"

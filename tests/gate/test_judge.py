@@ -30,6 +30,7 @@ from sdopt.results.records import (
     MeasurementSession,
     Memory,
     Promise,
+    RecordedConfig,
     Ruling,
     Score,
     Spread,
@@ -39,6 +40,7 @@ from sdopt.results.records import (
     Verdict,
 )
 from sdopt.schema import Gate, Rule
+from tests.records import reconfigure
 
 PROMPTS = 48
 SPREADS = {"clip_score_x": Spread(0.0, 2.0, 99), "cmmd_x": Spread(0.0, 1.0, 99), "perceptual_x": Spread(1.0, 1.0, 9)}
@@ -63,12 +65,6 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
         for number in range(3)
     ]
     fields.pop("memory", None)
-    config = {
-        "model": {"name": "emoji"},
-        "scheduler": {"class_name": "DDIMScheduler"},
-        "workload": {"batch_size": 1, "images_per_prompt": 1, "steps": 25, "seed": 0, "prompts": "packaged"},
-        "hardware": {"threads": None},
-    }
     contract, claims = fields.get("contract", "lossy"), fields.pop("claims", [])
     made: dict[str, Any] = {
         "status": Status.OK,
@@ -78,17 +74,18 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
         "images": [ImageRecord("a", 0, 0, 0, "images/a.png")],
         "measurements": measurements,
     }
-    return VariantResult(name, role, {"axis": name}, [], config, **(made | fields))
+    return VariantResult(name, role, {"axis": name}, [], RecordedConfig(), **(made | fields))
 
 
 def study(candidate: VariantResult, reference: VariantResult | None = None, **paired: Score) -> StudyResult:
     reference = reference or variant("baseline", contract="exact")
     environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
-    config = {"protocol": {"confidence": 0.95, "estimator": "median"}, "model": {"name": "emoji"}}
     control = variant("control", role="control", seconds=0.1)
     edge = Comparison(candidate.name, reference.name, "it", quality=paired)
     rows = [reference, candidate, control]
-    result = StudyResult("s", "pair", "2026-01-01T00:00:00", environment, config, rows, [edge], reference.name)
+    result = StudyResult(
+        "s", "pair", "2026-01-01T00:00:00", environment, RecordedConfig(), rows, [edge], reference.name
+    )
     result.comparisons.append(Comparison("control", reference.name, "nothing"))
     compare(result)
     return result
@@ -217,7 +214,7 @@ class TestFailClosed:
     def test_other_prompts_seeds_or_models(self) -> None:
         for section, key, value in (("workload", "seed", 7), ("workload", "prompts", "x"), ("model", "name", "sd15")):
             result = clip(0.0)
-            result.variant("it").config[section][key] = value
+            reconfigure(result.variant("it"), section, **{key: value})
             found = verdict(result, NON_INFERIOR)
             assert found.verdict is Verdict.NOT_COMPARABLE
             assert f"{section}.{key}" in found.rulings[0].reason
@@ -245,7 +242,7 @@ class TestWires:
 
     def test_another_number_of_steps_is_a_choice(self) -> None:
         result = clip(0.0, denoiser_calls=13)
-        result.variant("it").config["workload"]["steps"] = 13
+        reconfigure(result.variant("it"), "workload", steps=13)
         assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
 
 
@@ -518,7 +515,7 @@ class TestPrecision:
         values: list[float | None] = [*SCORES[option]]
         result = study(variant("it", contract="equivalent"), mse=Score(float(np.mean(SCORES[option])), values))
         if precision is not None:
-            result.variant("baseline").config["precision"] = precision
+            result.variant("baseline").config.options["precision"] = precision
         return result
 
     @staticmethod
@@ -543,7 +540,7 @@ class TestPrecision:
     def test_autocast_decides_where_it_is_coarser(self) -> None:
         row = variant("it")
         for weights, autocast, expected in (("float32", "bfloat16", "bfloat16"), ("float16", "float16", "float16")):
-            row.config["precision"] = {"weights": weights, "autocast": autocast}
+            row.config.options["precision"] = {"weights": weights, "autocast": autocast}
             assert precision_of(row) == expected
 
     @pytest.mark.parametrize("precision", [None, {"bits": 4}, {"weights": "int8"}])

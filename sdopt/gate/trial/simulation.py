@@ -17,6 +17,7 @@ from sdopt.results.records import (
     Environment,
     Measurement,
     Promise,
+    RecordedConfig,
     Status,
     StudyResult,
     VariantResult,
@@ -102,14 +103,13 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
 
 def _study(scenario: Scenario) -> StudyResult:
     names = ["baseline", *(f"option {number}" for number in range(scenario.variants)), "control"]
-    config = {"model": {}, "workload": {"steps": 1}, "scheduler": {}, "hardware": {}, "protocol": {"confidence": 0.95}}
     rows = [
         VariantResult(
             name,
             "control" if name == "control" else "variant",
             {"speed": name},
             [],
-            config,
+            RecordedConfig(),
             status=Status.OK,
             promises={"speed": Promise("exact", ["latency"])} if name.startswith("option") else {},
         )
@@ -117,7 +117,7 @@ def _study(scenario: Scenario) -> StudyResult:
     ]
     environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
     edges = [Comparison(name, "baseline", "") for name in names[1:]]
-    return StudyResult("simulated", "explicit", "", environment, config, rows, edges, "baseline")
+    return StudyResult("simulated", "explicit", "", environment, RecordedConfig(), rows, edges, "baseline")
 
 
 def _measure(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:

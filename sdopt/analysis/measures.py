@@ -1,0 +1,48 @@
+"""What a gate can judge and a table can show beside quality: ratios of two variants, each a row here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sdopt.analysis.timing import LogRatio, log_memory_ratio, log_speedup, memory_floor
+from sdopt.results.records import Comparison, Interval, StudyResult, VariantResult
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A ratio of a candidate and its reference.
+
+    Attributes:
+        name: what rules, trackers and tables call it, and the field of a `Comparison` that holds it.
+        claim: what an option claims that is to improve it (`Optimization.claims`).
+        higher_is_better: the direction.
+        log_ratio: computes it, and how well it is known; None where it was not measured.
+        floor: the ratio, at least 1, by which two identical processes differed in a study; None where it is not known.
+    """
+
+    name: str
+    claim: str
+    higher_is_better: bool
+    log_ratio: Callable[[VariantResult, VariantResult], LogRatio | None]
+    floor: Callable[[StudyResult, Comparison], float | None]
+
+    def ratio(self, candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
+        """Returns the ratio with its interval at a two-sided confidence; None where it was not measured."""
+        found = self.log_ratio(candidate, reference)
+        return found.interval(confidence) if found else None
+
+    def gain(self, value: float) -> float:
+        """Returns a ratio turned so that more than 1 is better."""
+        return value if self.higher_is_better else 1 / value
+
+    def recorded(self, comparison: Comparison) -> Interval | None:
+        """Returns the interval that a study recorded, at the protocol's confidence."""
+        found: Interval | None = getattr(comparison, self.name)
+        return found
+
+
+SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.floor)
+
+MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda result, _: memory_floor(result))
+
+MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
+"""By name, in the order in which they are shown."""
