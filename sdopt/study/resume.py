@@ -1,4 +1,4 @@
-"""Going on with a study that broke off: whether it is still the same one, and what is to be measured again."""
+"""Resumes a study that broke off: checks that it is still the same one, and marks what is to be measured again."""
 
 import math
 from collections.abc import Iterator
@@ -17,10 +17,12 @@ _OF_THE_MOMENT = ("command", "device.memory_free_gib")
 
 
 def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry_failed: bool) -> StudyResult:
-    """The previous result, ready to be completed.
+    """Returns the previous result, ready to be completed.
 
     Args:
+        previous: what was measured before.
         fresh: the same study as it is composed and planned now.
+        folder: of the run, for messages.
         retry_failed: measures also what failed, ran out of memory, was killed or took too long.
 
     Raises:
@@ -44,7 +46,7 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
 
 
 def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
-    """What makes samples of one incomparable with those of the other: machine, versions, configuration, inputs."""
+    """Yields what makes samples of one study incomparable with those of the other."""
     yield from _between(vars(previous.environment), vars(fresh.environment), _OF_THE_MOMENT)
     changed = list(_between(previous.config, fresh.config, _CHANGEABLE))
     yield from changed
@@ -66,7 +68,7 @@ def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
 
 
 def _between(was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = "") -> Iterator[str]:
-    """`key: was …, now …` for each leaf that differs."""
+    """Yields `key: was …, now …` for each leaf that differs."""
     if key in ignored:
         return
     if isinstance(was, dict) and isinstance(now, dict):
