@@ -4,33 +4,128 @@ A command parses, calls one function of `sdopt`, and prints.
 """
 
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
+from typing import Any, TextIO
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of Ctrl-C, as shells have it."""
+
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+"""What CI and Slurm send, and what a terminal sends that is closed."""
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, which a command answers as it answers Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
 
 
 def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Turns what a command raises into a line for each problem and an exit code.
 
-    2 for a mistake of the user's, 3 for what cannot be had or done, 130 for Ctrl-C. `HYDRA_FULL_ERROR=1` shows the
-    traceback as well.
+    2 for a mistake of the user's, 3 for what cannot be had or done, 128 and the signal's number for a signal.
+    `HYDRA_FULL_ERROR=1` shows the traceback as well.
     """
 
     @wraps(main)
     def command(argv: list[str]) -> int:
         from sdopt.errors import UnavailableError, UsageError
 
-        try:
-            return main(argv)
-        except (UsageError, UnavailableError) as error:
-            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        with _endings_raised(), _patient_streams():
+            try:
+                return main(argv)
+            except (UsageError, UnavailableError) as error:
+                if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                    traceback.print_exc()
+                for problem in error.problems:
+                    print(f"sdopt: {problem}", file=sys.stderr)
+                return error.exit_code
+            except KeyboardInterrupt as interrupt:
+                print(f"sdopt: interrupted{f' by {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+                return exit_code_of(interrupt)
+            except Exception:
+                # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
                 traceback.print_exc()
-            for problem in error.problems:
-                print(f"sdopt: {problem}", file=sys.stderr)
-            return error.exit_code
-        except KeyboardInterrupt:
-            print("sdopt: interrupted", file=sys.stderr)
-            return 130
+                return 3
 
     return command
+
+
+def exit_code_of(interrupt: BaseException) -> int:
+    """Returns the exit code of Ctrl-C or of the signal that an interrupt came from."""
+    cause: BaseException | None = interrupt
+    while cause is not None:
+        if isinstance(cause, Ended):
+            return cause.exit_code
+        cause = cause.__cause__
+    return INTERRUPTED
+
+
+@contextmanager
+def _endings_raised() -> Iterator[None]:
+    """Raises `Ended` for the first SIGTERM or SIGHUP, so that what was measured is kept; ignores further ones."""
+
+    def end(number: int, _frame: Any) -> None:
+        for other in taken:
+            signal.signal(other, signal.SIG_IGN)
+        raise Ended(number)
+
+    # nohup leaves SIGHUP ignored, and outside of the main thread no handler can be set.
+    taken = [number for number in _ENDINGS if signal.getsignal(number) is signal.SIG_DFL]
+    with suppress(ValueError):
+        for number in taken:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _patient_streams() -> Iterator[None]:
+    """Lets a command go on where the reader of its output has gone, as `head` does after ten lines."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+class _Patient:
+    """A text stream that drops what is written to it once nobody reads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes, or after the reader has gone does nothing."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes, or after the reader has gone does nothing."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def _drop(self) -> None:
+        # In place of the broken pipe, so that the interpreter's own flush at the end finds no fault either.
+        with open(os.devnull, "w") as nothing:  # noqa: PTH123 (a device)
+            os.dup2(nothing.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

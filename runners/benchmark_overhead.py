@@ -8,7 +8,10 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+from . import end_with_code
 
+
+@end_with_code
 def main(argv: list[str]) -> int:
     """Runs a study as a user would, and says where its time went; returns the study's exit code."""
     parser = argparse.ArgumentParser(
@@ -27,7 +30,8 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
 
-    folder: Path = arguments.folder or Path("outputs/overhead") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    folder: Path = arguments.folder or Path("outputs/overhead") / begun
     console = Console()
     try:
         folder.mkdir(parents=True, exist_ok=True)

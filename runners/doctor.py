@@ -3,13 +3,20 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import end_with_code
+
 if TYPE_CHECKING:
+    from sdopt.doctor.diagnosis import Diagnosis
+    from sdopt.schema import Hardware
     from sdopt.worker.forkserver import StartContext
+    from sdopt.worker.machine import Machine
 
 
+@end_with_code
 def main(argv: list[str]) -> int:
     """Prints the diagnosis; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -26,55 +33,32 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    from sdopt.errors import UsageError
-    from sdopt.worker.forkserver import start_fork_server
+    from sdopt.worker.forkserver import independent_children, start_fork_server
 
-    context = start_fork_server()
-    try:
-        return _diagnose(arguments, context)
-    except UsageError as error:
-        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    with independent_children():
+        return _diagnose(arguments, start_fork_server())
 
 
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
-    from dataclasses import asdict, replace
-
     from rich.console import Console
 
+    from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
-    from sdopt.doctor.diagnosis import diagnose, list_cards
+    from sdopt.doctor.diagnosis import diagnose
     from sdopt.doctor.options import check_options
-    from sdopt.doctor.tables import sheet_yaml, tables
-    from sdopt.errors import ConflictError, UsageError
+    from sdopt.doctor.tables import tables
+    from sdopt.hardware.device import list_cards
     from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
-    from sdopt.worker.machine import find_machine, planned_machine
 
     console = Console()
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    add_working_folder()
     with composer_of(arguments.overrides, arguments.config_dir) as composer:
-        hardware = composer.current.hardware
-        planned = False
-        try:
-            machine, context = find_machine(context, hardware, data_sheets)
-        except ConflictError:
-            if hardware.sheet is None or hardware.emulate_memory:
-                raise
-            machine, planned = planned_machine(hardware.sheet), True
-        except UsageError as error:
-            if hardware.device != "auto":
-                raise
-            print(f"sdopt: {error}", file=sys.stderr)
-            machine, context = find_machine(context, replace(hardware, device="cpu"), data_sheets)
-        if arguments.save and (planned or arguments.quick):
-            raise UsageError("--save: there are no ceilings to save of a card that is not here, or with --quick")
-        if arguments.save and arguments.save.absolute().parent.name != "hardware":
-            raise UsageError(f"--save {arguments.save}: a data sheet goes into a folder called hardware")
+        machine, context, planned = _machine(composer.current.hardware, context)
+        _require_ceilings(arguments, planned)
+        for warning in machine.warnings:
+            print(f"sdopt: {warning}", file=sys.stderr)
         with console.status("asking the devices"):
             cards = in_process(context, list_cards, what="the CUDA devices")
             options = check_options(composer, optimization_options(arguments.config_dir), machine.device, data_sheets())
@@ -84,17 +68,56 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
                 ceilings = in_process(context, measure_ceilings, machine.device, what="the ceilings")
     found = diagnose(machine, cards, planned, options, ceilings)
     if arguments.json:
-        rates = [{"rate": ceiling.rate, "unit": ceiling.unit} for ceiling in ceilings]
-        plain = asdict(found)
-        plain["ceilings"] = [kept | rate for kept, rate in zip(plain["ceilings"], rates, strict=True)]
-        print(json.dumps(plain, indent=1))
+        print(_as_json(found))
     else:
         console.print(tables(found, console.width))
     if arguments.save:
-        arguments.save.parent.mkdir(parents=True, exist_ok=True)
-        arguments.save.write_text(sheet_yaml(found))
-        print(f"sdopt run --config-dir {arguments.save.parent.parent} hardware={arguments.save.stem}", file=sys.stderr)
+        _save(found, arguments.save)
     return 0
+
+
+def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, StartContext, bool]":
+    """Returns the machine, how workers start there, and whether it is only a data sheet's."""
+    from sdopt.config.groups import data_sheets
+    from sdopt.errors import ConflictError, UsageError
+    from sdopt.worker.machine import find_machine, planned_machine
+
+    try:
+        return *find_machine(context, hardware, data_sheets), False
+    except ConflictError:
+        if hardware.sheet is None or hardware.emulate_memory:
+            raise
+        return planned_machine(hardware.sheet), context, True
+    except UsageError as error:
+        if hardware.device != "auto":
+            raise
+        print(f"sdopt: {error}", file=sys.stderr)
+        return *find_machine(context, replace(hardware, device="cpu"), data_sheets), False
+
+
+def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
+    """Raises UsageError where `--save` has nothing to save, or nowhere to save it."""
+    from sdopt.errors import UsageError
+
+    if arguments.save and (planned or arguments.quick):
+        raise UsageError("--save: there are no ceilings to save of a card that is not here, or with --quick")
+    if arguments.save and arguments.save.absolute().parent.name != "hardware":
+        raise UsageError(f"--save {arguments.save}: a data sheet goes into a folder called hardware")
+
+
+def _as_json(found: "Diagnosis") -> str:
+    plain = asdict(found)
+    for kept, ceiling in zip(plain["ceilings"], found.ceilings, strict=True):
+        kept |= {"rate": None if ceiling.failure else ceiling.rate, "unit": ceiling.unit}
+    return json.dumps(plain, indent=1)
+
+
+def _save(found: "Diagnosis", path: Path) -> None:
+    from sdopt.doctor.tables import sheet_yaml
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(sheet_yaml(found))
+    print(f"sdopt run --config-dir {path.parent.parent} hardware={path.stem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

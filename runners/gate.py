@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import end_with_code
+
 if TYPE_CHECKING:
     from sdopt.config.composer import GateConfig
     from sdopt.results.records import StudyResult
 
 
+@end_with_code
 def main(argv: list[str]) -> int:
     """Judges; returns 0 where all passed, 1 for a regression, 2 for a mistake, 3 where it could not be judged."""
     parser = argparse.ArgumentParser(
@@ -36,23 +39,15 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError
-    from sdopt.tracking.store import TrackingError
 
-    try:
-        config = gate_of(arguments.overrides)
-        if not config.gate.judges:
-            raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
-        waived = tuple(filter(None, arguments.waive.split(",")))
-        codes = [
-            _judge(found, folder, config, arguments.against, waived, arguments.output)
-            for found, folder in _results(arguments.result, config)
-        ]
-    except UsageError as error:
-        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
-        return 2
-    except TrackingError as error:
-        print(f"sdopt: {error}", file=sys.stderr)
-        return 3
+    config = gate_of(arguments.overrides)
+    if not config.gate.judges:
+        raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
+    waived = tuple(filter(None, arguments.waive.split(",")))
+    codes = [
+        _judge(found, folder, config, arguments.against, waived, arguments.output)
+        for found, folder in _results(arguments.result, config)
+    ]
     # A regression is worth more notice than what could not be judged.
     return 1 if 1 in codes else max(codes)
 

@@ -2,9 +2,7 @@
 
 import sys
 
-from . import end_with_code
-
-_INTERRUPTED = 130
+from . import end_with_code, exit_code_of
 
 
 @end_with_code
@@ -24,7 +22,7 @@ def main(argv: list[str]) -> int:
         folders = launch(argv)
     except InterruptedStudy as interrupt:
         print("sdopt: interrupted", file=sys.stderr)
-        folders, code = interrupt.folders, _INTERRUPTED
+        folders, code = interrupt.folders, exit_code_of(interrupt)
         if folder := folders.sweep or folders.run:
             print(f"What was measured is kept; `sdopt run resume={folder}` goes on with it.", file=sys.stderr)
     if folders.occupied:

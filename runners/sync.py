@@ -4,7 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from . import end_with_code
 
+
+@end_with_code
 def main(argv: list[str]) -> int:
     """Logs every result below the folders that is not logged yet; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -29,35 +32,26 @@ def main(argv: list[str]) -> int:
     from sdopt.report.sweep import read_sweep
     from sdopt.results.files import read_result
     from sdopt.tracking.runs import log_study, log_sweep
-    from sdopt.tracking.store import TrackingError
 
-    code = 0
-    try:
-        tracking = tracking_of([argument for argument in arguments if "=" in argument])
-        if tracking.kind == "none":
-            raise UsageError("tracking=none: there is nowhere to log to; name a store with tracking.uri=…")
-        folders = [Path(argument) for argument in arguments if "=" not in argument] or [Path("outputs")]
-        sweeps = []
-        for path in [path for folder in folders for path in _results(folder)]:
-            try:
-                run, new = log_study(read_result(path), path.parent, tracking)
-            except UsageError as error:
-                print(f"sdopt: {error}", file=sys.stderr)
-                code = 2
-                continue
-            print(f"{path.parent}: {'logged' if new else 'there already'} as {run}")
-            if (path.parent.parent / "multirun.yaml").is_file() and path.parent.parent not in sweeps:
-                sweeps.append(path.parent.parent)
-        for folder in sweeps:
-            sweep = read_sweep(folder)
-            run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
-            print(f"{folder}: {'logged' if new else 'there already'} as {run}")
-    except UsageError as error:
-        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
-        return 2
-    except TrackingError as error:
-        print(f"sdopt: {error}", file=sys.stderr)
-        return 3
+    tracking = tracking_of([argument for argument in arguments if "=" in argument])
+    if tracking.kind == "none":
+        raise UsageError("tracking=none: there is nowhere to log to; name a store with tracking.uri=…")
+    folders = [Path(argument) for argument in arguments if "=" not in argument] or [Path("outputs")]
+    code, sweeps = 0, []
+    for path in [path for folder in folders for path in _results(folder)]:
+        try:
+            run, new = log_study(read_result(path), path.parent, tracking)
+        except UsageError as error:
+            print(f"sdopt: {error}", file=sys.stderr)
+            code = error.exit_code
+            continue
+        print(f"{path.parent}: {'logged' if new else 'there already'} as {run}")
+        if (path.parent.parent / "multirun.yaml").is_file() and path.parent.parent not in sweeps:
+            sweeps.append(path.parent.parent)
+    for folder in sweeps:
+        sweep = read_sweep(folder)
+        run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
+        print(f"{folder}: {'logged' if new else 'there already'} as {run}")
     return code
 
 

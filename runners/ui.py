@@ -10,10 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import end_with_code
+
 if TYPE_CHECKING:
     from sdopt.schema import Tracking
 
 
+@end_with_code
 def main(argv: list[str]) -> int:
     """Serves until interrupted; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -29,21 +32,13 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UsageError
-    from sdopt.tracking.store import TrackingError, ui_pages
+    from sdopt.tracking.store import ui_pages
 
-    try:
-        tracking = tracking_of(arguments.overrides)
-        _require_store(tracking)
-        _require_port(arguments.port)
-        remote = tracking.uri.startswith(("http://", "https://"))
-        pages = {} if remote else ui_pages(tracking)
-    except TrackingError as error:
-        print(f"sdopt: {error}", file=sys.stderr)
-        return 3
-    except UsageError as error:
-        print("\n".join(f"sdopt: {problem}" for problem in error.problems), file=sys.stderr)
-        return 2
+    tracking = tracking_of(arguments.overrides)
+    _require_store(tracking)
+    _require_port(arguments.port)
+    remote = tracking.uri.startswith(("http://", "https://"))
+    pages = {} if remote else ui_pages(tracking)
     if remote:
         print(f"This tracking server has a UI of its own: {tracking.uri}")
         return 0

@@ -32,6 +32,9 @@ examples:
   sdopt run ... dry_run=true                                 what would be measured, compared and skipped
   sdopt run --help                                           the groups, their options and every key
 
+shell completion: eval "$(sdopt -sc install=bash)"; zsh: the same after `autoload bashcompinit && bashcompinit`;
+fish: sdopt -sc install=fish | source
+
 Exit codes: 0 done; 1 a regression; 2 usage, configuration or conflict; 3 something could not be measured or judged."""
 
 
@@ -46,6 +49,12 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"sdopt {__version__}")
         return 0
+    if arguments[0] in ("-sc", "--shell-completion") or (
+        arguments[0] in COMMANDS and arguments[1:2] and arguments[1].partition("=")[0] in ("-sc", "--shell-completion")
+    ):
+        from sdopt.completion import complete
+
+        return complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="), COMMANDS)
     if arguments[0] not in COMMANDS:
         print(f"sdopt: no command '{arguments[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2

@@ -26,17 +26,18 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
+from sdopt.gate.rules import require_measured
 from sdopt.locks import lock_folder
 from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
-from sdopt.quality.settings import features_of, reference_of
+from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
+from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.table import show, terminal_table
-from sdopt.report.verdicts import verdict_table, write_verdicts
+from sdopt.report.verdicts import append_step_summary, verdict_table
 from sdopt.results.files import read_result, write_at_last, write_result
-from sdopt.results.folders import JobError, read_error, write_error
+from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
-from sdopt.schema import Tracking
 from sdopt.study.designs import Plan
 from sdopt.study.missing import missing_of
 from sdopt.study.plan import plan_result, require_room
@@ -46,11 +47,11 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
 from sdopt.tracking.store import TrackingError, require_mlflow, require_store
-from sdopt.worker.forkserver import StartContext, hidden_main, start_fork_server
+from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
 
-def run(*overrides: str, config_dir: str | Path | None = None) -> StudyResult:
+def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     """Measures a study, as `sdopt run` does, and returns its result.
 
     The result, plots and images are also in a folder of their own below `outputs/runs/`, and in MLflow, as with the
@@ -70,14 +71,9 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> StudyResult:
     if is_informative(argv) or {"-m", "--multirun"} & set(argv):
         raise UsageError("sdopt.run measures one study; sweeps, --help and --cfg belong to the command `sdopt run`")
     folder = launch(argv).run
-    if folder is None:
-        raise UsageError("nothing was run")
-    error = read_error(folder)
-    if error is not None:
-        raise (UsageError if error.exit_code == UsageError.exit_code else UnavailableError)(error.problems)
-    if not (folder / "result.json").is_file():
+    if folder is None or not (folder / "result.json").is_file():
         raise UsageError("dry_run=true: a dry run leaves no result; use the command `sdopt run … dry_run=true`")
-    return read_result(folder)
+    return load_result(folder)
 
 
 def launch(argv: Sequence[str]) -> Folders:
@@ -88,25 +84,29 @@ def launch(argv: Sequence[str]) -> Folders:
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
-        UnavailableError: Hydra or its launcher broke off after jobs had begun.
-        KeyboardInterrupt: with the folders in `folders`, where something had begun.
+        UnavailableError: a file or a folder could not be read or written.
+        InterruptedStudy: Ctrl-C, with the folders of what had begun.
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
     folders = Folders()
     try:
         run_hydra(job, argv, folders)
+        if folders.error is not None:
+            raise folders.error
     except (UsageError, UnavailableError):
         raise
     except KeyboardInterrupt as error:
         raise InterruptedStudy(folders) from error
     except Exception as error:
-        said = explain(error) or type(error).__name__
-        if isinstance(error, OSError) and error.strerror:
-            said = f"{error.filename or folders.run or folders.sweep}: {error.strerror}"
         # Until a job had a folder it was the command line.
         begun = any(folder.is_dir() for folder in folders.jobs)
-        raise (UnavailableError if begun else UsageError)(said) from error
+        if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
+            problem = _os_problem(error, folders.run or folders.sweep)
+            raise (UnavailableError if begun else UsageError)(problem) from error
+        if begun:
+            raise
+        raise UsageError(explain(error) or type(error).__name__) from error
     return folders
 
 
@@ -121,44 +121,60 @@ class InterruptedStudy(KeyboardInterrupt):
 def job(_cfg: DictConfig) -> Any:
     """Measures the study of one Hydra job, in whatever process a launcher runs it.
 
-    What goes wrong is printed, and kept in the folder's `error.json`, so that a sweep goes on with its other jobs.
+    What goes wrong is kept in the folder's `error.json`, so that a sweep goes on with its other jobs.
 
     Returns:
-        the objective for a sweeper, or NaN where there is none.
+        The objective for a sweeper, or NaN where there is none.
     """
     folder = job_folder()
     add_working_folder()
     try:
-        with hidden_main(), lock_folder(folder) as ours:
+        with independent_children(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             composer = HydraComposer.of_this_job()
             # A sweep's later jobs begin where the one before them ended.
             timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
             result = Experiment(composer, folder, start_fork_server(), timeline, alone=not in_sweep()).run()
-    except OccupiedError as error:
-        _print_problems(error.problems)
-        # An error.json there would be taken for the other's.
-        if (folders := current_folders()) is not None:
-            folders.occupied = True
-        return math.nan
-    except UsageError as error:
-        _print_problems(error.problems)
-        skipped = in_sweep() and isinstance(error, ConflictError)
-        write_error(JobError(0 if skipped else 2, error.problems, Status.SKIPPED if skipped else Status.FAILED), folder)
-        return math.nan
-    except OSError as error:
-        problem = f"{error.filename or folder}: {error.strerror or error}"
-        _print_problems([problem])
-        with suppress(OSError):  # the disk that is full is full for this too
-            write_error(JobError(3, [problem]), folder)
-        return math.nan
     except Exception as error:
-        # A mistake of ours: it must not end the jobs of a sweep that are still to come.
-        traceback.print_exc()
-        write_error(JobError(3, [f"{type(error).__name__}: {error}"]), folder)
+        _keep_error(error, folder)
         return math.nan
     return _objective(composer.current, result) if result else math.nan
+
+
+def _keep_error(error: Exception, folder: Path) -> None:
+    """Keeps why a job has no result; a sweep's job says it at once, a single run's error is raised by `launch`."""
+    found = _job_error(error, folder, in_sweep())
+    folders = current_folders()
+    if isinstance(error, OccupiedError):
+        # An error.json there would be taken for the other's.
+        if folders is not None:
+            folders.occupied = True
+    else:
+        with suppress(OSError):  # the disk that is full is full for this too
+            write_error(found, folder)
+    if folders is not None and not in_sweep():
+        # Not raised here: Hydra would print the overrides of the job first.
+        folders.error = error
+        return
+    if not isinstance(error, UsageError | OSError):
+        traceback.print_exception(error)
+    _print_problems(found.problems)
+
+
+def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
+    """Returns what `error.json` says of an error, and how the sweep's table shows the job."""
+    if isinstance(error, UsageError):
+        if in_a_sweep and isinstance(error, ConflictError):
+            return JobError(0, error.problems, Status.SKIPPED)
+        return JobError(UsageError.exit_code, error.problems)
+    if isinstance(error, OSError):
+        return JobError(UnavailableError.exit_code, [_os_problem(error, folder)])
+    return JobError(UnavailableError.exit_code, [f"{type(error).__name__}: {error}"])
+
+
+def _os_problem(error: OSError, folder: Path | None) -> str:
+    return f"{error.filename or folder}: {error.strerror or error}"
 
 
 def _print_problems(problems: Sequence[str]) -> None:
@@ -254,36 +270,41 @@ class Experiment:
         """Returns the variants and comparisons, the result before anything is measured, and the machine it is for.
 
         Raises:
-            UsageError: the design, the device or a model is not what the configuration says.
+            UsageError: the design, the device or a model is not what the configuration says, or the gate judges what
+                will not be measured.
         """
         config = self.config
         plan = config.study.plan(self.composer)
+        require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("waiting for the fork server, and asking for the device")
         if config.dry_run and config.hardware.sheet is not None:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+        for warning in machine.warnings:
+            print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
             self.timeline.enter("fetching models")
             fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
-        return plan, plan_result(plan, config.study.name, design, dict(config.recorded), machine, command), machine
+        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
-        """Does for a study that is measured whole what was not done when it ended: scores, verdicts, pictures, runs."""
+        """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         scored = any(row.quality for row in result.variants)
-        if not (scored and (result.gate or not self.config.gate.judges)):
+        complete = scored and (result.gate or not self.config.gate.judges)
+        if not complete:
             self.evaluate(result, machine)
             self.judge(result)
-        if not (self.folder / "plot.png").is_file():
-            self._draw(result)
+        if not (complete and (self.folder / "plot.png").is_file()):
+            self._write_reports(result)
         self.track(result)
 
     def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
-        """Ends a study of which every candidate was skipped: with an error, or in a sweep with a result that says so."""
+        """Ends a study whose candidates were all skipped: with an error, or in a sweep with a result that says so."""
         candidates = [row for row in result.variants if row.role != "control"][1:]
         if not candidates or any(row.status is not Status.SKIPPED for row in candidates):
             return False
@@ -308,13 +329,7 @@ class Experiment:
         config = self.config
         if not config.quality.metrics:
             return
-        settings = Settings(
-            features=features_of(config.quality, config.model),
-            reference=reference_of(config.quality, config.model),
-            lpips=config.quality.lpips,
-            device=machine.device.torch_name,
-            trained=config.model.weights != "random",
-        )
+        settings = Settings.of(config.quality, config.model, machine.device.torch_name)
         try:
             with self.console.status("quality") as status:
                 evaluate_apart(
@@ -329,33 +344,28 @@ class Experiment:
         write_at_last(result, self.folder)
 
     def judge(self, result: StudyResult) -> None:
-        """Applies the gate's rules, where a gate is chosen, and writes the verdicts."""
+        """Applies the gate's rules, where a gate is chosen."""
         gate = self.config.gate
         if not (gate.judges and self.config.quality.metrics):
             return
         judge(result, gate, calibration_for(result, gate.calibration))
         write_at_last(result, self.folder)
-        write_verdicts(result, result.judgements, self.folder)
+        append_step_summary(result, result.judgements)
 
     def report(self, result: StudyResult) -> None:
-        """Shows the tables, and draws the pictures in the run's folder."""
+        """Shows the tables, and writes all reports to the run's folder."""
         show(result, self.console, self.folder)
         if result.judgements:
             self.console.print(verdict_table(result, result.judgements))
-        self._draw(result)
+        self._write_reports(result)
 
-    def _draw(self, result: StudyResult) -> None:
-        from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
-        from sdopt.report.plots import study_plot
-
-        for name, draw in (("plot", study_plot), ("images", comparison_sheet), ("broken images", broken_sheet)):
-            try:
-                path = draw(result, self.folder)
-            except Exception as error:  # a picture that cannot be drawn must not keep a result from being logged
-                _print_problems([f"no {name}: {type(error).__name__}: {error}"])
-                continue
-            if path is not None:
-                self.console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
+    def _write_reports(self, result: StudyResult) -> None:
+        for report, error in write_reports(result, self.folder):
+            if error is not None:
+                _print_problems([f"no {report.name}: {type(error).__name__}: {error}"])
+            elif report.is_picture:
+                path = self.folder / report.file
+                self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
 
     def track(self, result: StudyResult) -> None:
         """Logs the result to MLflow, where that is chosen; a server that is down costs nothing but the log."""
@@ -372,7 +382,7 @@ class Experiment:
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:
-    """Shows the table of a sweep, writes it to the sweep's folder and logs it; returns the exit code of all its jobs."""
+    """Shows the table of a sweep, writes it to its folder and logs it; returns the exit code of all jobs."""
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.report.table import sweep_table
@@ -390,10 +400,9 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     studies = list(sweep.studies.values())
     # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
-    if all(study.config["tracking"]["kind"] == "mlflow" for study in studies):
+    if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
-            tracking = Tracking(**studies[0].config["tracking"])
-            log_sweep(studies, folder, sweep_markdown(sweep.rows), tracking)
+            log_sweep(studies, folder, sweep_markdown(sweep.rows), studies[0].config.tracking)
         except TrackingError as error:
             _print_problems([f"the sweep's own run was not logged to {error}"])
     return sweep.exit_code

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = (
     "runners",
     "cli",
+    "completion",
     "sdopt",
     "experiment",
     "tracking",

@@ -33,6 +33,8 @@ class Folders:
     sweep: Path | None = None
     occupied: bool = False
     """Whether a job refused its folder because another process writes it: its files say nothing of this command."""
+    error: Exception | None = None
+    """What ended the job of a single run."""
 
     @property
     def jobs(self) -> list[Path]:

@@ -1,6 +1,7 @@
 """Builds typed dataclasses from composed configuration, and names every key that is wrong."""
 
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -9,34 +10,40 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.optimizations.base import Optimization
-from sdopt.schema import (
-    out_of_range,
-)
+from sdopt.schema import out_of_range
 from sdopt.study.designs import Design
+
+_TARGETED = (Design, Optimization)
+"""Base classes of which a node names a subclass with `_target_`."""
 
 
 def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
-    """Builds the dataclass of a node, key by key, so that every problem is found and names its key."""
+    """Builds the dataclass of a node, key by key, so that every problem is found and names its key.
+
+    Args:
+        path: the node's place in the configuration; empty for the root.
+        node: what stands there.
+        kind: the dataclass, or its base class if the node names it with `_target_`.
+        problems: takes what is wrong.
+
+    Returns:
+        The object, or None if there are problems.
+    """
     if not isinstance(node, DictConfig):
         problems.append(f"{path}: must be a group of keys, not {node!r}")
         return None
+    found: list[str] = []
+    made = _build(path, node, kind, found)
+    problems += found
+    return None if found else made
+
+
+def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
     values: Any = OmegaConf.to_container(node, resolve=False)
     target = values.pop("_target_", None)
-    cls: Any = kind
-    if kind in (Design, Optimization):
-        if not isinstance(target, str):
-            problems.append(f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}")
-            return None
-        try:
-            module, _, name = target.rpartition(".")
-            cls = getattr(import_module(module), name)
-        except Exception as error:  # whatever importing a user's own module raises
-            reason = str(error.__cause__ or error).splitlines()[0]
-            problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
-            return None
-        if not (isinstance(cls, type) and is_dataclass(cls) and issubclass(cls, kind)):
-            problems.append(f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}")
-            return None
+    cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
+    if cls is None:
+        return None
     try:
         schema = OmegaConf.structured(cls)
     except OmegaConfBaseException as error:
@@ -44,41 +51,73 @@ def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         problems.append(f"{path}._target_={target}: {reason}; a yaml holds numbers, strings, lists and mappings")
         return None
     OmegaConf.set_readonly(schema, False)
+    within = _set_fields(schema, cls, path, node, values, problems)
+    required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
+    lacking = [_full(path, name) for name in required - set(values)]
+    problems += [f"{full}: must be given, as in {full}=…" for full in sorted(lacking)]
+    if problems:
+        return None
+    given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
+    return cls(**given, **within)
+
+
+def _full(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _class_of(path: str, target: Any, kind: type, problems: list[str]) -> Any:
+    """Imports the class that a node names; None if it is none that is derived from `kind`."""
+    if not isinstance(target, str):
+        problems.append(f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}")
+        return None
+    try:
+        module, _, name = target.rpartition(".")
+        cls = getattr(import_module(module), name)
+    except Exception as error:  # whatever importing a user's own module raises
+        reason = str(error.__cause__ or error).splitlines()[0]
+        problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
+        return None
+    if isinstance(cls, type) and is_dataclass(cls) and issubclass(cls, kind):
+        return cls
+    problems.append(f"{path}._target_={target}: must be a dataclass derived from {kind.__name__}")
+    return None
+
+
+def _set_fields(
+    schema: DictConfig, cls: Any, path: str, node: DictConfig, values: Mapping[Any, Any], problems: list[str]
+) -> dict[str, Any]:
+    """Merges a node's values into the schema of its class, each checked by type and range.
+
+    Returns:
+        The fields that are dataclasses themselves, built: a schema would take them without their ranges.
+    """
     limits = {field.name: field.metadata for field in fields(cls)}
     hints = get_type_hints(cls)
     within: dict[str, Any] = {}
-    before = len(problems)
-    for key in values:
-        full = f"{path}.{key}"
+    for key, value in values.items():
+        full = _full(path, key)
         if key not in limits:
             problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
-            continue
-        if OmegaConf.is_missing(node, key):
+        elif OmegaConf.is_missing(node, key):
             problems.append(f"{full}: must be given, as in {full}=…")
-            continue
-        kind_within = _dataclass_within(hints[key])
-        if kind_within is not None and values[key] is not None:
-            within[key] = build_typed(full, node[key], kind_within, problems)
-            continue
-        try:
-            schema = OmegaConf.merge(schema, {key: node[key]})
-            wrong = out_of_range(schema[key], limits[key])
-        except OmegaConfBaseException as error:
-            problems.append(f"{full}: {str(error).splitlines()[0]}")
+        elif (kind := _dataclass_within(hints[key])) is not None and value is not None:
+            within[key] = build_typed(full, node[key], kind, problems)
         else:
-            if wrong:
-                problems.append(f"{full}={schema[key]}: {wrong}")
-    if len(problems) > before:
-        return None
+            problems += _set_field(schema, key, full, node, limits[key])
+    return within
+
+
+def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
+    """Merges one value into a schema; returns what is wrong with it."""
     try:
-        made: Any = OmegaConf.to_object(schema)
+        schema.merge_with({key: node[key]})
+        wrong = out_of_range(schema[key], limits)
     except OmegaConfBaseException as error:
-        problems.append(f"{path}: {str(error).splitlines()[0]}")
-        return None
-    return replace(made, **within)
+        return [f"{full}: {str(error).splitlines()[0]}"]
+    return [f"{full}={schema[key]}: {wrong}"] if wrong else []
 
 
 def _dataclass_within(annotation: Any) -> Any:
-    """`Sheet` of `Sheet` and of `Sheet | None`."""
+    """Returns the dataclass in an annotation, as `Sheet` in `Sheet | None`; None if there is none."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
     return next((kind for kind in kinds if is_dataclass(kind)), None)

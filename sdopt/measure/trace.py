@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sdopt.measure.stages import DENOISER, STAGES, observed
+from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
 from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ _DTYPES = {
 }
 _PRODUCTS = ("mm", "conv", "linear", "matmul")
 _FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers::")
-_FUSED_KERNELS = ("flash_fwd", "fmha_cutlass", "sdpa")
+_FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
+_GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LABEL = "sdopt/"
 
 
@@ -56,9 +58,18 @@ class Trace:
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
     """Device kernels that the denoiser launched, or that no operator launched (a replayed graph); empty on a CPU."""
+    graph_launches: int = 0
+    """CUDA graphs that were replayed within the denoiser."""
+    denoiser_busy_s: float | None = None
+    """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
+    decoded: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
+    decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes (n, channels, height, width) of the latents that each call of the VAE's decoder network took."""
 
     @property
     def denoiser(self) -> StageTrace:
+        """The denoiser's stage."""
         return self.stages[DENOISER]
 
     @property
@@ -78,6 +89,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     """Runs `call` under PyTorch's profiler, and sorts what it saw by the stage in which it happened.
 
     Args:
+        pipe: the pipeline, with every optimization applied.
         call: makes one call of `pipe`; a few steps are enough.
         cuda: whether device kernels are recorded as well.
     """
@@ -100,11 +112,14 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         first = next(iter(output.values())) if isinstance(output, dict) else output[0]
         if isinstance(first, torch.Tensor):
             trace.stages[stage].output_requires_grad = first.requires_grad
+            if stage == VAE_DECODER:
+                trace.decoded.append(tuple(first.shape))
 
     activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
     with (
         observed(pipe, enter, leave),
         _observed_layouts(denoiser_of(pipe), trace.denoiser),
+        _observed_decoder(pipe.vae, trace.decoder_inputs),
         torch.profiler.profile(activities=activities, record_shapes=True) as profile,
     ):
         call()
@@ -134,6 +149,16 @@ def _observed_layouts(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[N
             handle.remove()
 
 
+@contextmanager
+def _observed_decoder(vae: Any, shapes: list[tuple[int, ...]]) -> Iterator[None]:
+    """Notes the shape of each input of the network within `vae.decode`, which may take the latents in pieces."""
+    handle = vae.decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(tuple(inputs[0].shape)))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(_LABEL))
@@ -153,10 +178,27 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
         types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
         if types and any(word in name for word in _PRODUCTS):
             trace.stages[stage].product_dtypes[types[0]] += 1
+    busy = []
     for event in events:
+        category = event.get("cat")
+        if category in ("cuda_runtime", "cuda_driver") and event["name"].startswith(_GRAPH_LAUNCHES):
+            trace.graph_launches += any(stage == DENOISER and start <= event["ts"] < end for start, end, stage in spans)
         # Kernels run after they were launched: the operator that launched one tells its stage.
-        if event.get("cat") == "kernel" and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
-            trace.kernels[event["name"]] += 1
+        if category in _DEVICE_WORK and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
+            busy.append((event["ts"], event["ts"] + event["dur"]))
+            if category == "kernel":
+                trace.kernels[event["name"]] += 1
+    if busy and trace.denoiser.calls:
+        trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals, given as start and end."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def _name(dtype: torch.dtype) -> str:

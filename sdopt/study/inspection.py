@@ -34,6 +34,10 @@ def inspect_process(run: StudyRun, process: VariantProcess) -> None:
         run.progress.advance()
     run.progress.phase(row.name, "evidence")
     measurement.evidence = _ask_or_note(process, [], worker.prove)
+    measurement.denoiser_busy_s = _ask_or_note(process, None, worker.denoiser_busy_s)
+    run.progress.phase(row.name, "energy")
+    joules = _ask_or_note(process, None, worker.measure_energy)
+    measurement.energy_j += [] if joules is None else [joules]
     run.progress.advance()
     if measurement.replicate == 0 and not any(other.complete for other in row.measurements if not other.replicate):
         row.tflop_per_image = _operations(run, process)

@@ -24,7 +24,7 @@ class Missing:
 
 def missing_of(result: StudyResult) -> Missing:
     """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
-    rounds, replicates = result.config["protocol"]["rounds"], range(result.config["protocol"]["replicates"])
+    rounds, replicates = result.config.protocol.rounds, range(result.config.replicates)
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
     usable = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
     lacking: dict[str, int] = {}

@@ -111,10 +111,12 @@ def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
 
 def footprint_gib(memory: Memory) -> dict[str, float]:
     """Returns what an idle worker keeps, and a running one needs, of each memory that may run out."""
+    # A sandbox may not tell the peak.
+    host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
     if memory.cuda_peak_reserved_gib is None:
-        return {"host": memory.process_peak_gib}
+        return {"host": host}
     on_card = memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
-    return {"host": memory.process_peak_gib, "device": on_card}
+    return {"host": host, "device": on_card}
 
 
 def excess(footprints_gib: Sequence[dict[str, float]], budget_gib: dict[str, float]) -> str | None:
@@ -221,8 +223,8 @@ def _time(run: StudyRun, process: VariantProcess, number: int) -> None:
         run.progress.phase(process.row.name, "timing", number)
         call = process.worker.time_once()
         process.measurement.latency_s.append(call.seconds)
-        if call.energy_j is not None:
-            process.measurement.energy_j.append(call.energy_j)
+        if call.gpu is not None:
+            process.measurement.gpu.append(call.gpu)
     run.progress.advance()
 
 

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from sdopt.results.choices import as_choice
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.schema import Protocol
 
@@ -24,7 +25,7 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
     if not row.measurements:
         return row.status, row.reason
     idle = {
-        f"{evidence.axis}={evidence.option}: {evidence.summary}"
+        f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}"
         for measurement in row.measurements
         for evidence in measurement.evidence
         if not evidence.engaged

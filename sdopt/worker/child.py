@@ -16,7 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from sdopt.worker.forkserver import StartContext
+from sdopt.worker.forkserver import StartContext, start
 
 KILL_LIMIT_S = 10.0
 """How long the kernel may take to end a killed process. One that waits within a driver may take forever."""
@@ -90,7 +90,7 @@ class ChildProcess:
         warn: is told of a process that does not end.
 
     Raises:
-        OSError: the process cannot be started.
+        OSError: the process cannot be started, for example because the fork server has ended (ServerError).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ChildProcess:
         life, self._life = context.Pipe(duplex=False)
         # Not a daemon: those may not start processes, and compilers do.
         self._process = context.Process(target=_main, args=(theirs, life, scratch, target, arguments), daemon=False)
-        self._process.start()
+        start(self._process)
         theirs.close()
         life.close()
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 
 StartContext = ForkServerContext | SpawnContext
@@ -22,6 +23,18 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
 }
+
+
+class ServerError(OSError):
+    """The fork server has ended, so that no process starts from it."""
+
+
+def start(process: BaseProcess) -> None:
+    """Starts a process. Raises ServerError where the fork server has ended, as it does when an import crashes it."""
+    try:
+        process.start()
+    except (EOFError, ConnectionError) as error:
+        raise ServerError("the process that workers are forked from has ended") from error
 
 
 def prepare_environment() -> None:
@@ -52,14 +65,19 @@ def start_fork_server() -> StartContext:
 
 
 @contextmanager
-def hidden_main() -> Iterator[None]:
-    """Keeps worker processes from importing the program that started them.
+def independent_children() -> Iterator[None]:
+    """Keeps what this process is from reaching the worker processes that it starts.
 
-    `multiprocessing` imports the main module again in each child. A script without `if __name__ == "__main__":` would
-    run again there, and a notebook has no file to import; workers need nothing from either.
+    `multiprocessing` imports the main module again in each child: a script without `if __name__ == "__main__":` would run
+    again there, and a notebook has no file to import. It also hands down the name of the start method, and a launcher
+    such as joblib sets one (`loky`) that the child does not know.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
+    known = multiprocessing.get_all_start_methods()
+    if multiprocessing.get_start_method(allow_none=True) not in (None, *known):
+        # Not restored: the launcher's process runs jobs and nothing else.
+        multiprocessing.set_start_method(known[0], force=True)
     try:
         yield
     finally:

@@ -97,6 +97,14 @@ class Worker:
         """Returns the seconds of each stage of one call; of the denoiser a sample per step."""
         return self._ask(PipelineHost.time_stages)
 
+    def measure_energy(self) -> float | None:
+        """Returns the joules of one call; None where nothing counts them. On CUDA it takes seconds."""
+        return self._ask(PipelineHost.measure_energy)
+
+    def denoiser_busy_s(self) -> float | None:
+        """Returns for how long the device worked in one traced call of the denoiser; None on a CPU."""
+        return self._ask(PipelineHost.denoiser_busy_s)
+
     def count_operations(self) -> float:
         """Returns the TFLOP of one image."""
         return self._ask(PipelineHost.count_operations)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sdopt.results.records import Status
+from sdopt.results.records import GpuState, Status
 
 
 class WorkerError(Exception):
@@ -29,8 +29,8 @@ class TimedCall:
     """One call from prompts to images."""
 
     seconds: float
-    energy_j: float | None
-    """Energy of the whole device, in joules; None where NVML does not count it."""
+    gpu: GpuState | None
+    """The state of the device right after it; None on a CPU, and without NVML."""
 
 
 @dataclass(frozen=True)

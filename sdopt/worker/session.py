@@ -19,7 +19,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from sdopt.hardware.device import Device, energy_j
+from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
@@ -107,6 +108,10 @@ def describe_error(error: Exception) -> WorkerError:
     return WorkerError(Status.OUT_OF_MEMORY if starved else Status.FAILED, reason, may_be_memory=maybe)
 
 
+_ENERGY_S = 5.0
+"""For so long calls are made back to back to measure their energy."""
+
+
 class PipelineHost:
     """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`."""
 
@@ -114,6 +119,8 @@ class PipelineHost:
         self._variant = variant
         self._device = device
         self._memory = PeakMemory(device)
+        self._monitor = GpuMonitor(device)
+        self._busy_s: float | None = None
         self._pipe: DiffusionPipeline = None
         self._proofs: dict[str, Proof] = {}
         self._inputs: dict[str, Any] = {}
@@ -157,16 +164,35 @@ class PipelineHost:
         gc.collect()
         gc.disable()
         try:
-            before = energy_j(self._device)
+            before = self._monitor.throttled_ns()
             self._synchronize()
             start = time.perf_counter()
             self._call()
             self._synchronize()
             seconds = time.perf_counter() - start
-            after = energy_j(self._device)
+            state = self._monitor.state(before, seconds)
         finally:
             gc.enable()
-        return TimedCall(seconds, None if before is None or after is None else after - before)
+        return TimedCall(seconds, state)
+
+    def measure_energy(self) -> float | None:
+        """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
+
+        The device's counter advances some ten times a second, so that one short call says little.
+        """
+        before, calls, start = self._monitor.energy_j(), 0, time.perf_counter()
+        if before is None:
+            return None
+        while time.perf_counter() - start < _ENERGY_S:
+            self._call()
+            self._synchronize()
+            calls += 1
+        after = self._monitor.energy_j()
+        return None if after is None else (after - before) / calls
+
+    def denoiser_busy_s(self) -> float | None:
+        """Returns for how long the device worked in one call of the denoiser, once it was traced; None on a CPU."""
+        return self._busy_s
 
     def measure_memory(self) -> Memory:
         """Returns the peak memory of one call in steady state."""
@@ -186,6 +212,7 @@ class PipelineHost:
         """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""
         steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
+        self._busy_s = trace.denoiser_busy_s
         findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))

@@ -419,5 +419,6 @@ class TestOnCuda:
 
     def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
         memory = on_cuda("precision=fp16").measure_memory()
+        assert memory.headline is not None
         assert memory.headline[0] == "peak_allocated_gib"
         assert 0 < memory.cuda_loaded_gib < memory.cuda_peak_allocated_gib <= memory.cuda_peak_reserved_gib

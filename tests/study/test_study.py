@@ -67,6 +67,7 @@ class TestFinished:
         for row in result.variants:
             for measured in row.measurements:
                 assert measured.memory is not None
+                assert measured.memory.process_peak_gib is not None
                 assert 0 < measured.memory.process_peak_gib < 2
                 assert measured.memory.process_loaded_gib <= measured.memory.process_peak_gib
                 assert measured.memory.cuda_peak_allocated_gib is None
@@ -130,10 +131,10 @@ class TestFinished:
 
     def test_the_whole_configuration_is_kept(self, result: StudyResult) -> None:
         row = rows(result)["batches of four"]
-        assert row.config["workload"]["batch_size"] == 4
+        assert row.config.workload.batch_size == 4
         assert row.overrides[-1] == "workload.batch_size=4"
-        assert result.config["workload"]["batch_size"] == 1
-        assert "hydra" not in result.config
+        assert result.config.workload.batch_size == 1
+        assert "hydra" not in result.config.options
 
     @pytest.mark.usefixtures("finished")
     def test_no_worker_is_left(self) -> None:

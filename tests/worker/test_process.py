@@ -40,7 +40,7 @@ class TestWorker:
         assert worker.prepare() > 0
         call = worker.time_once()
         assert call.seconds > 0
-        assert call.energy_j is None
+        assert call.gpu is None
         assert worker.compile_report() == CompileReport(0.0, 0)
 
     def test_says_how_long_it_was_in_calls(self, variant: Compose, tmp_path: Path) -> None:

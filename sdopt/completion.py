@@ -1,0 +1,48 @@
+"""Shell completion: Hydra's own, for a console script whose commands stand before the overrides."""
+
+import os
+import sys
+from collections.abc import Collection
+from contextlib import redirect_stdout
+from io import StringIO
+
+_ANSWERS = {"fish": "\n"}
+"""What a shell wants between its choices, where that is not a space."""
+
+
+def complete(request: str, commands: Collection[str]) -> int:
+    """Answers what a shell's completion asks for; returns the exit code.
+
+    Args:
+        request: `install=bash` prints the script that a shell evaluates; `query=bash` prints the choices for the
+            command line that the script left in `COMP_LINE`. Hydra knows bash, zsh and fish.
+        commands: the words that may stand before the overrides.
+    """
+    kind, _, shell = request.partition("=")
+    if kind != "query":
+        return _hydra(request)
+    line = os.environ.get("COMP_LINE", "")
+    words = line.split()
+    partial = "" if line.endswith(" ") or not words else words[-1]
+    before = words[1:] if not partial else words[1:-1]
+    if not before:
+        print(_ANSWERS.get(shell, " ").join(name for name in commands if name.startswith(partial)))
+        return 0
+    if before[0] not in commands:
+        return 0
+    # Hydra expects overrides after the program's name.
+    os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
+    return _hydra(request)
+
+
+def _hydra(request: str) -> int:
+    from sdopt.config.command import Folders, run_hydra
+
+    with redirect_stdout(StringIO()) as out:
+        run_hydra(_no_job, ["-sc", request], Folders(), program="sdopt")
+    sys.stdout.write(out.getvalue())
+    return 0
+
+
+def _no_job(_cfg: object) -> None:
+    """Completion runs no job."""

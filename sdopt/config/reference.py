@@ -1,0 +1,176 @@
+"""Writes `conf/README.md`: every group, option and key, from the yaml files and the docstrings of their classes.
+
+`python -m sdopt.config.reference` writes the page of a checkout; `--check` fails where it is not current.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from sdopt.config.groups import default_options
+from sdopt.config.parse import SECTIONS
+from sdopt.config.paths import CONF
+from sdopt.errors import UsageError
+from sdopt.optimizations.base import Optimization
+from sdopt.report.markdown import markdown
+from sdopt.study.designs import Design
+
+HEAD, PAGE = CONF / "README.head.md", CONF / "README.md"
+PRESETS = "experiment"
+
+
+def page() -> str:
+    """Returns the whole page: the hand-written head, then a section for each group."""
+    groups = [*(group for group in default_options() if group != PRESETS), PRESETS]
+    contents = " · ".join(f"[`{group}`](#{group})" for group in groups)
+    parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
+    parts += [part for group in groups for part in _section(group)]
+    parts.append("<!-- Written by python -m sdopt.config.reference from the yaml files and docstrings. -->")
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(group: str) -> Iterator[str]:
+    yield f"## {group}"
+    files = sorted((CONF / group).glob("*.yaml"))
+    default = default_options().get(group)
+    files.sort(key=lambda path: path.stem != default)
+    classes = {path: class_of(group, path) for path in files}
+    known = list(dict.fromkeys(cls for cls in classes.values() if cls is not None))
+    if group in SECTIONS and len(known) == 1:
+        yield _first_paragraphs(known[0])
+    rows = [_option_row(path, classes[path], path.stem == default) for path in files]
+    promises = any(cls is not None and issubclass(cls, Optimization) for cls in known)
+    headings = ("option", "what it is", *(("images", "is for") if promises else ()))
+    yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
+    if isinstance(default, list):
+        yield f"These options combine, as in `{group}=[{','.join(path.stem for path in files)}]`; none is the default."
+    for cls in known:
+        if found := list(key_rows(next(axis_of(path) for path, other in classes.items() if other is cls), cls)):
+            users = ", ".join(f"`{path.stem}`" for path, other in classes.items() if other is cls)
+            if issubclass(cls, Optimization | Design):
+                yield f"{users}: {_first_paragraphs(cls)}"
+            yield markdown(("key", "type", "default", "meaning"), found, []).rstrip()
+
+
+def class_of(group: str, path: Path) -> type | None:
+    """Returns the class that types an option's keys; None for a preset."""
+    if group == PRESETS:
+        return None
+    node = OmegaConf.load(path)
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    if target is None:
+        return SECTIONS.get(group)
+    module, _, name = str(target).rpartition(".")
+    found = getattr(import_module(module), name)
+    assert isinstance(found, type)
+    return found
+
+
+def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ...]:
+    name = f"`{path.stem}`" + (" (default)" if is_default else "")
+    said = option_comment(path)
+    if cls is None or not issubclass(cls, Optimization):
+        return name, said
+    node = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(node, dict)
+    option = cls(**{str(key): value for key, value in node.items() if key != "_target_"})
+    return name, said, str(option.contract), ", ".join(sorted(option.claims))
+
+
+def option_comment(path: Path) -> str:
+    """Returns the comment that a yaml file begins with, without Hydra's package line; in a preset, its command."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found: list[str] = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        if "@package" not in line:
+            found.append(line.lstrip("# "))
+    return " ".join(found)
+
+
+def axis_of(path: Path) -> str:
+    """Returns where an option's keys stand: in its group, or where Hydra's package line puts them."""
+    package = re.match(r"# @package ([\w.]+)", path.read_text(encoding="utf-8"))
+    return package[1] if package else path.parent.name
+
+
+def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
+    """Yields key, type, default and meaning of each field of a class."""
+    hints, said = get_type_hints(cls), _attribute_docs(cls)
+    for field in fields(cls):
+        if issubclass(cls, Optimization | Design) or field.name != "name":
+            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), said[field.name]
+
+
+def _type_name(hint: Any, field: Field[Any]) -> str:
+    limits: Mapping[str, Any] = field.metadata
+    if "choices" in limits:
+        return ", ".join(f"`{choice}`" for choice in limits["choices"])
+    name = re.sub(r"[\w.]+\.(\w+)", r"\1", hint.__name__ if isinstance(hint, type) else str(hint))
+    words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    bounds = ", ".join(f"{sign} {limits[key]:g}" for key, sign in words.items() if key in limits)
+    return f"{name}, {bounds}" if bounds else name
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return "must be given" if field.default_factory is MISSING else f"`{field.default_factory()}`"
+    return {"None": "null"}.get(str(field.default), f"`{field.default}`")
+
+
+def _first_paragraphs(cls: type) -> str:
+    return inspect.getdoc(cls) or ""
+
+
+@cache
+def _attribute_docs(cls: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass and of its bases, in one line."""
+    found: dict[str, str] = {field.name: "" for field in fields(cls)}
+    for base in reversed(cls.__mro__):
+        if base.__module__ == "builtins":
+            continue
+        [node] = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
+        assert isinstance(node, ast.ClassDef)
+        for before, after in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(before, ast.AnnAssign)
+                and isinstance(before.target, ast.Name)
+                and before.target.id in found
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                found[before.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes the page, or with `--check` compares it; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m sdopt.config.reference", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is not current")
+    arguments = parser.parse_args(argv)
+    if not HEAD.is_file():
+        print(UsageError(f"{HEAD}: is not here; the page is written in a checkout, not from a wheel"), file=sys.stderr)
+        return UsageError.exit_code
+    content = page()
+    if not arguments.check:
+        PAGE.write_text(content, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == content:
+        return 0
+    print(f"{PAGE} is not current; run python -m sdopt.config.reference", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""The generated reference of groups, options and keys."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sdopt.config import reference
+from sdopt.config.paths import CONF
+from sdopt.config.reference import PAGE, axis_of, class_of, key_rows, main, option_comment
+
+
+def test_it_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+OPTIONS = sorted(CONF.glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_option_is_explained(path: Path) -> None:
+    assert option_comment(path), f"{path} begins with no comment that says what it is"
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_key_is_explained(path: Path) -> None:
+    cls = class_of(path.parent.name, path)
+    rows = list(key_rows(axis_of(path), cls)) if cls else []
+    unexplained = [key for key, *_, meaning in rows if not meaning]
+    assert not unexplained, f"add a docstring below {', '.join(unexplained)}"
+
+
+def test_an_old_page_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = tmp_path / "README.md"
+    shutil.copyfile(PAGE, stale)
+    monkeypatch.setattr(reference, "PAGE", stale)
+    assert main(["--check"]) == 0
+    stale.write_text(stale.read_text() + "by hand")
+    assert main(["--check"]) == 1
+    assert "is not current" in capsys.readouterr().err
+    assert main([]) == 0
+    assert main(["--check"]) == 0

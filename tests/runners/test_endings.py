@@ -1,0 +1,83 @@
+"""How a command ends: by a signal, without a reader, or by a mistake of its own."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runners import end_with_code
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.results.files import read_result
+from tests.command import SMOKE, Process, start
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UsageError(["one", "two"]), 2, "sdopt: one\nsdopt: two\n"),
+        (UnavailableError("gone"), 3, "sdopt: gone\n"),
+        (KeyboardInterrupt(), 130, "sdopt: interrupted\n"),
+    ],
+)
+def test_what_a_command_raises_is_a_line_and_a_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_argv: list[str]) -> int:
+        raise error
+
+    assert end_with_code(main)([]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_of_its_own_is_no_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(_argv: list[str]) -> int:
+        raise KeyError("ours")
+
+    assert end_with_code(main)([]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def wait_for_a_round(process: Process) -> Path:
+    """Waits until a study has timed something; returns its folder."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for path in process.cwd.rglob("result.json"):
+            if any(row.samples for row in read_result(path).variants):
+                return path.parent
+        assert process.popen.poll() is None, process.finish()
+        time.sleep(0.1)
+    raise AssertionError("no round was timed")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = start(tmp_path, "run", *SMOKE, "protocol.rounds=5000", "precision=bf16")
+    folder = wait_for_a_round(process)
+    process.popen.send_signal(number)
+    finished = process.finish()
+    assert finished.code == code, finished.shown
+    assert f"sdopt run resume={folder.relative_to(tmp_path)}" in finished.err
+    assert "Traceback" not in finished.err
+    result = read_result(folder)
+    assert result.status == "interrupted"
+    assert all(row.samples for row in result.variants)
+    assert process.left_behind() == []
+
+
+def test_a_reader_that_goes_away_does_not_end_the_measurement(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sdopt.cli", "run", *SMOKE, "precision=bf16"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert "BrokenPipe" not in said
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"

@@ -1,0 +1,59 @@
+"""Shell completion, as bash asks for it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import sdopt
+
+
+def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "bash") -> list[str]:
+    monkeypatch.setenv("COMP_LINE", line)
+    finished = sdopt(cwd, "-sc", f"query={shell}")
+    assert finished.code == 0
+    return finished.out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("sdopt ru", ["run"]),
+        ("sdopt gate", ["gate", "gate-trial"]),
+        ("sdopt run layout=", ["layout=channels_last", "layout=contiguous"]),
+        ("sdopt run precision=bf16 workload.st", ["workload.steps="]),
+        ("sdopt run -m study=cum", ["study=cumulative"]),
+        ("sdopt doctor layout=chan", ["layout=channels_last"]),
+        ("sdopt nothing layout=", []),
+    ],
+)
+def test_commands_groups_options_and_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, choices: list[str]
+) -> None:
+    assert query(monkeypatch, tmp_path, line) == choices
+
+
+def test_without_a_word_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"run", "gate", "doctor", "sync"} <= set(query(monkeypatch, tmp_path, "sdopt "))
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize("install", [["-sc", "install=bash"], ["run", "-sc", "install=bash"]])
+def test_in_bash(tmp_path: Path, install: list[str]) -> None:
+    script = tmp_path / "sdopt"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m sdopt.cli "$@"\n')
+    script.chmod(0o755)
+    program = f"""
+        eval "$(sdopt {" ".join(install)})"
+        COMP_LINE="sdopt run precision=b"; COMP_POINT=${{#COMP_LINE}}; COMP_CWORD=2
+        hydra_bash_completion
+        echo "${{COMPREPLY[@]}}"
+        complete -p sdopt
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "precision=bf16"
+    assert done.stdout.splitlines()[1].endswith("hydra_bash_completion sdopt")
