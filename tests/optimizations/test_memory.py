@@ -177,8 +177,8 @@ class TestStudy:
 
     def test_is_judged_by_the_promise_in_which_two_variants_differ(self, studied: Finished) -> None:
         def sides(candidate: str, reference: str) -> RuleContext:
-            found = [studied.result.variant(name) for name in (candidate, reference)]
-            return RuleContext(*found, {}, None, lambda *_: None, lambda _: None)
+            rows = (studied.result.variant(candidate), studied.result.variant(reference))
+            return RuleContext(rows[0], rows[1], {}, None, lambda *_: None, lambda _: None)
 
         both, tiling = "memory=vae_slicing, memory=vae_tiling", "memory=vae_tiling"
         assert sides("memory=vae_slicing", "baseline").contract is Contract.EQUIVALENT
