@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
 
 
 def _write(folder: Path, output: Path | None) -> int:
+    from dataclasses import asdict
+
     from sdopt.gate.calibration import Calibration, calibration_file, write_calibration
     from sdopt.results.files import read_result
 
@@ -59,11 +61,11 @@ def _write(folder: Path, output: Path | None) -> int:
     if not spreads:
         print("sdopt: nothing to calibrate from: the images could not be drawn or scored", file=sys.stderr)
         return 3
-    baseline, model = result.variant(result.baseline), result.config["model"]["name"]
+    baseline, model = result.variant(result.baseline), result.config.model.name
     digests = {"model": baseline.inputs.get("model", ""), **result.feature_digests}
     path = output or calibration_file(model)
     try:
-        write_calibration(Calibration(model, dict(result.config["workload"]), digests, spreads), path)
+        write_calibration(Calibration(model, asdict(result.config.workload), digests, spreads), path)
     except OSError as error:
         print(f"sdopt: {path}: {error.strerror}; name another file with --output", file=sys.stderr)
         return 2

@@ -45,9 +45,10 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
-    from sdopt.doctor.diagnosis import diagnose, list_cards
+    from sdopt.doctor.diagnosis import diagnose
     from sdopt.doctor.options import check_options
     from sdopt.doctor.tables import tables
+    from sdopt.hardware.device import list_cards
     from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
 
@@ -56,6 +57,8 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     with composer_of(arguments.overrides, arguments.config_dir) as composer:
         machine, context, planned = _machine(composer.current.hardware, context)
         _require_ceilings(arguments, planned)
+        for warning in machine.warnings:
+            print(f"sdopt: {warning}", file=sys.stderr)
         with console.status("asking the devices"):
             cards = in_process(context, list_cards, what="the CUDA devices")
             options = check_options(composer, optimization_options(arguments.config_dir), machine.device, data_sheets())
@@ -105,7 +108,7 @@ def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
 def _as_json(found: "Diagnosis") -> str:
     plain = asdict(found)
     for kept, ceiling in zip(plain["ceilings"], found.ceilings, strict=True):
-        kept |= {"rate": ceiling.rate, "unit": ceiling.unit}
+        kept |= {"rate": None if ceiling.failure else ceiling.rate, "unit": ceiling.unit}
     return json.dumps(plain, indent=1)
 
 

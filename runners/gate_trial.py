@@ -62,12 +62,9 @@ def _report(folder: Path, trials: int, started: float | None) -> int:
     from sdopt.gate.trial.alarms import false_alarms, sabotages
     from sdopt.results.files import read_result
     from sdopt.results.records import Verdict
-    from sdopt.schema import Gate, Rule
 
     console, result = Console(), read_result(folder)
-    settings = dict(result.config["gate"])
-    rules = {contract: [Rule(**rule) for rule in listed] for contract, listed in settings.pop("rules").items()}
-    gate = Gate(**settings, rules=rules)
+    gate = result.config.gate
     caught = sabotages(result)
     with console.status("A/A trials"):
         alarms = false_alarms(result, folder, gate, calibration_for(result, gate.calibration), trials)

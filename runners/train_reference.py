@@ -1,85 +1,49 @@
-"""`sdopt train-reference`: fetch the data and train the packaged model, or one stage of it."""
-
-from __future__ import annotations
+"""`sdopt train-reference`: fetch the data and train the packaged models, or run one stage of it."""
 
 import sys
-from pathlib import Path
 
-from sdopt.errors import UsageError
-from sdopt.training.config import TrainReferenceConfig, validate
+from . import end_with_code
 
-CONFIGS = Path(__file__).resolve().parents[1] / "conf"
+_HELP = """\
+usage: sdopt train-reference [key=value ...]
 
-HELP = """\
-sdopt train-reference [key=value ...]
+Fetch the openly licensed emoji and train the packaged reference models, or run one stage of it.
 
-Fetch the openly licensed emoji and train the packaged reference model, or one stage of it, for example
-
+examples:
   sdopt train-reference budget_minutes=90
   sdopt train-reference stage=denoiser resume=true device=cuda
 
-A run that was stopped goes on from its last checkpoint. Everything that can be set, with its present value:
-"""
+A run that was interrupted continues from its last checkpoint.
+
+stages, in their order: {stages}; stage=all runs all of them
+
+keys and their defaults:
+{keys}
+
+Exit codes: 0 done; 2 usage or configuration; 3 the data cannot be fetched, or the training diverges."""
 
 
-def configure(overrides: list[str]) -> TrainReferenceConfig:
-    """Compose `conf/train_reference.yaml` with command-line overrides into a typed, validated configuration.
-
-    Raises:
-        UsageError: an override names no key, or its value does not fit the key.
-    """
-    from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    ConfigStore.instance().store("train_reference_schema", TrainReferenceConfig)
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            config = OmegaConf.to_object(compose("train_reference", overrides))
-    except (HydraException, OmegaConfBaseException) as mistake:
-        # Hydra says which override failed and leaves why to the cause.
-        parts = [str(mistake)] + ([str(mistake.__cause__)] if mistake.__cause__ else [])
-        lines = [line.strip() for part in parts for line in part.splitlines()]
-        # `+key=value` would not help: the schema is closed.
-        kept = [
-            line for line in lines if line and not line.startswith(("object_type=", "reference_type=", "To append"))
-        ]
-        raise UsageError(list(dict.fromkeys(kept))) from mistake
-    assert isinstance(config, TrainReferenceConfig)
-    validate(config)
-    return config
-
-
+@end_with_code
 def main(argv: list[str]) -> int:
-    """Do what the overrides ask for.
+    """Runs the stages that the overrides ask for; returns the exit code."""
+    from sdopt.config.training import training_config
 
-    Returns:
-        0 when it is done, 2 for a mistake in the command, 3 when data cannot be had or training diverges.
-    """
-    try:
-        if {"-h", "--help"} & set(argv):
-            from omegaconf import OmegaConf
+    if {"-h", "--help"} & set(argv):
+        print(_help())
+        return 0
+    config = training_config(argv)
+    # Heavy, so that a mistake is reported before.
+    from sdopt.training.stages import run
 
-            print(HELP)
-            print(OmegaConf.to_yaml(OmegaConf.structured(configure([]))))
-            return 0
-        config = configure(argv)
-        from sdopt.training.data import DataError
-        from sdopt.training.stages import run
-
-        try:
-            run(config)
-        except (DataError, FloatingPointError) as failure:
-            print(f"train-reference: {failure}", file=sys.stderr)
-            return 3
-    except UsageError as mistake:
-        print("\n".join(f"train-reference: {problem}" for problem in mistake.problems), file=sys.stderr)
-        return 2
+    run(config)
     return 0
+
+
+def _help() -> str:
+    from sdopt.config.training import training_keys
+    from sdopt.training.config import STAGES
+
+    return _HELP.format(stages=", ".join(STAGES), keys="\n".join(f"  {line}" for line in training_keys()))
 
 
 if __name__ == "__main__":

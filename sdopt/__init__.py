@@ -2,7 +2,7 @@
 
 >>> import sdopt
 >>> result = sdopt.run("experiment=quickstart", "protocol=smoke")  # overrides as on the command line
->>> result.table()  # a pandas DataFrame, a row per variant
+>>> result.table()  # a pandas DataFrame, a row per comparison
 >>> sdopt.load_result("outputs/runs/quickstart/2026-01-31_23-59-59-0")
 
 Nothing heavy is imported before it is used.
@@ -14,21 +14,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sdopt.errors import ConflictError, UnavailableError, UsageError
     from sdopt.experiment import run
-    from sdopt.results.files import read_result as load_result
+    from sdopt.report.outcome import Outcome, load_result
     from sdopt.results.records import StudyResult
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "run": ("sdopt.experiment", "run"),
-    "load_result": ("sdopt.results.files", "read_result"),
+    "load_result": ("sdopt.report.outcome", "load_result"),
+    "Outcome": ("sdopt.report.outcome", "Outcome"),
     "StudyResult": ("sdopt.results.records", "StudyResult"),
     "UsageError": ("sdopt.errors", "UsageError"),
     "ConflictError": ("sdopt.errors", "ConflictError"),
     "UnavailableError": ("sdopt.errors", "UnavailableError"),
 }
 
-__all__ = ["ConflictError", "StudyResult", "UnavailableError", "UsageError", "__version__", "load_result", "run"]
+__all__ = [
+    "ConflictError",
+    "Outcome",
+    "StudyResult",
+    "UnavailableError",
+    "UsageError",
+    "__version__",
+    "load_result",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

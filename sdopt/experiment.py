@@ -26,17 +26,18 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
+from sdopt.gate.rules import require_measured
 from sdopt.locks import lock_folder
 from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
-from sdopt.quality.settings import features_of, reference_of
+from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
+from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.table import show, terminal_table
-from sdopt.report.verdicts import verdict_table, write_verdicts
+from sdopt.report.verdicts import append_step_summary, verdict_table
 from sdopt.results.files import read_result, write_at_last, write_result
 from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
-from sdopt.schema import Tracking
 from sdopt.study.designs import Plan
 from sdopt.study.missing import missing_of
 from sdopt.study.plan import plan_result, require_room
@@ -50,7 +51,7 @@ from sdopt.worker.forkserver import StartContext, independent_children, start_fo
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
 
-def run(*overrides: str, config_dir: str | Path | None = None) -> StudyResult:
+def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     """Measures a study, as `sdopt run` does, and returns its result.
 
     The result, plots and images are also in a folder of their own below `outputs/runs/`, and in MLflow, as with the
@@ -72,7 +73,7 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> StudyResult:
     folder = launch(argv).run
     if folder is None or not (folder / "result.json").is_file():
         raise UsageError("dry_run=true: a dry run leaves no result; use the command `sdopt run … dry_run=true`")
-    return read_result(folder)
+    return load_result(folder)
 
 
 def launch(argv: Sequence[str]) -> Folders:
@@ -269,32 +270,37 @@ class Experiment:
         """Returns the variants and comparisons, the result before anything is measured, and the machine it is for.
 
         Raises:
-            UsageError: the design, the device or a model is not what the configuration says.
+            UsageError: the design, the device or a model is not what the configuration says, or the gate judges what
+                will not be measured.
         """
         config = self.config
         plan = config.study.plan(self.composer)
+        require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("waiting for the fork server, and asking for the device")
         if config.dry_run and config.hardware.sheet is not None:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+        for warning in machine.warnings:
+            print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
             self.timeline.enter("fetching models")
             fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
-        return plan, plan_result(plan, config.study.name, design, dict(config.recorded), machine, command), machine
+        return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         scored = any(row.quality for row in result.variants)
-        if not (scored and (result.gate or not self.config.gate.judges)):
+        complete = scored and (result.gate or not self.config.gate.judges)
+        if not complete:
             self.evaluate(result, machine)
             self.judge(result)
-        if not (self.folder / "plot.png").is_file():
-            self._draw(result)
+        if not (complete and (self.folder / "plot.png").is_file()):
+            self._write_reports(result)
         self.track(result)
 
     def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
@@ -323,13 +329,7 @@ class Experiment:
         config = self.config
         if not config.quality.metrics:
             return
-        settings = Settings(
-            features=features_of(config.quality, config.model),
-            reference=reference_of(config.quality, config.model),
-            lpips=config.quality.lpips,
-            device=machine.device.torch_name,
-            trained=config.model.weights != "random",
-        )
+        settings = Settings.of(config.quality, config.model, machine.device.torch_name)
         try:
             with self.console.status("quality") as status:
                 evaluate_apart(
@@ -344,33 +344,28 @@ class Experiment:
         write_at_last(result, self.folder)
 
     def judge(self, result: StudyResult) -> None:
-        """Applies the gate's rules, where a gate is chosen, and writes the verdicts."""
+        """Applies the gate's rules, where a gate is chosen."""
         gate = self.config.gate
         if not (gate.judges and self.config.quality.metrics):
             return
         judge(result, gate, calibration_for(result, gate.calibration))
         write_at_last(result, self.folder)
-        write_verdicts(result, result.judgements, self.folder)
+        append_step_summary(result, result.judgements)
 
     def report(self, result: StudyResult) -> None:
-        """Shows the tables, and draws the pictures in the run's folder."""
+        """Shows the tables, and writes all reports to the run's folder."""
         show(result, self.console, self.folder)
         if result.judgements:
             self.console.print(verdict_table(result, result.judgements))
-        self._draw(result)
+        self._write_reports(result)
 
-    def _draw(self, result: StudyResult) -> None:
-        from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
-        from sdopt.report.plots import study_plot
-
-        for name, draw in (("plot", study_plot), ("images", comparison_sheet), ("broken images", broken_sheet)):
-            try:
-                path = draw(result, self.folder)
-            except Exception as error:  # a picture that cannot be drawn must not keep a result from being logged
-                _print_problems([f"no {name}: {type(error).__name__}: {error}"])
-                continue
-            if path is not None:
-                self.console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
+    def _write_reports(self, result: StudyResult) -> None:
+        for report, error in write_reports(result, self.folder):
+            if error is not None:
+                _print_problems([f"no {report.name}: {type(error).__name__}: {error}"])
+            elif report.is_picture:
+                path = self.folder / report.file
+                self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
 
     def track(self, result: StudyResult) -> None:
         """Logs the result to MLflow, where that is chosen; a server that is down costs nothing but the log."""
@@ -405,10 +400,9 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     studies = list(sweep.studies.values())
     # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
-    if all(study.config["tracking"]["kind"] == "mlflow" for study in studies):
+    if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
-            tracking = Tracking(**studies[0].config["tracking"])
-            log_sweep(studies, folder, sweep_markdown(sweep.rows), tracking)
+            log_sweep(studies, folder, sweep_markdown(sweep.rows), studies[0].config.tracking)
         except TrackingError as error:
             _print_problems([f"the sweep's own run was not logged to {error}"])
     return sweep.exit_code

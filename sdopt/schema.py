@@ -1,18 +1,20 @@
-"""The typed form of every configuration section: what exists, of which type, in which range.
+"""The typed form of every configuration section: its keys, their types and their ranges.
 
-Each class is frozen and does nothing when built. A field's metadata holds its range (`ge`, `gt`, `le`) or `choices`;
-`sdopt.config` checks them, so that an error can name the full key.
+Each class is frozen and does nothing when built. A field's metadata holds its range (`ge`, `gt`, `le`, `lt`) or its
+`choices`; `sdopt.config` checks them, so that an error can name the full key.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-MISSING: Any = "???"  # how OmegaConf writes a value that must be given
+WORK = ("model", "task", "scheduler", "workload")
+"""The sections that say which images are asked for: two variants that agree in all of them do the same work."""
 
 
-def bounded(default: Any, **limits: Any) -> Any:
-    """A dataclass field with a range: `ge`, `gt`, `le` or `choices`."""
+def bounded(default: Any = MISSING, **limits: Any) -> Any:
+    """Returns a dataclass field with limits (`ge`, `gt`, `le`, `lt`, `choices`), required if it has no default."""
     return field(default=default, metadata=limits)
 
 
@@ -26,35 +28,37 @@ class Model:
     """
 
     name: str = "emoji"
-    """Names the architecture: of random weights, and of a single file."""
+    """The packaged model, or the architecture of random weights and of a single file."""
     weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
+    """Where the weights come from."""
     path: str | None = None
     """For `path`: the folder of a StableDiffusionPipeline or StableDiffusionXLPipeline, or a `.safetensors` file."""
     tokenizer: str | None = None
-    """For a single file, which holds no vocabulary: a folder with CLIP's, as `tokenizer/` of any diffusers folder."""
+    """For a single file, which holds no vocabulary: a folder with CLIP's, as `tokenizer/` of a diffusers folder."""
     hub_id: str | None = None
     """For `hub`: the repository, as in `owner/name`."""
     revision: str | None = None
-    """For `hub`: a branch, tag or commit; `main` where it is null."""
+    """For `hub`: a branch, tag or commit; null is `main`."""
     variant: str | None = None
-    """Of a folder or repository: which of its files, as in `fp16` for `….fp16.safetensors`; the plain ones if null."""
+    """Variant of a folder's or repository's files, such as `fp16` for `….fp16.safetensors`; null: files without one."""
     size: int = bounded(64, ge=8)
     """Height and width that the model was trained at, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0)
-    """What suits the model: the default of `workload.guidance_scale`."""
+    """The default of `workload.guidance_scale`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is made of a prompt: an image from noise alone, from an image, or within the masked part of one."""
+    """What an image is generated from, beside its prompt: noise alone, an image, or an image and a mask."""
 
     kind: str = bounded("txt2img", choices=("txt2img", "img2img", "inpaint"))
+    """Text-to-image, image-to-image or inpainting."""
     image: str | None = None
-    """The image to begin with, a file; each prompt gets the same, scaled to the workload's size."""
+    """File of the starting image; every prompt gets the same one, scaled to the workload's size."""
     mask: str | None = None
-    """For `inpaint`: a file that is white where the image is to be replaced."""
+    """For `inpaint`: file of the mask, white where the image is to be replaced."""
     strength: float = bounded(1.0, gt=0, le=1)
-    """Share of the steps that are run, from a starting image with as much noise; 1 begins with noise alone."""
+    """Share of the steps that are run, from a starting image with as much noise; 1 starts from noise alone."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ class Scheduler:
     """The sampler: a class of `diffusers`, and options that replace those of the model's own scheduler."""
 
     class_name: str = "DDIMScheduler"
+    """Name of a scheduler class of diffusers."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the class that replace those of the model's own scheduler."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +78,24 @@ class Workload:
     prompts: Any = "packaged"
     """`packaged`, a list of prompts, or a file: .csv, .tsv or .jsonl, or text with one prompt a line."""
     prompt_column: str | None = None
-    """Column of a .csv, .tsv or .jsonl file; the one called prompt, caption or text where it is null."""
+    """Column of a .csv, .tsv or .jsonl file; null is the one named prompt, caption or text."""
     prompt_count: int = bounded(8, ge=1)
-    """How many of the prompts are used, from the first."""
+    """Number of prompts to use, from the first."""
     images_per_prompt: int = bounded(1, ge=1)
+    """Images of each prompt, each from noise of its own."""
     batch_size: int = bounded(1, ge=1)
     """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images."""
     steps: int = bounded(25, ge=1)
+    """Denoising steps."""
     guidance_scale: float | None = bounded(None, ge=0)
-    """The model's own where it is null; 1 or less runs without guidance."""
+    """Null is the model's own; 1 or less runs without guidance."""
     size: int | None = bounded(None, ge=8)
-    """Height and width in pixels; the model's own size where it is null."""
+    """Height and width in pixels; null is the model's own size."""
     seed: int = bounded(0, ge=0)
+    """Seed of the noise that images start from; every variant starts from the same."""
     latents: str | None = None
-    """A .pt or .safetensors file with the initial noise, of unit variance, instead of noise drawn from seeds: (n,
-    channels, height / 8, width / 8), one for all images or one for each, all images of a prompt together."""
+    """A .pt or .safetensors file with the initial noise, instead of noise drawn from seeds: unit variance, shape (n,
+    channels, height / 8, width / 8), one for all images or one for each, with the images of a prompt together."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +111,13 @@ class Protocol:
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """How a variant's latency is summarised. Speed-ups are always geometric means of ratios paired by round."""
     confidence: float = bounded(0.95, gt=0, lt=1)
+    """Confidence level of the intervals in tables."""
     schedule: str = bounded("auto", choices=("auto", "interleaved", "blocks"))
     """`auto` interleaves all variants where they fit in memory together and falls back to blocks where not."""
     memory_fraction: float = bounded(0.85, gt=0, le=1)
     """Share of the memory free at the start that the variants may fill together."""
     shuffle_seed: int = bounded(0, ge=0)
+    """Seed of the order of the variants within each round."""
     stage_calls: int = bounded(3, ge=0)
     """Calls of the separate, instrumented pass that gives the time per stage."""
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
@@ -115,9 +126,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Rates:
-    """Peak rates by the type of the products that are multiplied, dense, in TFLOP/s (int8 in TOP/s).
+    """Dense peak rates by the type of the factors, in TFLOP/s (int8 in TOP/s).
 
-    `fp16`, `bf16` and `fp8` accumulate in float32, as PyTorch does. Null where there is no such unit.
+    `fp16`, `bf16` and `fp8` accumulate in float32, as PyTorch does. Null: the device has no such unit.
     """
 
     fp32: float | None = bounded(None, gt=0)
@@ -134,28 +145,29 @@ class Sheet:
 
     name: str
     device_names: list[str]
-    """What the driver calls it; `NVIDIA` in front and upper case do not matter."""
-    memory_gib: float = bounded(MISSING, gt=0)
-    """What a program finds there (`torch.cuda.mem_get_info`): less than is sold, and a little different by driver."""
-    bandwidth_gb_s: float = bounded(MISSING, gt=0)
+    """The driver's names of it; a leading `NVIDIA` and upper case do not matter."""
+    memory_gib: float = bounded(gt=0)
+    """Memory that a program finds (`torch.cuda.mem_get_info`): less than advertised, and it differs by driver."""
+    bandwidth_gb_s: float = bounded(gt=0)
     compute_capability: float | None = bounded(None, ge=1)
     """CUDA's, as in 8.6; null for a CPU."""
     tdp_w: float | None = bounded(None, gt=0)
     vector: Rates = field(default_factory=Rates)
-    """Of the ordinary units: CUDA cores, or a CPU."""
+    """Rates of the ordinary units: CUDA cores, or a CPU."""
     tensor: Rates = field(default_factory=Rates)
-    """Of the tensor cores."""
+    """Rates of the tensor cores."""
     sources: list[str] = field(default_factory=list)
 
     @property
     def capability(self) -> tuple[int, int] | None:
+        """CUDA's compute capability as major and minor version."""
         if self.compute_capability is None:
             return None
         major, minor = divmod(round(10 * self.compute_capability), 10)
         return major, minor
 
     def peak(self, kind: str) -> float | None:
-        """The rate of the fastest unit for products of a type (`fp32`, `tf32`, …), in TFLOP/s; none where unknown."""
+        """Returns the fastest unit's rate for a type (`fp32`, `tf32`, …), in TFLOP/s; None if the sheet has none."""
         known = [rate for rates in (self.tensor, self.vector) if (rate := getattr(rates, kind)) is not None]
         return max(known, default=None)
 
@@ -165,14 +177,15 @@ class Hardware:
     """Where to run. `auto` takes the first CUDA device, else the CPU."""
 
     device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
     threads: int | None = bounded(None, ge=1)
-    """Threads of a worker's CPU operations; PyTorch's choice where it is null."""
+    """Threads of a worker's CPU operations; null is PyTorch's choice."""
     price_per_hour: float | None = bounded(None, ge=0)
     """Price of this machine, in the currency of your choice, for the cost per image."""
     emulate_memory: bool = False
     """Caps each worker on a larger card to the memory of the sheet's card."""
     sheet: Sheet | None = None
-    """The card that is meant; where it is null, the packaged sheet of the device's name."""
+    """Data sheet of the card; null is the packaged sheet of the device's name."""
 
 
 @dataclass(frozen=True)
@@ -180,31 +193,34 @@ class Tracking:
     """Where results are shown, once `result.json` is written."""
 
     kind: str = bounded("mlflow", choices=("mlflow", "none"))
+    """Where results go beside `result.json`."""
     uri: str = "sqlite:///outputs/mlflow.db"
+    """MLflow's tracking URI: a database, or a server."""
     artifacts: str | None = "outputs/mlartifacts"
     """Folder for the artifacts of a local store; null leaves the choice to a tracking server."""
     images: bool = True
+    """Also log the images and the contact sheet."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The quality pass: images drawn after timing, the same prompts and noise for every variant, and their metrics."""
+    """The quality pass: images drawn after timing, same prompts and noise for all variants, and their metrics."""
 
     metrics: bool = True
-    """Whether anything is computed from the images; without, those of the workload's prompts are drawn to look at."""
+    """Whether metrics are computed from the images; if not, those of the workload's prompts are drawn to look at."""
     prompt_count: int | None = bounded(None, ge=1)
     """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
     floor_prompts: int = bounded(24, ge=2)
     """Prompts, of those above, that the baseline draws once more for each of the two floors."""
     features: list[str] | None = None
-    """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if there are some."""
+    """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if it has some."""
     reference: str | None = None
     """What FID, KID and CMMD compare with: `packaged`, `baseline`, a folder of images or a saved reference set; null is
     `packaged` for the packaged model and `baseline` for others."""
     lpips: bool = False
-    """The learned perceptual distance as well; it needs the extra `lpips`."""
+    """Also compute LPIPS, the learned perceptual distance; it needs the extra `lpips`."""
     cache: str | None = "outputs/cache/images"
-    """Folder that keeps images by everything they depend on, so that none is drawn twice; null keeps none."""
+    """Folder that caches images by everything they depend on, so that none is drawn twice; null caches none."""
 
 
 TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely")
@@ -258,6 +274,7 @@ class Gate:
 
     @property
     def judges(self) -> bool:
+        """Whether there is a rule to judge by."""
         return bool(self.rules)
 
 
@@ -270,21 +287,22 @@ class ExplicitEdge:
     credit: str | None = None
 
 
+_BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("at most", operator.le),
+    "lt": ("below", operator.lt),
+}
+
+
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """Says what a value should have been, or nothing where it is within its limits."""
+    """Returns what a value must be, or None if it is within its limits."""
     if value is None or not limits:
         return None
     if "choices" in limits:
         choices = limits["choices"]
         return None if value in choices else f"choose one of {', '.join(choices)}"
-    bounds = [
-        (f"{word} {limits[key]}", holds(value, limits[key]))
-        for key, word, holds in (
-            ("ge", "at least", lambda v, b: v >= b),
-            ("gt", "above", lambda v, b: v > b),
-            ("le", "at most", lambda v, b: v <= b),
-            ("lt", "below", lambda v, b: v < b),
-        )
-        if key in limits
-    ]
-    return None if all(ok for _, ok in bounds) else f"must be {' and '.join(text for text, _ in bounds)}"
+    bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
+    if all(holds(value, bound) for _, holds, bound in bounds):
+        return None
+    return f"must be {' and '.join(f'{word} {bound}' for word, _, bound in bounds)}"

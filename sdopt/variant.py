@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.results.choices import as_choice
-from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
+from sdopt.results.records import RecordedConfig
+from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Variant:
     prompts: tuple[str, ...]
     pictured: tuple[str, ...] = ()
     """The prompts of the quality pass; the timed ones come first."""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: RecordedConfig = field(default_factory=RecordedConfig)
     """The composed configuration, as results record it."""
 
     @property
@@ -47,9 +47,9 @@ class Variant:
         return self.model.guidance_scale if own is None else own
 
     @property
-    def work(self) -> tuple[Model, Task, Scheduler, Workload]:
+    def work(self) -> tuple[Model | Task | Scheduler | Workload, ...]:
         """The sections that decide which images are drawn."""
-        return self.model, self.task, self.scheduler, self.workload
+        return tuple(getattr(self, section) for section in WORK)
 
     def other_work(self, other: "Variant") -> bool:
         """Returns whether the two draw different images because of model, task, scheduler or workload."""

@@ -1,5 +1,6 @@
 """The `sdopt` command as a user gives it: in this process, or where the process is the subject in one of its own."""
 
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -139,3 +140,12 @@ def parents() -> dict[int, int]:
             if state != "Z":
                 found[int(folder.name)] = int(parent)
     return found
+
+
+def workers() -> list[int]:
+    """Processes that this process's fork server has started, and theirs."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    found, tree = [server], parents()
+    for pid in found:
+        found += [child for child, parent in tree.items() if parent == pid]
+    return found[1:]

@@ -19,7 +19,7 @@ from sdopt.hardware.device import Device, probe_device
 from sdopt.measure.operations import tflop_per_image
 from sdopt.results.records import StudyResult
 from sdopt.variant import Variant
-from sdopt.worker.session import Session
+from sdopt.worker.session import PipelineHost
 from tests.command import SMALL, SMOKE, Finished, sdopt
 
 CPU = probe_device("cpu")
@@ -72,15 +72,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     }
 
 
-Load = Callable[..., Session]
+Load = Callable[..., PipelineHost]
 
 
 @pytest.fixture
 def session(variant: Compose) -> Load:
     """The worker's side of a variant, in this process, with the packaged pipeline loaded afresh."""
 
-    def load(*overrides: str, device: Device = CPU) -> Session:
-        session = Session(variant(*overrides), device)
+    def load(*overrides: str, device: Device = CPU) -> PipelineHost:
+        session = PipelineHost(variant(*overrides), device)
         session.prepare()
         return session
 

@@ -80,11 +80,11 @@ class TestPresence:
             found = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0")
         assert found.code == 0
         assert f"also measured on this device now: outputs/runs/theirs (process {other.pid})" in found.shown
-        assert found.result.sittings[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
+        assert found.result.sessions[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
         assert "Disturbed: also measured on this device meanwhile: outputs/runs/theirs" in found.shown
 
 
-class TestHeld:
+class TestLockFolder:
     def test_by_another_process_until_it_is_killed(self, tmp_path: Path) -> None:
         with elsewhere(f"lock_folder(Path({str(tmp_path)!r}))"), lock_folder(tmp_path) as ours:
             assert not ours
@@ -94,7 +94,7 @@ class TestHeld:
                 assert not again
 
 
-class TestAlone:
+class TestExclusive:
     def test_waits_for_another_process(self) -> None:
         with elsewhere("exclusive('something')") as other:
             read, write = os.pipe()

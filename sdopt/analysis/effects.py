@@ -71,7 +71,7 @@ def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple
     """
     replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
     flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
-    if len({measurement.sitting for measurement in flat}) > 1:
+    if len({measurement.session for measurement in flat}) > 1:
         logs = [[relative_logs(cell, baseline, replicate) for replicate in replicates] for cell in cells]
     else:
         in_blocks = any(measurement.latency_before_s for measurement in flat)
@@ -89,7 +89,7 @@ def _log_peaks(cell: VariantResult) -> list[float]:
     """Returns the log of the peak memory of each replicate."""
     peaks: dict[int, list[float]] = {}
     for measurement in cell.measurements:
-        if measurement.memory:
+        if measurement.memory and measurement.memory.headline:
             peaks.setdefault(measurement.replicate, []).append(measurement.memory.headline[1])
     return [float(np.log(np.mean(values))) for values in peaks.values()]
 

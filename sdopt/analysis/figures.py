@@ -1,95 +1,228 @@
-"""A result as flat, named numbers: what is logged to a tracker, and what a sweeper may optimise."""
+"""Derives every figure of a study, with its interval, once.
+
+Tables, plots, Markdown, trackers, data frames and a sweeper's objective all read these rows, so that none of them can
+say something else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.analysis.timing import latency, paired, within_floor
+from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure
+from sdopt.analysis.timing import exceeds, latency
 from sdopt.hardware.cards import peak_of
-from sdopt.results.records import StudyResult, VariantResult, Verdict
+from sdopt.results.records import Comparison, Interval, Score, StudyResult, VariantResult, Verdict
+
+_LABELS = {"median": "p50"}
+"""What an estimator is called among the flat names; the others are called as they are."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How a candidate compares with its reference in one measure, and how far two baselines differed in it."""
+
+    measure: Measure
+    interval: Interval
+    floor: float | None
+
+    @property
+    def within_floor(self) -> bool:
+        """Whether it is no larger than the difference between two identical processes, or that is not known."""
+        return self.floor is None or not exceeds(self.interval.estimate, self.floor)
+
+    @property
+    def gain(self) -> int:
+        """1 for a gain, -1 for a loss; 0 where the interval includes 1 or the ratio is within the floor."""
+        low, high = self.interval.low, self.interval.high
+        if self.within_floor or (low is not None and high is not None and low <= 1 <= high):
+            return 0
+        return 1 if self.measure.gain(self.interval.estimate) > 1 else -1
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a variant computed: its operations, and of the data sheet's rate the share that it reached."""
+
+    tflop_per_image: float
+    achieved_tflops: float
+    peak: tuple[str, float] | None
+    """The dense rate for the types that ran, by name (`bf16`) and in TFLOP/s; None where it is not known."""
+
+    @property
+    def of_peak(self) -> float | None:
+        """The share of the peak that was reached."""
+        return None if self.peak is None else self.achieved_tflops / self.peak[1]
+
+    @property
+    def flat(self) -> dict[str, float | None]:
+        """By flat names."""
+        return {
+            "compute/tflop_per_image": self.tflop_per_image,
+            "compute/achieved_tflops": self.achieved_tflops,
+            "compute/peak_tflops": None if self.peak is None else self.peak[1],
+            "compute/of_peak": self.of_peak,
+        }
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Every figure of one variant and, where it is a candidate, of one comparison with a reference.
+
+    Times are in seconds, stages in milliseconds, memory in GiB, energy in joules; what was not measured is None, or
+    missing from a mapping.
+    """
+
+    variant: VariantResult
+    comparison: Comparison | None
+    estimator: str
+    latency: Interval | None
+    """One call, as `protocol.estimator` summarises it."""
+    latency_s: dict[str, float]
+    """Other summaries of the same calls (`p50`, `mean`, `p95`), and what comes before them (`load`, …)."""
+    stages_ms: dict[str, float]
+    images_per_s: float | None
+    energy_per_image_j: float | None
+    cost_per_1000_images: float | None
+    recompiles: float | None
+    compute: Compute | None
+    memory_gib: dict[str, float]
+    """The largest of all processes: `peak_process`, `peak_allocated`, …"""
+    headline_memory: tuple[str, float] | None
+    """The figure that memory ratios are made of, and its name."""
+    ratios: dict[str, Ratio]
+    """By measure (`speedup`, `memory_ratio`)."""
+    scores: dict[str, Score]
+    """The variant's own quality metrics, and the distances to the reference's images."""
+    verdicts: tuple[Verdict, ...]
+    """What the gate said of the variant, comparison by comparison."""
+
+    @property
+    def reference(self) -> str:
+        """What it is compared with, "" for nothing."""
+        return self.comparison.reference if self.comparison else ""
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The paired speed-up, the only one there is."""
+        return self.ratios.get(SPEEDUP.name)
+
+    @property
+    def flat(self) -> dict[str, float]:
+        """Every figure by one name: what a tracker logs, and what a sweeper may optimise.
+
+        A variant that failed has none: half a measurement would rank it beside those that were measured whole.
+        """
+        if not self.variant.status.measured:
+            return {}
+        scored = bool(self.variant.quality or self.variant.trips)
+        found: dict[str, float | None] = {
+            **{f"latency/{name}_s": value for name, value in self.latency_s.items()},
+            **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
+            "throughput/images_per_s": self.images_per_s,
+            **(self.compute.flat if self.compute else {}),
+            "cost/per_1000_images": self.cost_per_1000_images,
+            "compile/recompiles": self.recompiles,
+            "energy/per_image_j": self.energy_per_image_j,
+            **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
+            **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
+            **{f"quality/{name}": score.estimate for name, score in self.scores.items()},
+            "quality/tripped_images": self.variant.broken_images if scored else None,
+            "gate/passed": all(v is Verdict.PASS for v in self.verdicts) if self.verdicts else None,
+        }
+        for name, ratio in self.ratios.items():
+            found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def figures_of(result: StudyResult) -> list[Figures]:
+    """The rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
+    compared = {comparison.candidate for comparison in result.comparisons}
+    alone = [variant for variant in result.variants if variant.name not in compared]
+    baseline = [variant for variant in alone if variant.name == result.baseline]
+    return [
+        *(_figures(result, variant, None) for variant in baseline),
+        *(_figures(result, result.variant(edge.candidate), edge) for edge in result.comparisons),
+        *(_figures(result, variant, None) for variant in alone if variant not in baseline),
+    ]
+
+
+def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
+    """Each variant's first row, in the order of the variants."""
+    first = {row.variant.name: row for row in reversed(figures_of(result))}
+    return {variant.name: first[variant.name] for variant in result.variants}
 
 
 def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Every figure of one variant by name; seconds, GiB, joules and TFLOP/s as the name says.
+    """The flat figures of one variant; ratios are those of its first comparison."""
+    return _figures(result, variant, result.first_comparison(variant.name)).flat
 
-    A variant that failed has none: half a measurement would rank it beside those that were measured whole.
-    Ratios are those of the first comparison in which the variant is the candidate.
-    """
-    found: dict[str, float] = {}
-    if not variant.status.measured:
-        return found
+
+def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Figures:
+    estimator = result.config.protocol.estimator
+    time = latency(variant, estimator, result.confidence) if variant.status.timed else None
+    images = variant.config.images_per_call
+    price = variant.config.hardware.price_per_hour
+    measured = variant.measurements
+    energy = _mean(joules for measurement in measured for joules in measurement.energy_j)
+    return Figures(
+        variant=variant,
+        comparison=comparison,
+        estimator=estimator,
+        latency=time,
+        latency_s=_latencies(variant),
+        stages_ms=_stages(variant),
+        images_per_s=images / time.estimate if time else None,
+        energy_per_image_j=None if energy is None else energy / images,
+        cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
+        recompiles=_median(measurement.recompiles for measurement in measured),
+        compute=_compute(result, variant, images / time.estimate) if time else None,
+        memory_gib=_memory(variant),
+        headline_memory=max(
+            (m.memory.headline for m in measured if m.memory and m.memory.headline), key=lambda found: found[1], default=None
+        ),
+        ratios=_ratios(result, comparison) if comparison else {},
+        scores=variant.quality | (comparison.quality if comparison else {}),
+        verdicts=tuple(judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name),
+    )
+
+
+def _latencies(variant: VariantResult) -> dict[str, float]:
     samples = [sample for times in variant.samples.values() for sample in times]
-    if samples:
-        estimate = latency(variant, result.config["protocol"]["estimator"], result.confidence)
-        assert estimate is not None
-        images = variant.images_per_call
-        found |= {
-            "latency/p50_s": float(np.median(samples)),
-            "latency/p95_s": float(np.quantile(samples, 0.95)),
-            "latency/mean_s": float(np.mean(samples)),
-            "latency/estimate_s": estimate.estimate,
-            "throughput/images_per_s": images / estimate.estimate,
-        }
-        if estimate.low is not None and estimate.high is not None:
-            found |= {"latency/p50_low_s": estimate.low, "latency/p50_high_s": estimate.high}
-        if variant.tflop_per_image:
-            found["compute/tflop_per_image"] = variant.tflop_per_image
-            found["compute/achieved_tflops"] = variant.tflop_per_image * images / estimate.estimate
-            peak = peak_rate(result, variant)
-            if peak is not None:
-                found["compute/peak_tflops"] = peak[1]
-                found["compute/of_peak"] = found["compute/achieved_tflops"] / peak[1]
-        price = variant.config["hardware"]["price_per_hour"]
-        if price is not None:
-            found["cost/per_1000_images"] = 1000 * price / 3600 * estimate.estimate / images
-    medians: dict[str, list[float | None]] = {
-        "latency/load_s": [m.load_s for m in variant.measurements],
-        "latency/cold_start_s": [m.cold_start_s for m in variant.measurements],
-        "latency/compile_s": [m.compile_s for m in variant.measurements],
-        "compile/recompiles": [m.recompiles for m in variant.measurements],
+    found: dict[str, float | None] = {
+        **{_LABELS.get(name, name): _estimate(variant, name) for name in ("median", "mean")},
+        "p95": float(np.quantile(samples, 0.95)) if samples else None,
+        **{
+            name: _median(getattr(m, f"{name}_s") for m in variant.measurements)
+            for name in ("load", "cold_start", "compile")
+        },
     }
-    for name, values in medians.items():
-        known = [value for value in values if value is not None]
-        if known:
-            found[name] = float(np.median(known))
-    joules = [joule for m in variant.measurements for joule in m.energy_j]
-    if joules:
-        found["energy/per_image_j"] = float(np.mean(joules)) / variant.images_per_call
-    for stage in {name for m in variant.measurements for name in m.stages_s}:
-        times = [sample for m in variant.measurements for sample in m.stages_s.get(stage, [])]
-        if times:
-            found[f"stage/{stage}_ms"] = 1000 * float(np.median(times))
-    found |= _memory(variant)
-    found |= _quality(result, variant)
-    edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
-    if edge and edge.speedup:
-        pairs = [pair for found in paired(variant, result.variant(edge.reference)).values() for pair in found]
-        mine, reference = ([s for pair in pairs for s in pair[side].latency_s] for side in (0, 1))
-        found["speedup/p50"] = float(np.median(reference) / np.median(mine))
-        found["speedup/paired"] = edge.speedup.estimate
-        found["speedup/within_floor"] = float(within_floor(edge))
-        if edge.speedup.low is not None and edge.speedup.high is not None:
-            found |= {"speedup/paired_low": edge.speedup.low, "speedup/paired_high": edge.speedup.high}
-    if edge and edge.memory_ratio:
-        found["memory/ratio"] = edge.memory_ratio.estimate
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _quality(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Scores of the variant, distances to its first reference, and what the gate said."""
-    edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
-    scores = variant.quality | (edge.quality if edge else {})
-    found = {f"quality/{name}": score.estimate for name, score in scores.items() if score.estimate is not None}
-    if variant.quality or variant.trips:
-        found["quality/tripped_images"] = float(variant.broken_images)
-    verdicts = [judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name]
-    if verdicts:
-        found["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))
-    return found
+def _estimate(variant: VariantResult, estimator: str) -> float | None:
+    found = latency(variant, estimator, 0.95)
+    return found.estimate if found else None
+
+
+def _stages(variant: VariantResult) -> dict[str, float]:
+    samples: dict[str, list[float]] = {}
+    for measurement in variant.measurements:
+        for stage, times in measurement.stages_s.items():
+            samples.setdefault(stage, []).extend(times)
+    return {stage: 1000 * float(np.median(times)) for stage, times in samples.items() if times}
+
+
+def _compute(result: StudyResult, variant: VariantResult, images_per_s: float) -> Compute | None:
+    if not variant.tflop_per_image:
+        return None
+    return Compute(variant.tflop_per_image, variant.tflop_per_image * images_per_s, peak_rate(result, variant))
 
 
 def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
     """The dense rate that the data sheet gives for the types in which the variant's products ran, as evidence shows.
 
-    By name (`bf16`) and in TFLOP/s; none without a sheet, or where the types are not seen or not on it.
+    By name (`bf16`) and in TFLOP/s; None without a sheet, or where the types are not seen or not on it.
     """
     sheet = result.environment.sheet
     types = [kind for m in variant.measurements for e in m.evidence for kind in e.facts.get("arithmetic", [])]
@@ -98,13 +231,39 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
 
 def _memory(variant: VariantResult) -> dict[str, float]:
     names = {
-        "memory/loaded_process_gib": "process_loaded_gib",
-        "memory/peak_process_gib": "process_peak_gib",
-        "memory/loaded_allocated_gib": "cuda_loaded_gib",
-        "memory/peak_allocated_gib": "cuda_peak_allocated_gib",
-        "memory/peak_reserved_gib": "cuda_peak_reserved_gib",
-        "memory/nvml_process_gib": "nvml_process_gib",
+        "loaded_process": "process_loaded_gib",
+        "peak_process": "process_peak_gib",
+        "loaded_allocated": "cuda_loaded_gib",
+        "peak_allocated": "cuda_peak_allocated_gib",
+        "peak_reserved": "cuda_peak_reserved_gib",
+        "graph_pools": "cuda_graph_pools_gib",
+        "nvml_process": "nvml_process_gib",
     }
-    memories = [m.memory for m in variant.measurements if m.memory]
+    memories = [measurement.memory for measurement in variant.measurements if measurement.memory]
     found = {name: [getattr(memory, field) for memory in memories] for name, field in names.items()}
     return {name: max(values) for name, values in found.items() if values and None not in values}
+
+
+def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
+    return {
+        name: Ratio(measure, interval, measure.floor(result, comparison))
+        for name, measure in MEASURES.items()
+        if (interval := measure.recorded(comparison)) is not None
+    }
+
+
+def _bounded(name: str, interval: Interval | None, unit: str = "") -> dict[str, float | None]:
+    """An interval by flat names: its estimate and, where it has some, its two-sided bounds."""
+    if interval is None:
+        return {}
+    return {f"{name}{unit}": interval.estimate, f"{name}_low{unit}": interval.low, f"{name}_high{unit}": interval.high}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return float(np.mean(known)) if known else None

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.schema import WORK
+
+MINIMUM_PROCESSES = 3
+"""Below this many processes no interval of a time is given: with one degree of freedom it would say nothing."""
 
 MINIMUM_ROUNDS = 6
 """Below this many rounds no interval is given: a t interval on so few, skewed timings covers less than it says."""
@@ -24,22 +27,21 @@ _ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def latency(variant: VariantResult, estimator: str, confidence: float) -> Interval | None:
-    """Latency of one call in seconds; of several processes the mean of what the estimator says of each.
+    """Latency of one call in seconds; of several processes the geometric mean of what the estimator says of each.
 
-    The interval of a median over one process is the distribution-free one (scipy's `quantile_test`); over several
-    processes it is a t interval of their estimates. A mean, minimum or last sample of one process has none.
+    The interval of a median over one process is the distribution-free one (scipy's `quantile_test`); over three or more
+    processes it is a t interval of the logarithms of their estimates, so that no bound is negative. Two processes have
+    none, nor has a mean, minimum or last sample of one process.
     """
     processes = list(variant.samples.values())
     if not processes:
         return None
     estimates = [_ESTIMATORS[estimator](samples) for samples in processes]
     if len(processes) > 1:
-        mean, error = float(np.mean(estimates)), stats.sem(estimates)
-        interval = Interval(mean, n=len(processes), unit="process")
-        if error > 0:
-            low, high = stats.t.interval(confidence, len(processes) - 1, loc=mean, scale=error)
-            interval.low, interval.high, interval.confidence = float(low), float(high), confidence
-        return interval
+        interval = ratio(np.log(estimates), confidence, "process")
+        if len(processes) >= MINIMUM_PROCESSES:
+            return interval
+        return Interval(interval.estimate, n=interval.n, unit=interval.unit)
     interval = Interval(estimates[0], n=len(processes[0]))
     if estimator == "median" and len(processes[0]) >= MINIMUM_ROUNDS:
         bounds = stats.quantile_test(processes[0], p=0.5).confidence_interval(confidence)
@@ -62,8 +64,8 @@ def speedup(candidate: VariantResult, reference: VariantResult, confidence: floa
     if len(logs) == 1:
         return ratio(logs[0], confidence, "round")
     flat = [pair for found in pairs.values() for pair in found]
-    if len({mine.sitting for mine, _ in flat}) > 1:
-        # Between sittings the machine may have changed, for both sides alike: what is left is one ratio per replicate.
+    if len({mine.session for mine, _ in flat}) > 1:
+        # Between sessions the machine may have changed, for both sides alike: what is left is one ratio per replicate.
         return ratio(np.array([values.mean() for values in logs]), confidence, "process")
     in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
@@ -80,10 +82,10 @@ def paired(
         sittings: leaves out all others.
     """
     found: dict[int, list[tuple[Measurement, Measurement]]] = {}
-    others = {(measurement.replicate, measurement.sitting): measurement for measurement in reference.measurements}
+    others = {(measurement.replicate, measurement.session): measurement for measurement in reference.measurements}
     for mine in candidate.measurements:
-        other = others.get((mine.replicate, mine.sitting))
-        if other and _paired_logs(mine, other).size and (sittings is None or mine.sitting in sittings):
+        other = others.get((mine.replicate, mine.session))
+        if other and _paired_logs(mine, other).size and (sittings is None or mine.session in sittings):
             found.setdefault(mine.replicate, []).append((mine, other))
     return found
 
@@ -136,7 +138,7 @@ def compare(result: StudyResult) -> None:
         _compare(comparison, result)
         if known and comparison.speedup is not None:
             pairs = paired(result.variant(comparison.candidate), result.variant(comparison.reference)).values()
-            comparison.floor = floor(control, baseline, {mine.sitting for found in pairs for mine, _ in found})
+            comparison.floor = floor(control, baseline, {mine.session for found in pairs for mine, _ in found})
 
 
 def _compare(comparison: Comparison, result: StudyResult) -> None:
@@ -148,32 +150,11 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    differing = other_settings(candidate, reference, ("model", "scheduler", "workload", "hardware"))
+    differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
-        notes.append("no round was timed of both in the same sitting")
+        notes.append("no round was timed of both in the same session")
     comparison.note = "; ".join(notes)
-
-
-def other_settings(
-    candidate: VariantResult, reference: VariantResult, sections: Sequence[str]
-) -> dict[str, tuple[Any, Any]]:
-    """Keys of some sections of the configuration in which two variants differ, with both values."""
-    return {
-        f"{section}.{key}": (value, reference.config[section].get(key))
-        for section in sections
-        for key, value in candidate.config.get(section, {}).items()
-        if value != reference.config[section].get(key)
-    }
-
-
-def within_floor(comparison: Comparison) -> bool:
-    """Whether a speed-up is no larger than the difference between two identical workers, or that is not known."""
-    if comparison.speedup is None:
-        return False
-    if comparison.floor is None:
-        return True
-    return not exceeds(comparison.speedup.estimate, comparison.floor)
 
 
 def exceeds(ratio: float, floor: float) -> bool:
@@ -234,7 +215,7 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 
 def _peaks(variant: VariantResult) -> list[float]:
-    return [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
+    return [m.memory.headline[1] for m in variant.measurements if m.memory and m.memory.headline]
 
 
 def speedup_drift(

@@ -18,6 +18,7 @@ from sdopt.pipelines.loading import require_options
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.quality.settings import require_quality
+from sdopt.results.records import RecordedConfig
 from sdopt.schema import (
     Gate,
     Hardware,
@@ -45,10 +46,10 @@ SECTIONS: dict[str, type] = {
     "study": Design,
 }
 
-_SCALARS = ("dry_run", "objective", "resume", "retry_failed")
-
 COMMAND_KEYS = ("resume", "retry_failed")
 """Keys that say how a command runs and do not belong to the study."""
+
+_SCALARS = ("dry_run", "objective", *COMMAND_KEYS)
 
 WORK_SECTIONS = ("task", "scheduler")
 """Sections that count as choices of a variant, as its optimizations do; a baseline keeps them."""
@@ -74,7 +75,7 @@ class RunConfig:
     objective: tuple[str, ...]
     resume: str | None
     retry_failed: bool
-    recorded: Mapping[str, Any]
+    recorded: RecordedConfig
 
 
 def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> RunConfig:
@@ -113,9 +114,10 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
     problems += _beyond_types(sections) if whole else []
     if problems:
         raise UsageError(problems)
-    recorded: Any = OmegaConf.to_container(cfg, resolve=True)
+    sections = _settled(sections)
+    composed: Any = OmegaConf.to_container(cfg, resolve=True)
     return RunConfig(
-        **_settled(sections, recorded),
+        **sections,
         optimizations=optimizations,
         choices={axis: str(choices.get(axis) or axis.rpartition(".")[2]) for axis in optimizations}
         | {section: str(choices.get(section)) for section in WORK_SECTIONS},
@@ -123,7 +125,13 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
         objective=names,
         resume=cfg.get("resume"),
         retry_failed=cfg.retry_failed,
-        recorded={key: value for key, value in recorded.items() if key not in COMMAND_KEYS},
+        recorded=RecordedConfig(
+            **{key: section for key, section in sections.items() if key != "study"},
+            study=composed["study"],
+            options={key: value for key, value in composed.items() if key not in (*SECTIONS, *_SCALARS)},
+            objective=names,
+            dry_run=cfg.dry_run,
+        ),
     )
 
 
@@ -153,8 +161,8 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _settled(sections: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
-    """Fills null `replicates` and `prompt_count` from the gate, and records them."""
+def _settled(sections: dict[str, Any]) -> dict[str, Any]:
+    """Fills null `replicates` and `prompt_count` from the gate."""
     gate = sections["gate"]
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
@@ -162,7 +170,6 @@ def _settled(sections: dict[str, Any], recorded: dict[str, Any]) -> dict[str, An
     ):
         if getattr(sections[section], key) is None:
             sections = sections | {section: replace(sections[section], **{key: value})}
-            recorded[section][key] = value
     return sections
 
 

@@ -125,8 +125,8 @@ def _type_name(hint: Any, field: Field[Any]) -> str:
 
 def _default(field: Field[Any]) -> str:
     if field.default is MISSING:
-        return "" if field.default_factory is MISSING else f"`{field.default_factory()}`"
-    return {"???": "must be given", "None": "null"}.get(str(field.default), f"`{field.default}`")
+        return "must be given" if field.default_factory is MISSING else f"`{field.default_factory()}`"
+    return {"None": "null"}.get(str(field.default), f"`{field.default}`")
 
 
 def _first_paragraphs(cls: type) -> str:

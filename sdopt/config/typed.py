@@ -1,7 +1,7 @@
 """Builds typed dataclasses from composed configuration, and names every key that is wrong."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -21,7 +21,7 @@ def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     """Builds the dataclass of a node, key by key, so that every problem is found and names its key.
 
     Args:
-        path: the node's place in the configuration.
+        path: the node's place in the configuration; empty for the root.
         node: what stands there.
         kind: the dataclass, or its base class if the node names it with `_target_`.
         problems: takes what is wrong.
@@ -52,14 +52,17 @@ def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
         return None
     OmegaConf.set_readonly(schema, False)
     within = _set_fields(schema, cls, path, node, values, problems)
+    required = {field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING}
+    lacking = [_full(path, name) for name in required - set(values)]
+    problems += [f"{full}: must be given, as in {full}=…" for full in sorted(lacking)]
     if problems:
         return None
-    try:
-        made: Any = OmegaConf.to_object(schema)
-    except OmegaConfBaseException as error:
-        problems.append(f"{path}: {str(error).splitlines()[0]}")
-        return None
-    return replace(made, **within)
+    given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
+    return cls(**given, **within)
+
+
+def _full(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _class_of(path: str, target: Any, kind: type, problems: list[str]) -> Any:
@@ -92,7 +95,7 @@ def _set_fields(
     hints = get_type_hints(cls)
     within: dict[str, Any] = {}
     for key, value in values.items():
-        full = f"{path}.{key}"
+        full = _full(path, key)
         if key not in limits:
             problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
         elif OmegaConf.is_missing(node, key):

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-import torch
 from packaging.requirements import Requirement
 
 import sdopt
 from sdopt.doctor.options import OptionReport
-from sdopt.errors import UsageError
 from sdopt.hardware.device import Device, probe_device
 from sdopt.measure.ceilings import Ceiling
 from sdopt.schema import Sheet
@@ -47,18 +45,6 @@ class Diagnosis:
     python: str = platform.python_version()
     platform: str = platform.platform()
     sdopt: str = sdopt.__version__
-
-
-def list_cards() -> list[Device]:
-    """Every CUDA device; belongs in a process of its own."""
-    found = []
-    for index in range(torch.cuda.device_count()):
-        try:
-            found.append(probe_device(f"cuda:{index}"))
-        except UsageError:  # this build of PyTorch has no kernels for it
-            name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-            found.append(Device("cuda", index, f"{name} (no kernels for it in this PyTorch)", capability))
-    return found
 
 
 def diagnose(

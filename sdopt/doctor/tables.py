@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.doctor.diagnosis import Diagnosis
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.ceilings import COPY, Ceiling
 from sdopt.schema import Sheet
@@ -72,7 +73,9 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def _card(card: Device) -> str:
-    capability = ".".join(map(str, card.capability or ()))
+    if card.capability is None:
+        return card.name
+    capability = ".".join(map(str, card.capability))
     memory = f", {card.memory_free_gib:.1f} of {card.memory_total_gib:.1f} GiB free" if card.memory_total_gib else ""
     driver = f", driver {card.driver}, CUDA {card.attributes.get('cuda')}" if card.driver else ""
     return f"{card.name}, compute capability {capability}{memory}{driver}"
@@ -82,7 +85,7 @@ def _ceilings_table(found: Diagnosis) -> Group:
     table = _table(f"ceilings of {escape(found.device.name)}", "", "reached", "samples")
     if found.sheet is not None:
         table.add_column("of the data sheet")
-    for ceiling in found.ceilings:
+    for ceiling in (ceiling for ceiling in found.ceilings if not ceiling.failure):
         size = f"{ceiling.size // 2**20} MiB" if ceiling.kind == COPY else f"{ceiling.size}²"
         low, high = (f"{1000 * pick(ceiling.samples_s):.3g}" for pick in (min, max))
         listed = _listed(found.sheet, ceiling)
@@ -93,7 +96,10 @@ def _ceilings_table(found: Diagnosis) -> Group:
             *([] if found.sheet is None else [f"{100 * ceiling.rate / listed:.0f} % of {listed:g}" if listed else ""]),
         )
     note = "Medians; a ceiling moves with clocks, power, and whatever else the machine does."
-    return Group(table, Text(f"  {note}", "dim"))
+    failed = [
+        Text(f"  {ceiling.kind}: not measured: {ceiling.failure}") for ceiling in found.ceilings if ceiling.failure
+    ]
+    return Group(table, *failed, Text(f"  {note}", "dim"))
 
 
 def _rate(ceiling: Ceiling) -> str:
@@ -131,7 +137,10 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
 def sheet_yaml(found: Diagnosis) -> str:
     """The ceilings as an option of the group `hardware`, to hold what is achieved against."""
     device = found.device
-    rates = {ceiling.kind: ceiling.rate for ceiling in found.ceilings}
+    measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
+    rates = {ceiling.kind: ceiling.rate for ceiling in measured}
+    if COPY not in rates:
+        raise UsageError("--save: the copy failed, and a data sheet needs the bandwidth of the memory")
     copy = rates.pop(COPY)
     cores = device.capability is not None and device.capability >= (7, 0)
     vector = {kind: rate for kind, rate in rates.items() if not cores or kind == "fp32"}
@@ -155,7 +164,7 @@ def sheet_yaml(found: Diagnosis) -> str:
             f"  compute_capability: {capability}",
             f"  vector: {mapping(vector)}",
             f"  tensor: {mapping(tensor)}",
-            f'  sources: ["sdopt doctor, {today}: medians of {len(found.ceilings[0].samples_s)} samples"]',
+            f'  sources: ["sdopt doctor, {today}: medians of {len(measured[0].samples_s)} samples"]',
             "",
         ]
     )

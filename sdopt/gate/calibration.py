@@ -60,7 +60,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
     Raises:
         UsageError: the file that was named is missing or no calibration.
     """
-    model = str(result.config["model"]["name"])
+    model = result.config.model.name
     file = Path(path).expanduser() if path else calibration_file(model)
     if not path and not file.is_file():
         return None

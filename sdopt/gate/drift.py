@@ -8,15 +8,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sdopt.analysis.measures import MEASURES, MEMORY_RATIO
 from sdopt.analysis.timing import speedup_drift
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration
 from sdopt.gate.judge import RuleContext, judgement
-from sdopt.gate.rules import PERFORMANCE
 from sdopt.optimizations.base import Contract
-from sdopt.quality.metrics import family_of
+from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult
-from sdopt.schema import Gate
+from sdopt.schema import WORK, Gate, Quality
 
 WAIVERS = ("versions", "sdopt")
 """Differences that may be waived by name: `versions` of torch, diffusers and the like, and the code of `sdopt`."""
@@ -51,14 +51,8 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
     if code[0] != code[1] or now.sdopt_dirty:
         shown = [f"{version} {(commit or '')[:9]}{'+dirty' if dirty else ''}" for version, commit, dirty in code]
         found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
-    for section in ("model", "task", "workload"):
-        mine, other = (result.config.get(section, {}) for result in (later, earlier))
-        found += [
-            Difference(f"{section}.{key}: {mine.get(key)} against {other.get(key)}")
-            for key in sorted({*mine, *other})
-            if mine.get(key) != other.get(key)
-        ]
-    return found
+    work = later.config.differing(earlier.config, WORK)
+    return found + [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
 
 
 def judge_drift(
@@ -101,8 +95,8 @@ def judge_drift(
         rule
         for rule in gate.rules.get(contract, [])
         # Memory of two runs was not measured side by side.
-        if rule.metric != "memory_ratio"
-        and (paired or rule.metric in PERFORMANCE or not family_of(rule.metric).needs_pair)
+        if rule.metric != MEMORY_RATIO.name
+        and (paired or rule.metric in MEASURES or not family_of(rule.metric).needs_pair)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     return [
@@ -142,8 +136,9 @@ def _judge(
 
 def _paired(now: VariantResult, then: VariantResult, folders: tuple[Path, Path]) -> dict[str, Score]:
     """Distances between a variant's images then and now, in pixels and latents."""
-    from sdopt.quality.evaluation import Evaluator, Pictures, Settings
+    from sdopt.quality.evaluation import Evaluator, Settings
+    from sdopt.quality.inputs import Pictures
 
-    evaluator = Evaluator(Settings((), None, False, "cpu", trained=True))
+    evaluator = Evaluator(Settings(measured_metrics(Quality(features=[]), now.config.model)))
     mine, other = (Pictures(folder, v.images) for folder, v in zip(folders, (now, then), strict=True))
     return evaluator.of_pair(mine, other) if now.images and then.images else {}

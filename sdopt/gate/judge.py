@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
 from sdopt.analysis.claims import p_value
-from sdopt.analysis.timing import exceeds, memory_floor, memory_ratio, other_settings, speedup
+from sdopt.analysis.measures import MEASURES
+from sdopt.analysis.timing import exceeds
 from sdopt.gate.calibration import Calibration
-from sdopt.gate.rules import PERFORMANCE
 from sdopt.gate.rulings import above, below, bounds_of, find_scores, percent, problem_of, two_sided, unjudged
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of
@@ -30,12 +30,10 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import Gate, Rule
+from sdopt.schema import WORK, Gate, Rule
 
-WORK = ("model", "task", "workload", "hardware")
-"""Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
-
-_CHOICES = ("workload.steps", "hardware.threads", "hardware.price_per_hour")
+_CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+"""Settings that a candidate may choose: where they differ, that is what is judged."""
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
@@ -69,11 +67,10 @@ def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration:
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
 
     def ratio(metric: str, confidence: float) -> Interval | None:
-        measure = speedup if metric == "speedup" else memory_ratio
-        return measure(candidate, reference, confidence)
+        return MEASURES[metric].ratio(candidate, reference, confidence)
 
     def floor(metric: str) -> float | None:
-        return comparison.floor if metric == "speedup" else memory_floor(result)
+        return MEASURES[metric].floor(result, comparison)
 
     sides = RuleContext(candidate, reference, comparison.quality, calibration, ratio, floor)
     contract = sides.contract
@@ -107,8 +104,8 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
     other = [
         f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in other_settings(candidate, reference, WORK).items()
-        if key not in _CHOICES
+        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
+        if not key.startswith(_CHOICES)
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
@@ -128,7 +125,7 @@ def _tripwires(candidate: VariantResult) -> Ruling:
 
 def _same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
     """A variant that was told to take as many steps as its reference must take them."""
-    asked = [(v.config["workload"]["steps"], v.config["scheduler"]) for v in (candidate, reference)]
+    asked = [(v.config.workload.steps, v.config.scheduler) for v in (candidate, reference)]
     mine, other = candidate.denoiser_calls, reference.denoiser_calls
     if asked[0] != asked[1]:
         return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
@@ -184,7 +181,7 @@ class RuleContext:
     def claimed(self) -> list[str]:
         """The measures in which the candidate's options claim a gain that the reference does not have."""
         claims = {claim for promise in self.promises_of(self.candidate) for claim in promise.claims}
-        return [metric for metric, claim in PERFORMANCE.items() if claim in claims]
+        return [name for name, measure in MEASURES.items() if measure.claim in claims]
 
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
         """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why."""
@@ -200,8 +197,11 @@ class RuleContext:
         return rulings
 
     def apply(self, rule: Rule) -> Ruling:
-        if rule.metric in PERFORMANCE:
+        if rule.metric in MEASURES:
             return self._performance(rule)
+        least = family_of(rule.metric).decides_from
+        if len(self.candidate.images) < least:
+            return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
         paired = find_scores(self.paired, rule.metric)
         if len(mine) + len(paired) > 1:
@@ -285,7 +285,7 @@ class RuleContext:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.calibration.metrics.get(name) if self.calibration else None
         if known is None:
-            model = self.candidate.config["model"]["name"]
+            model = self.candidate.config.model.name
             advice = "run `sdopt calibrate`, or give the rule a limit or margin"
             return unjudged(rule.test, f"no calibration for {model}: {advice}", name)
         return share * whole(known)
@@ -311,13 +311,13 @@ class RuleContext:
         open_: list[str] = []
         said: list[str] = []
         for metric in self.claimed:
-            claim = PERFORMANCE[metric]
+            claim = MEASURES[metric].claim
             bounds = self._ratio(metric, 0.95)
             if bounds is None:
                 open_.append(claim)
                 said.append(f"{claim}: not measured")
                 continue
-            better = bounds.estimate if metric == "speedup" else 1 / bounds.estimate
+            better = MEASURES[metric].gain(bounds.estimate)
             shown = f"{metric} {bounds.estimate:.3g}×"
             if bounds.low is None or bounds.high is None:
                 open_.append(claim)
@@ -346,7 +346,7 @@ class RuleContext:
 
     def no_gain(self, metric: str) -> float | None:
         """The one-sided p value that the candidate gains nothing in a measure; None where there is no interval."""
-        return p_value(lambda confidence: self.ratio(metric, confidence), "greater" if metric == "speedup" else "less")
+        return p_value(lambda confidence: self.ratio(metric, confidence), MEASURES[metric].alternative)
 
     def _ratio(self, metric: str, confidence: float | None) -> Bounds | None:
         interval = self.ratio(metric, 2 * (confidence or 0.95) - 1)

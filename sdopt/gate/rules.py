@@ -1,40 +1,110 @@
-"""Checks a gate's rules before anything runs."""
+"""Checks a gate's rules before anything runs: a gate that cannot judge must not start."""
 
+from collections.abc import Sequence
+
+from sdopt.analysis.measures import MEASURES
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Contract
-from sdopt.quality.metrics import family_of
-from sdopt.schema import Gate
+from sdopt.quality.metrics import FAMILIES, QualityMetric, family_of, measured_metrics
+from sdopt.schema import Gate, Model, Quality, Rule
+from sdopt.study.designs import Plan
 
-PERFORMANCE = {"speedup": "latency", "memory_ratio": "memory"}
-"""What gates can judge beside quality: ratios of the two sides, and the claim that each belongs to."""
+_THRESHOLDS = {
+    "non_inferior": ("margin", "deviations"),
+    "equivalent": ("margin", "deviations"),
+    "at_least": ("limit", "of_seeds"),
+    "at_most": ("limit", "of_seeds"),
+    "rarely": ("limit", "of_seeds"),
+}
+"""Of which keys a test takes exactly one."""
+
+_EXAMPLES = {"clip": "clip:openai/clip-vit-base-patch32"}
+"""Features of a kind that are not simply called as the kind is."""
 
 
 def require_rules(gate: Gate) -> None:
-    """Raises UsageError for rules that could never be applied: a gate that cannot judge must not start."""
+    """Raises UsageError for rules that could never be applied, all at once."""
     problems = []
     for contract, rules in gate.rules.items():
         if contract not in list(Contract):
             problems.append(f"gate.rules.{contract}: the contracts are {', '.join(Contract)}")
         for number, rule in enumerate(rules):
-            where = f"gate.rules.{contract}[{number}]"
-            if rule.metric not in PERFORMANCE:
-                try:
-                    family_of(rule.metric)
-                except UsageError as error:
-                    problems += [f"{where}.metric={problem}, {', '.join(PERFORMANCE)}" for problem in error.problems]
-            needed = {
-                "non_inferior": ("margin", "deviations"),
-                "equivalent": ("margin", "deviations"),
-                "at_least": ("limit", "of_seeds"),
-                "at_most": ("limit", "of_seeds"),
-                "rarely": ("limit", "of_seeds"),
-            }.get(rule.test, ())
-            given = [name for name in ("margin", "deviations", "limit", "of_seeds") if getattr(rule, name) is not None]
-            if needed and (len(given) != 1 or given[0] not in needed):
-                problems.append(f"{where}: test={rule.test} takes one of {' and '.join(needed)}")
-            if rule.test == "within" and (rule.low is None or rule.high is None):
-                problems.append(f"{where}: test=within takes low and high")
-            if (rule.test == "rarely") != (rule.share is not None):
-                problems.append(f"{where}: test=rarely takes a share, and no other test does")
+            problems += [f"gate.rules.{contract}[{number}]{problem}" for problem in _problems_of(rule)]
     if problems:
         raise UsageError(problems)
+
+
+def _problems_of(rule: Rule) -> list[str]:
+    problems = []
+    if rule.metric not in MEASURES:
+        try:
+            if family_of(rule.metric).higher_is_better is None and rule.test == "non_inferior":
+                problems.append(
+                    f".metric={rule.metric}: neither more nor less of it is better; test it with equivalent"
+                )
+        except UsageError as error:
+            problems += [f".metric={problem}, {', '.join(MEASURES)}" for problem in error.problems]
+    needed = _THRESHOLDS.get(rule.test, ())
+    given = [name for name in ("margin", "deviations", "limit", "of_seeds") if getattr(rule, name) is not None]
+    if needed and (len(given) != 1 or given[0] not in needed):
+        problems.append(f": test={rule.test} takes one of {' and '.join(needed)}")
+    if rule.test == "within" and (rule.low is None or rule.high is None):
+        problems.append(": test=within takes low and high")
+    if (rule.test == "rarely") != (rule.share is not None):
+        problems.append(": test=rarely takes a share, and no other test does")
+    return problems
+
+
+def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
+    """Checks before anything is loaded that what the gate's rules judge will be measured.
+
+    Rules for a contract that no variant of the plan has are left alone.
+
+    Raises:
+        UsageError: a rule names a metric that will not be measured, several that will be, or one that decides nothing
+            of so few images; each metric with its rules and the way out.
+    """
+    measured = measured_metrics(quality, model)
+    images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
+    rules: dict[str, list[str]] = {}
+    for contract in _contracts(plan):
+        for number, rule in enumerate(gate.rules.get(contract, [])):
+            if rule.metric not in MEASURES:
+                rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
+    problems = [
+        f"gate={gate.name}: {metric} (gate.rules.{', '.join(where)}) {problem}"
+        for metric, where in rules.items()
+        if (problem := _unmeasured(metric, measured, images, model))
+    ]
+    if problems:
+        raise UsageError(problems)
+
+
+def _contracts(plan: Plan) -> list[Contract]:
+    """The contracts by which a gate may judge the variants of a plan."""
+    sides = [variant for variant in plan.variants if variant is not plan.baseline]
+    found = {variant.contract for variant in sides} | ({plan.baseline.contract} - {Contract.EXACT})
+    if any(variant.other_work(plan.baseline) for variant in sides):
+        found.add(Contract.LOSSY)
+    return [contract for contract in Contract if sides and contract in found]
+
+
+def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, model: Model) -> str:
+    """Says why a rule on a metric could not be judged, and the way out; "" where it can be."""
+    meant = [one for one in measured if metric in (one.name, one.family.name)]
+    family = family_of(metric)
+    if len(meant) > 1:
+        return f"is ambiguous: name one of {', '.join(one.name for one in meant)}"
+    if meant:
+        least = max(family.least, family.decides_from)
+        if images < least:
+            return f"decides nothing below {least:,} images, and {images:,} are drawn: raise quality.prompt_count"
+        return ""
+    if model.weights == "random" and not family.on_random_weights:
+        fitting = ", ".join([*MEASURES, *(one.name for one in FAMILIES if one.on_random_weights)])
+        return f"says nothing of random weights: choose a gate whose rules are of {fitting}"
+    if family.on_request:
+        return f"is only measured on request: quality.{family.on_request}=true"
+    features = [_EXAMPLES.get(kind, kind) for kind in family.over if metric in (family.name, f"{family.name}_{kind}")]
+    example = features[0] if features else "…"
+    return f"needs features that are not named: for example quality.features=[{example}]"

@@ -43,6 +43,7 @@ def missing(device: Device, feature: Feature) -> list[str]:
 
 
 def has(device: Device, feature: Feature) -> bool:
+    """Returns whether a device has a feature."""
     return not missing(device, feature)
 
 

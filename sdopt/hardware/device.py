@@ -1,15 +1,17 @@
-"""What a worker runs on, found out in a process that may touch the device."""
+"""Devices: what a worker runs on, found out in a process that may touch the device."""
 
 import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+from torch.backends.cuda import SDPAParams
 
 from sdopt.errors import UsageError
+from sdopt.hardware.nvml import ask_nvml
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,22 @@ class Device:
     memory_free_gib: float = 0.0
     driver: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
+    """What a probe of the device found; empty for a device that is planned from its data sheet."""
+    warning: str = ""
+    """Why `auto` chose the CPU on a machine that has a card."""
 
     @property
     def torch_name(self) -> str:
+        """The name by which PyTorch knows the device."""
         return f"cuda:{self.index}" if self.type == "cuda" else "cpu"
 
     @property
     def is_cuda(self) -> bool:
+        """Whether it is a CUDA device."""
         return self.type == "cuda"
 
     def needs_cuda(self, what: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
-        """The conflict, if any, of something that runs on CUDA from a compute capability on."""
+        """Returns the conflict, if any, of something that runs on CUDA from a compute capability on."""
         if not self.is_cuda:
             return [f"{what} needs a CUDA device; this runs on {self.name or self.type}"]
         if self.capability is not None and self.capability < capability:
@@ -46,56 +53,120 @@ class Device:
 def probe_device(wanted: str) -> Device:
     """Describes the device that `hardware.device` names: `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Initialises CUDA where there is one, so it belongs in a process of its own.
+    Initialises CUDA where there is one, so it belongs in a process of its own. `auto` means the CPU where CUDA cannot
+    be used; the device's `warning` then says why, if there is a card.
 
     Raises:
-        UsageError: the name is none of these, or there is no such device.
+        UsageError: the name is none of these, or there is no such device, or CUDA cannot be used.
     """
     kind, _, index = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
         raise UsageError(f"hardware.device={wanted}: choose auto, cpu, cuda or cuda:N")
-    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+    if kind == "cpu":
         return _cpu()
+    if kind == "auto" and not torch.cuda.is_available():
+        return replace(_cpu(), warning=_why_idle())
+    try:
+        return _cuda(int(index or 0))
+    except _UnusableError as error:
+        if kind == "auto":
+            return replace(_cpu(), warning=f"hardware.device=auto: {error}; this runs on the CPU instead")
+        raise UsageError(
+            f"hardware.device={wanted}: {error}; otherwise choose hardware=cpu or hardware=auto"
+        ) from error
+
+
+def list_cards() -> list[Device]:
+    """Returns every CUDA device, also those that cannot be used; belongs in a process of its own."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            found.append(_cuda(index))
+        except _UnusableError as error:
+            found.append(Device("cuda", index, f"a card that cannot be used: {error}"))
+    return found
+
+
+class _UnusableError(Exception):
+    """CUDA cannot be used; the message says why, and what to do about it."""
+
+
+def _cuda(index: int) -> Device:
+    """Describes one CUDA device. Raises _UnusableError where there is none, or it cannot be used."""
     if not torch.cuda.is_available():
-        why = (
-            "this PyTorch is built without CUDA" if not torch.backends.cuda.is_built() else "no CUDA device is visible"
-        )
-        raise UsageError(f"hardware.device={wanted}: {why}; choose hardware=cpu or hardware=auto")
-    number = int(index or 0)
-    if number >= torch.cuda.device_count():
-        raise UsageError(f"hardware.device={wanted}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0")
-    properties = torch.cuda.get_device_properties(number)
-    _require_kernels(wanted, properties.name, (properties.major, properties.minor))
-    free, total = torch.cuda.mem_get_info(number)
+        built = torch.backends.cuda.is_built()
+        raise _UnusableError("no CUDA device is visible" if built else "this PyTorch is built without CUDA")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise _UnusableError(f"there are {count} CUDA devices, from cuda:0")
+    try:
+        # CUDA starts here. Before, PyTorch has only counted cards through NVML, which works with any driver.
+        properties = torch.cuda.get_device_properties(index)
+        capability = properties.major, properties.minor
+        _require_kernels(properties.name, capability)
+        free, total = torch.cuda.mem_get_info(index)
+        attributes = {
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "cudnn_head_dimension": _largest_cudnn_head(index),
+            "uuid": str(properties.uuid),
+        }
+    except (RuntimeError, AssertionError) as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
+        raise _UnusableError(
+            f"CUDA does not start: {said}; update the driver, or install PyTorch for an older CUDA "
+            f"(https://pytorch.org/get-started)"
+        ) from error
     return Device(
         type="cuda",
-        index=number,
+        index=index,
         name=properties.name,
-        capability=(properties.major, properties.minor),
+        capability=capability,
         memory_total_gib=total / 2**30,
         memory_free_gib=free / 2**30,
         driver=ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
-        attributes={
-            "multiprocessors": properties.multi_processor_count,
-            "cuda": torch.version.cuda,
-            "uuid": str(properties.uuid),
-        },
+        attributes=attributes,
     )
 
 
-def _require_kernels(wanted: str, name: str, capability: tuple[int, int]) -> None:
+def _largest_cudnn_head(index: int) -> int:
+    """Returns the largest attention head that PyTorch passes to cuDNN; 0 for none.
+
+    It depends on the card, on cuDNN and on PyTorch, so PyTorch is asked. UNets have heads of 40 to 160 channels.
+    """
+    for dimension in (256, 160, 128):
+        head = torch.zeros(1, 1, 64, dimension, dtype=torch.float16, device=f"cuda:{index}")
+        with torch.cuda.device(index):
+            if torch.backends.cuda.can_use_cudnn_attention(SDPAParams(head, head, head, None, 0.0, False, False)):
+                return dimension
+    return 0
+
+
+def _why_idle() -> str:
+    """Returns why CUDA is not there, for a machine that has a card; "" where there is none, or it is hidden."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ or not ask_nvml(lambda nvml: nvml.nvmlDeviceGetCount()):
+        return ""
+    why = "PyTorch finds no CUDA device" if torch.backends.cuda.is_built() else "this PyTorch is built without CUDA"
+    return (
+        f"hardware.device=auto: there is an NVIDIA card, but {why}: install PyTorch for CUDA "
+        f"(https://pytorch.org/get-started); this runs on the CPU instead"
+    )
+
+
+def _require_kernels(name: str, capability: tuple[int, int]) -> None:
     # PyTorch itself only warns, and fails at the first kernel: its builds for CUDA 13 left out Pascal and Volta.
     built = torch.cuda.get_arch_list()
     if built and not runs_on(built, capability):
-        raise UsageError(
-            f"hardware.device={wanted}: this PyTorch ({torch.__version__}) has kernels for {', '.join(built)}, and "
-            f"{name} has compute capability {'.'.join(map(str, capability))}: install PyTorch for an older or a newer "
-            f"CUDA (https://pytorch.org/get-started), or choose hardware=cpu"
+        raise _UnusableError(
+            f"this PyTorch ({torch.__version__}) has kernels for {', '.join(built)}, and {name} has compute "
+            f"capability {'.'.join(map(str, capability))}: install PyTorch for an older or a newer CUDA "
+            f"(https://pytorch.org/get-started)"
         )
 
 
 def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether a build with kernels for these architectures (`sm_86`, `compute_90`) runs on a compute capability.
+    """Returns whether a build for these architectures (`sm_86`, `compute_90`) runs on a compute capability.
 
     A kernel runs on later minor versions of its major version; intermediate code (`compute_…`) is compiled for any
     later one; an architecture that ends in `a` is that one alone.
@@ -111,7 +182,7 @@ def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
 
 
 def describe_cpu() -> dict[str, Any]:
-    """Name, cores that this process may use, and the vector units PyTorch dispatches to."""
+    """Returns the CPU's name, the cores that this process may use, and the vector units that PyTorch uses."""
     info = Path("/proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return {
@@ -122,55 +193,22 @@ def describe_cpu() -> dict[str, Any]:
 
 
 def _cpu() -> Device:
+    cpu = describe_cpu()
+    total, free = host_memory_gib()
+    return Device(type="cpu", name=cpu["name"], memory_total_gib=total, memory_free_gib=free, attributes=cpu)
+
+
+def host_memory_gib() -> tuple[float, float]:
+    """Returns the host's memory, total and available, in GiB; at most what a container may hold."""
     memory = {
         line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()
     }
-    cpu = describe_cpu()
-    return Device(
-        type="cpu",
-        name=cpu["name"],
-        memory_total_gib=min(memory["MemTotal"], _container_limit()) / 2**30,
-        memory_free_gib=min(memory["MemAvailable"], _container_limit()) / 2**30,
-        attributes=cpu,
-    )
+    limit = _container_limit()
+    return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
 
 
 def _container_limit() -> float:
-    """Bytes that a container may hold (cgroup v2), or no limit."""
+    """Returns the bytes that a container may hold (cgroup v2); infinity without a limit."""
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return float(text) if text.isdecimal() else float("inf")
-
-
-T = TypeVar("T")
-
-
-def ask_nvml(question: Callable[[Any], T]) -> T | None:
-    """What NVIDIA's management library answers; None where there is none, or it does not say.
-
-    Virtual GPUs, slices of a GPU and containers leave many questions unanswered, and none of them is worth a variant.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        try:
-            return question(pynvml)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-
-
-def nvml_handle(library: Any, device: Device) -> Any:
-    """NVML's handle of a CUDA device, found by UUID: NVML does not know `CUDA_VISIBLE_DEVICES`."""
-    return library.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.index).uuid}")
-
-
-def energy_j(device: Device) -> float | None:
-    """What the whole device has taken since its driver was loaded, in joules; None where none counts it."""
-    if not device.is_cuda:
-        return None
-    return ask_nvml(lambda nvml: nvml.nvmlDeviceGetTotalEnergyConsumption(nvml_handle(nvml, device)) / 1000)

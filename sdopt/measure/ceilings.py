@@ -14,6 +14,9 @@ from sdopt.hardware.device import Device
 SAMPLES = 7
 COPY = "copy"
 
+_WARM_UP_S = 1.0
+"""A GPU idles at a fraction of its clocks; for so long it works before anything is timed."""
+
 
 @dataclass
 class Ceiling:
@@ -25,19 +28,27 @@ class Ceiling:
     work: float
     """What one sample did: operations (multiply and add count as two), or bytes read and written."""
     samples_s: list[float] = field(default_factory=list)
+    failure: str = ""
+    """Why it could not be measured; then there are no samples."""
 
     @property
     def rate(self) -> float:
-        """By the median sample: TFLOP/s (of int8 TOP/s), or GB/s of a copy."""
+        """The rate of the median sample: TFLOP/s (of int8 TOP/s), or GB/s of a copy; NaN where there are none."""
+        if not self.samples_s:
+            return math.nan
         return self.work / statistics.median(self.samples_s) / (1e9 if self.kind == COPY else 1e12)
 
     @property
     def unit(self) -> str:
+        """The unit of the rate."""
         return "GB/s" if self.kind == COPY else "TOP/s" if self.kind == "int8" else "TFLOP/s"
 
 
 def measure_ceilings(device: Device) -> list[Ceiling]:
-    """Takes some seconds. Belongs in a process of its own: it touches the device, and sets its precision."""
+    """Measures every kind of work that the device can do, in some seconds; one that fails leaves the others alone.
+
+    Belongs in a process of its own: it touches the device, and sets its precision.
+    """
     if device.is_cuda:
         torch.cuda.set_device(device.index)
     kinds = ["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
@@ -47,11 +58,19 @@ def measure_ceilings(device: Device) -> list[Ceiling]:
         "fp8": has(device, FP8),
         "int8": not device.is_cuda or (device.capability or (0, 0)) >= (7, 5),
     }
-    return [_product(device, kind) for kind in kinds if possible.get(kind, True)] + [_copy(device)]
+    measured = [_guarded(device, kind) for kind in kinds if possible.get(kind, True)]
+    return [*measured, _guarded(device, COPY)]
+
+
+def _guarded(device: Device, kind: str) -> Ceiling:
+    try:
+        return _copy(device) if kind == COPY else _product(device, kind)
+    except Exception as error:  # a library may lack this product for this card: that is what is reported
+        return Ceiling(kind, 0, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def _product(device: Device, kind: str) -> Ceiling:
-    """Products of square matrices, so large that one takes a while, or fills a good part of the memory."""
+    """Measures products of square matrices, so large that one takes a while, or fills a good part of the memory."""
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
     enough_s, largest = (0.004, 16384) if device.is_cuda else (0.04, 4096)
     size = 256
@@ -62,14 +81,15 @@ def _product(device: Device, kind: str) -> Ceiling:
         if took >= enough_s or size >= largest or 40 * (2 * size) ** 2 > device.memory_free_gib * 2**30:
             break
         size *= 2
-    return _sample(device, Ceiling(kind, size, 2.0 * size**3), multiply, took, enough_s)
+    return _sample(device, Ceiling(kind, size, 2.0 * size**3), multiply)
 
 
 def _multiply(device: Device, kind: str, size: int) -> Callable[[], object]:
+    """Returns what multiplies two matrices once. In 8 bits cuBLAS takes the second one column by column only."""
     where = device.torch_name
     if kind == "int8":
         left, right = (torch.randint(-9, 9, (size, size), dtype=torch.int8, device=where) for _ in range(2))
-        return lambda: torch._int_mm(left, right)
+        return lambda: torch._int_mm(left, right.t())
     types = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
     left, right = (torch.randn(size, size, device=where).to(types.get(kind, torch.float32)) for _ in range(2))
     if kind == "fp8":
@@ -84,18 +104,24 @@ def _copy(device: Device) -> Ceiling:
         size //= 2
     source = torch.ones(size, dtype=torch.uint8, device=device.torch_name)
     target = torch.empty_like(source)
-    target.copy_(source)
-    took = _time(device, lambda: target.copy_(source))
-    return _sample(device, Ceiling(COPY, size, 2.0 * size), lambda: target.copy_(source), took, 0.004)
+    return _sample(device, Ceiling(COPY, size, 2.0 * size), lambda: target.copy_(source))
 
 
-def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object], took_s: float, enough_s: float) -> Ceiling:
-    repeats = math.ceil(enough_s / took_s)
+def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object]) -> Ceiling:
+    """Warms up, and takes samples of as many repetitions as make one long enough to be timed well."""
+    enough_s = 0.1 if device.is_cuda else 0.04
+    begun, repeats = time.perf_counter(), 1
 
     def repeated() -> None:
         for _ in range(repeats):
             work()
 
+    # On a GPU until its clocks are up; what was timed before that is too slow.
+    took = _time(device, work)
+    while device.is_cuda and time.perf_counter() - begun < _WARM_UP_S:
+        repeats = max(1, math.ceil(enough_s / took))
+        took = _time(device, repeated) / repeats
+    repeats = max(1, math.ceil(enough_s / took))
     ceiling.samples_s = [_time(device, repeated) / repeats for _ in range(SAMPLES)]
     return ceiling
 

@@ -14,12 +14,15 @@ class WallClock:
         self._spans: dict[str, list[float]] = {}
 
     def enter(self, stage: str) -> None:
+        """Starts the time of a stage."""
         self._start = time.perf_counter()
 
     def leave(self, stage: str, _output: Any) -> None:
+        """Ends the time of the stage that was entered last."""
         self._spans.setdefault(stage, []).append(time.perf_counter() - self._start)
 
     def seconds(self) -> dict[str, list[float]]:
+        """Returns what was timed, by stage."""
         return self._spans
 
 
@@ -36,10 +39,13 @@ class EventClock:
         return event
 
     def enter(self, stage: str) -> None:
+        """Starts the time of a stage."""
         self._opened = self._mark()
 
     def leave(self, stage: str, _output: Any) -> None:
+        """Ends the time of the stage that was entered last."""
         self._spans.setdefault(stage, []).append((self._opened, self._mark()))
 
     def seconds(self) -> dict[str, list[float]]:
+        """Returns what was timed, by stage."""
         return {stage: [start.elapsed_time(end) / 1000 for start, end in spans] for stage, spans in self._spans.items()}

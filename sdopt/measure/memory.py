@@ -1,20 +1,23 @@
 """Memory of this process: on the host from the kernel, on a CUDA device from PyTorch's allocator and from NVML."""
 
-import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
-from sdopt.hardware.device import Device, ask_nvml, nvml_handle
+from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import process_gib
 from sdopt.results.records import Memory
 
 _STATUS = Path("/proc/self/status")
 
+_CLEAR = Path("/proc/self/clear_refs")
+
 
 def resident_gib() -> float:
-    """Resident set of this process (VmRSS), in GiB."""
+    """Returns the resident set of this process (VmRSS), in GiB."""
     return _status_field("VmRSS")
 
 
@@ -28,6 +31,7 @@ class PeakMemory:
     """Peak memory of a stretch of work, counted from what the process held when this was built.
 
     The kernel's high-water mark is reset by writing 5 to `/proc/self/clear_refs` (proc(5)); sampling would miss peaks.
+    Some sandboxes have no such file, or no mark: then the peak of the host is None.
     """
 
     def __init__(self, device: Device) -> None:
@@ -35,6 +39,7 @@ class PeakMemory:
         self._idle = resident_gib()
         self._loaded: float = 0.0
         self._cuda_loaded: float | None = None
+        self._marked = True
 
     def loaded(self) -> None:
         """Marks the point at which the model is in place."""
@@ -44,30 +49,47 @@ class PeakMemory:
 
     def reset(self) -> None:
         """Starts a new peak."""
-        Path("/proc/self/clear_refs").write_text("5")
+        try:
+            _CLEAR.write_text("5")
+        except OSError:
+            self._marked = False
         if self._device.is_cuda:
             torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> Memory:
-        """The peak since the last reset."""
-        memory = Memory(process_loaded_gib=self._loaded, process_peak_gib=_status_field("VmHWM") - self._idle)
+        """Returns the peak since the last reset."""
+        memory = Memory(process_loaded_gib=self._loaded, process_peak_gib=self._host_peak())
         if self._device.is_cuda:
             memory.cuda_loaded_gib = self._cuda_loaded
             memory.cuda_peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
-            memory.nvml_process_gib = _nvml_process_gib(self._device)
+            memory.cuda_graph_pools_gib = graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
+            memory.nvml_process_gib = process_gib(self._device)
         return memory
 
+    def _host_peak(self) -> float | None:
+        try:
+            return _status_field("VmHWM") - self._idle if self._marked else None
+        except OSError:
+            return None
 
-def _nvml_process_gib(device: Device) -> float | None:
-    def held(nvml: Any) -> float | None:
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(nvml, device)):
-            # In a container the driver may report another pid namespace, or no figure at all.
-            if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                return float(process.usedGpuMemory) / 2**30
-        return None
 
-    return ask_nvml(held)
+def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
+    """Returns what CUDA graphs hold on a device beyond what PyTorch counts as allocated, in GiB.
+
+    A graph writes its activations into a private pool at every replay. After recording, PyTorch counts that memory as
+    free, though nothing else can have it: a peak of allocated memory leaves it out.
+
+    Args:
+        segments: as `torch.cuda.memory_snapshot()` returns them; those of private pools have another id than (0, 0).
+        index: number of the device.
+    """
+    held = sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if tuple(segment["segment_pool_id"]) != (0, 0) and segment.get("device", index) == index
+    )
+    return float(held) / 2**30
 
 
 def _status_field(name: str) -> float:

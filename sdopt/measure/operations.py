@@ -70,4 +70,4 @@ def tflop(function: Any, *inputs: Any, **more: Any) -> float:
     """Operations of one call, in TFLOP; give it modules and tensors on the meta device."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
-    return counter.get_total_flops() / 1e12
+    return float(counter.get_total_flops()) / 1e12

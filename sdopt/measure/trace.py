@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,9 @@ _DTYPES = {
 }
 _PRODUCTS = ("mm", "conv", "linear", "matmul")
 _FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers::")
-_FUSED_KERNELS = ("flash_fwd", "fmha_cutlass", "sdpa")
+_FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
+_GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LABEL = "sdopt/"
 
 
@@ -56,6 +58,10 @@ class Trace:
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
     """Device kernels that the denoiser launched, or that no operator launched (a replayed graph); empty on a CPU."""
+    graph_launches: int = 0
+    """CUDA graphs that were replayed within the denoiser."""
+    denoiser_busy_s: float | None = None
+    """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
     decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
@@ -173,10 +179,27 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
         types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
         if types and any(word in name for word in _PRODUCTS):
             trace.stages[stage].product_dtypes[types[0]] += 1
+    busy = []
     for event in events:
+        category = event.get("cat")
+        if category in ("cuda_runtime", "cuda_driver") and event["name"].startswith(_GRAPH_LAUNCHES):
+            trace.graph_launches += any(stage == DENOISER and start <= event["ts"] < end for start, end, stage in spans)
         # Kernels run after they were launched: the operator that launched one tells its stage.
-        if event.get("cat") == "kernel" and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
-            trace.kernels[event["name"]] += 1
+        if category in _DEVICE_WORK and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
+            busy.append((event["ts"], event["ts"] + event["dur"]))
+            if category == "kernel":
+                trace.kernels[event["name"]] += 1
+    if busy and trace.denoiser.calls:
+        trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals, given as start and end."""
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,16 +4,39 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from sdopt.hardware.cards import CUDNN_ATTENTION, FLASH_ATTENTION, MEM_EFFICIENT_ATTENTION, missing
+from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.loading import fewest_heads
+from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+
+
+_OPERATORS = {
+    "_scaled_dot_product_attention_math": "math",
+    "_scaled_dot_product_attention_math_for_mps": "math",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "_scaled_dot_product_efficient_attention": "mem_efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+}
+"""Back ends by PyTorch's operators, as `Trace.fused_attention` names them."""
+
+_KERNELS = {
+    "cudnn": ("cudnn_", "_flash_fprop"),
+    "flash": ("flash_fwd", "FlashAttnFwd"),
+    "mem_efficient": ("fmha_cutlass",),
+}
+"""Back ends by parts of the names of kernels."""
+
+_WIDE_HEADS = {(9, 0), (10, 0), (10, 3)}
+"""Compute capabilities on which cuDNN takes heads of more than 128 channels."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +45,7 @@ class Default(Optimization):
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         chosen = _processors(denoiser_of(pipe))
 
@@ -40,9 +64,11 @@ class Vanilla(Optimization):
     stage: ClassVar[Stage] = Stage.ATTENTION
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         from diffusers.models.attention_processor import AttnProcessor
 
@@ -73,13 +99,16 @@ class Sdpa(Optimization):
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset() if self.backend == "math" else frozenset({"latency", "memory"})
 
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         kernels = {"mem_efficient": MEM_EFFICIENT_ATTENTION, "cudnn": CUDNN_ATTENTION, "flash": FLASH_ATTENTION}
@@ -91,8 +120,26 @@ class Sdpa(Optimization):
             product = getattr(precision, "autocast", None) or getattr(precision, "weights", None)
             if product == "float32":
                 found.append(f"the {self.backend} kernel takes float16 or bfloat16: choose precision=fp16 or bf16")
+        if ctx.device.is_cuda:
+            found += self._too_wide(ctx)
         return found
 
+    def _too_wide(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of the kernel with the model's heads: PyTorch refuses them in sdp_utils.cpp."""
+        largest = {"cudnn": _largest_cudnn_head(ctx.device), "flash": 256}.get(self.backend)
+        if largest is None:
+            return []
+        wide = [size for size in head_dimensions(ctx.model) if size > largest or (self.backend == "cudnn" and size % 8)]
+        if not wide:
+            return []
+        takes = f"up to {largest}" + (", in multiples of 8" if self.backend == "cudnn" else "")
+        sizes = ", ".join(map(str, wide))
+        found = (
+            f"the {self.backend} kernel takes attention heads of {takes} channels here, and this model's have {sizes}"
+        )
+        return [f"{found}: choose attention=default or mem_efficient"]
+
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         backend = {
             "math": SDPBackend.MATH,
@@ -108,22 +155,15 @@ class Sdpa(Optimization):
                 return forward(*args, **kwargs)
 
         denoiser.forward = forward_with_backend
-        # As PyTorch names the operators, and as the libraries name the kernels of a graph that is replayed whole.
-        words = {
-            "math": ("_math",),
-            "flash": ("_flash", "flash_fwd"),
-            "mem_efficient": ("_efficient", "fmha_cutlass"),
-            "cudnn": ("_cudnn", "cudnn_generated"),
-        }[self.backend]
 
         def proof(trace: Trace) -> Finding:
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler takes this back end apart into its products: then no fused kernel is what shows it.
                 compiled = unwrapped(denoiser_of(pipe)) is not denoiser_of(pipe)
-                engaged = all("_math" in name for name in seen) and (bool(seen) or compiled)
+                engaged = all(backend_of(name) == "math" for name in seen) and (bool(seen) or compiled)
             else:
-                engaged = bool(seen) and all(any(word in name for word in words) for name in seen)
+                engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)
             return Finding(engaged, _kernels(trace) or "products and softmax, nothing fused", {"kernels": seen})
 
         return proof
@@ -139,24 +179,26 @@ class Sliced(Optimization):
     stage: ClassVar[Stage] = Stage.ATTENTION
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1)
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         heads = fewest_heads(ctx.model)
         if self.slice_size is None or heads is None or self.slice_size <= heads:
             return []
-        return [
-            f"attention.slice_size={self.slice_size}: a layer of this model has {heads} heads; choose at most {heads}, "
-            "or null"
-        ]
+        found = f"attention.slice_size={self.slice_size}: a layer of this model has {heads} heads"
+        return [f"{found}; choose at most {heads}, or null"]
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         denoiser = denoiser_of(pipe)
         denoiser.set_attention_slice("auto" if self.slice_size is None else self.slice_size)
@@ -172,6 +214,19 @@ class Sliced(Optimization):
             return Finding(engaged, f"{', '.join(kinds)}; {products} score products in {layers} calls", facts)
 
         return proof
+
+
+def backend_of(name: str) -> str | None:
+    """Returns the back end of an operator of PyTorch, or of a kernel of a replayed graph; None for any other name."""
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    # cuDNN's kernels first: their names also say which algorithm they follow, as in sdpa_sm90_flash_fprop.
+    return next((backend for backend, words in _KERNELS.items() if any(word in name for word in words)), None)
+
+
+def _largest_cudnn_head(device: Device) -> int:
+    """Returns the most channels of a head that cuDNN takes: as a probe found it, else what the card could do."""
+    return int(device.attributes.get("cudnn_head_dimension", 256 if device.capability in _WIDE_HEADS else 128))
 
 
 def _processors(denoiser: Any) -> list[str]:

@@ -3,11 +3,15 @@
 import os
 import shutil
 import sys
+import sysconfig
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_map_only
+from typing_extensions import override
 
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.trace import Trace
@@ -27,6 +31,7 @@ class Eager(Optimization):
 
     stage: ClassVar[Stage] = Stage.COMPILE
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             compiled = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_REGION))
@@ -45,6 +50,7 @@ class Inductor(Optimization):
     stage: ClassVar[Stage] = Stage.COMPILE
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset({"latency"})
 
@@ -53,13 +59,17 @@ class Inductor(Optimization):
     dynamic: bool | None = None
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if ctx.device.is_cuda:
             found += missing(ctx.device, TRITON)
+            # What is installed here says nothing of the machine that a card is planned for.
+            found += _missing_for_triton() if ctx.device.attributes else []
         else:
             # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
             compilers = [os.environ.get("CXX"), "g++", "clang++"]
@@ -69,26 +79,54 @@ class Inductor(Optimization):
             found.append("Inductor is not tried on Windows")
         return found
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         from torch._dynamo.utils import counters
 
         counters.clear()
+        replays = self.mode in ("reduce-overhead", "max-autotune")
         compiled = torch.compile(denoiser_of(pipe), mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
-        if self.mode in ("reduce-overhead", "max-autotune"):
+        if replays:
             _keep_outputs(compiled)
         setattr(pipe, denoiser_name(pipe), compiled)
 
         def proof(trace: Trace) -> Finding:
             regions = sum(n for name, n in trace.denoiser.operators.items() if name.startswith(_REGION))
-            facts = {
+            facts: dict[str, int] = {
                 "graphs": counters["stats"]["unique_graphs"],
                 "graph_breaks": sum(counters["graph_break"].values()),
                 "compiled_regions_run": regions,
             }
             graphs = f"{facts['graphs']} graph{'s' if facts['graphs'] != 1 else ''}, {facts['graph_breaks']} breaks"
-            return Finding(facts["graphs"] > 0 and regions > 0, f"{graphs}; {regions} compiled regions run", facts)
+            summary = f"{graphs}; {regions} compiled regions run"
+            engaged = facts["graphs"] > 0 and regions > 0
+            if replays and pipe.device.type == "cuda":
+                facts["graph_launches"] = trace.graph_launches
+                facts["cudagraph_skips"] = counters["inductor"]["cudagraph_skips"]
+                summary += f"; {facts['graph_launches']} CUDA graphs replayed, {facts['cudagraph_skips']} skipped"
+                engaged = engaged and facts["graph_launches"] > 0 and not facts["cudagraph_skips"]
+            return Finding(engaged, summary, facts)
 
         return proof
+
+
+def _missing_for_triton() -> list[str]:
+    """Returns what Triton lacks here: it compiles its launcher as an extension of Python (triton/runtime/build.py)."""
+    found = []
+    if find_spec("triton") is None:
+        found.append("Inductor on CUDA needs the package triton: pip install triton")
+    own = os.environ.get("CC")
+    if not any(shutil.which(name) for name in ([own] if own else ["gcc", "clang"])):
+        found.append(
+            f"Inductor on CUDA needs a C compiler, and CC={own} is none"
+            if own
+            else "Inductor on CUDA needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
+        )
+    scheme = sysconfig.get_default_scheme()
+    headers = Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme))
+    if not (headers / "Python.h").is_file():
+        found.append(f"Inductor on CUDA needs {headers / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
+    return found
 
 
 def _keep_outputs(compiled: Any) -> None:

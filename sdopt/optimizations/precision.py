@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from typing_extensions import override
 
+from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
@@ -34,16 +36,19 @@ class Precision(Optimization):
     tf32: str = bounded("default", choices=("default", "on", "off"))
 
     @property
+    @override
     def contract(self) -> Contract:
         if self.weights != "float32" or self.autocast or self.tf32 == "on":
             return Contract.LOSSY
         return Contract.EXACT if self.tf32 == "default" else Contract.EQUIVALENT
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         reduced = {"latency"} if self.contract is Contract.LOSSY else set()
         return frozenset(reduced | ({"memory"} if self.weights != "float32" else set()))
 
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
         if self.tf32 == "off" and not ctx.device.is_cuda:
@@ -54,18 +59,21 @@ class Precision(Optimization):
             found += missing(ctx.device, BFLOAT16)
         return found
 
+    @override
     def load_kwargs(self) -> dict[str, Any]:
         return {"dtype": getattr(torch, self.weights)}
 
     @contextmanager
+    @override
     def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
         with ExitStack() as stack:
             if self.tf32 != "default":
-                stack.enter_context(_tf32(self.tf32 == "on"))
+                stack.enter_context(tf32(self.tf32 == "on"))
             if self.autocast:
                 stack.enter_context(torch.autocast(pipe.device.type, dtype=getattr(torch, self.autocast)))
             yield
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             weights = sorted({str(p.dtype).removeprefix("torch.") for p in denoiser_of(pipe).parameters()})
@@ -74,51 +82,33 @@ class Precision(Optimization):
             engaged = weights == [self.weights] and trace.denoiser.autocast_dtype == self.autocast
             # Compiled products may be kernels without an operator: then types of weights and autocast decide.
             engaged = engaged and (not products or max(products, key=lambda name: products[name]) == wanted)
-            rounded = None
+            summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
+            rounded = convolved = None
             if self.tf32 != "default":
                 with self.context(pipe):
-                    rounded = _products_are_rounded(pipe.device)
-                engaged = engaged and rounded == (self.tf32 == "on")
-            summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
-            if rounded is not None:
-                summary += f"; float32 products {'rounded to TF32' if rounded else 'in full'}"
+                    rounded, convolved = products_are_rounded(pipe.device), convolutions_are_rounded(pipe.device)
+                # Convolutions are rounded without any choice, so that only forbidding it shows in them.
+                engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
+                summary += f"; float32 products {_in_words(rounded)}, convolutions {_in_words(convolved)}"
             # Without a choice cuDNN's convolutions are rounded, on a device that can.
-            tf32 = _rounds_convolutions(pipe.device) if rounded is None else rounded
+            reduced = _rounds_convolutions(pipe.device) if rounded is None else bool(rounded or convolved)
             facts = {
                 "weights": weights,
                 "products": products,
                 "rounded_to_tf32": rounded,
-                "arithmetic": arithmetic(products, wanted, tf32),
+                "convolutions_rounded_to_tf32": convolved,
+                "arithmetic": arithmetic(products, wanted, reduced),
             }
             return Finding(engaged, summary, facts)
 
         return proof
 
 
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    # The older switches: after the newer `fp32_precision` was set, Inductor's reading of these raises an error.
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+def _in_words(rounded: bool) -> str:
+    return "rounded to TF32" if rounded else "in full"
 
 
 def _rounds_convolutions(device: torch.device) -> bool:
     if device.type != "cuda" or not torch.backends.cudnn.allow_tf32:
         return False
     return torch.cuda.get_device_capability(device) >= TF32.capability
-
-
-def _products_are_rounded(device: torch.device) -> bool:
-    """Whether a float32 matrix product on this device, with the settings of now, rounds its inputs to TF32.
-
-    Names of kernels do not tell: libraries name them differently on each generation. A factor of 1 + 2⁻¹² does: it
-    needs 12 bits of mantissa, of which TF32 keeps 10, so that the product comes out as if it had been 1.
-    """
-    matrix = torch.full((256, 256), 1 + 2**-12, device=device)
-    return bool((matrix @ torch.ones_like(matrix))[0, 0].item() == 256.0)

@@ -23,13 +23,27 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
 
 
 def fewest_heads(model: Model) -> int | None:
-    """Returns the attention heads of the UNet's layer with the fewest; None if its configuration is not local."""
+    """Returns the heads of the UNet's layer with the fewest; None if its configuration is not local."""
+    config = part_config(model, "unet")
+    return None if config is None else min(_heads(config))
+
+
+def head_dimensions(model: Model) -> list[int]:
+    """Returns the channels of the UNet's attention heads, each once; none if its configuration is not local."""
     config = part_config(model, "unet")
     if config is None:
-        return None
+        return []
+    channels, heads = config["block_out_channels"], _heads(config)
+    attends = ["CrossAttn" in block for block in config["down_block_types"]]
+    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type") or "")
+    return sorted({width // n for width, n, used in zip(channels, heads, attends, strict=True) if used})
+
+
+def _heads(config: dict[str, Any]) -> list[int]:
+    """Returns the number of heads of each block."""
     # What UNets call the dimension of a head is, for historical reasons, the number of heads.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
-    return min(heads) if isinstance(heads, list) else int(heads)
+    return heads if isinstance(heads, list) else [int(heads)] * len(config["block_out_channels"])
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:

@@ -1,15 +1,22 @@
-"""Every quality metric: what it is called, which way is better, what it needs. The one place that knows.
+"""Every quality metric, one row each: what it is called, which way is better, what it needs, how it is computed.
 
 A metric over features carries their name in its own, everywhere: `fid_emojiclip` and `fid_inception` are two metrics.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sdopt.errors import UsageError
-
-PACKAGED_FEATURES = ("emojiclip", "effnet", "inception")
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.quality.appearance import brightness, contrast, fine_detail
+from sdopt.quality.clip_score import clip_scores
+from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
+from sdopt.quality.features import ClipFeatures
+from sdopt.quality.inputs import Inputs, finite
+from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db
+from sdopt.results.records import Score
+from sdopt.schema import Model, Quality
 
 
 @dataclass(frozen=True)
@@ -18,106 +25,192 @@ class Family:
 
     Attributes:
         name: the first part of a metric's name, or all of it.
-        meaning: in a line, for tables and help.
-        higher_is_better: the direction.
+        meaning: in a line, for tables.
+        higher_is_better: the direction; None where neither way is better.
+        compute: the score of some inputs, over the named features ("" for none); None where they do not allow one. It
+            is a function of a module, because it is sent to another process.
         unit: of its values; empty where they have none.
-        over_features: whether its name ends with that of features.
-        per_image: whether there is a value for each image; otherwise for a whole set, by leaving out prompts.
-        needs_prompts: whether it reads the prompts.
-        needs_pair: whether it compares with the reference variant's images of the same prompts and seeds.
-        needs_reference_set: whether it compares with a set of images.
+        over: the kinds of features that it can be computed over (`clip`, `effnet`, `inception`); its name ends with
+            that of the features then.
+        first_features: computes it over the first of the run's features that suit alone.
+        needs_pair: compares with the reference variant's images of the same prompts and seeds, and is a comparison's.
+        on_request: the key of the quality section that must be true for it to be computed.
         least: images below which there is no figure.
-        decides_from: images below which it is reported, but decides nothing by itself.
-        on_random_weights: whether it says anything of a model whose weights are random.
+        decides_from: images below which it is reported, but no gate decides by it.
+        on_random_weights: says something of a model whose weights are random.
     """
 
     name: str
     meaning: str
-    higher_is_better: bool
+    higher_is_better: bool | None
+    compute: Callable[[Inputs, str], Score | None]
     unit: str = ""
-    over_features: bool = False
-    per_image: bool = True
-    needs_prompts: bool = False
+    over: tuple[str, ...] = ()
+    first_features: bool = False
     needs_pair: bool = False
-    needs_reference_set: bool = False
+    on_request: str = ""
     least: int = 1
     decides_from: int = 1
     on_random_weights: bool = False
 
 
+@dataclass(frozen=True)
+class QualityMetric:
+    """A metric as it is computed, reported and judged."""
+
+    family: Family
+    features: str = ""
+    """As `sdopt.quality.features` names them; "" where the family has none."""
+
+    @property
+    def name(self) -> str:
+        """The name in results, tables, trackers and rules."""
+        return f"{self.family.name}_{slug(self.features)}" if self.features else self.family.name
+
+
+def _mse(given: Inputs, _features: str) -> Score:
+    return given.by_prompt(given.pixels.mse)
+
+
+def _psnr_db(given: Inputs, _features: str) -> Score | None:
+    """Of the mean squared error, because identical images have none."""
+    mse = given.by_prompt(given.pixels.mse).estimate
+    if mse is None:
+        return None
+    return Score(psnr_db(mse), note="of the mean squared error" if mse else "the images are identical")
+
+
+def _ssim(given: Inputs, _features: str) -> Score:
+    return given.by_prompt(given.pixels.ssim)
+
+
+def _brightness(given: Inputs, _features: str) -> Score:
+    return given.by_prompt(brightness(given.pictures.images))
+
+
+def _contrast(given: Inputs, _features: str) -> Score:
+    return given.by_prompt(contrast(given.pictures.images))
+
+
+def _fine_detail(given: Inputs, _features: str) -> Score:
+    return given.by_prompt(fine_detail(given.pictures.images))
+
+
+def _latents_error(given: Inputs, _features: str) -> Score | None:
+    mine, other = given.pictures.latents, given.other.latents
+    if mine is None or other is None or mine.shape != other.shape:
+        return None
+    return given.by_prompt(latents_error(mine, other))
+
+
+def _perceptual(given: Inputs, features: str) -> Score:
+    extractor = given.networks.extractor(features)
+    return given.by_prompt(perceptual_distances(given.pictures.images, given.other.images, extractor))
+
+
+def _lpips_alex(given: Inputs, _features: str) -> Score:
+    return given.by_prompt(given.networks.lpips("alex")(given.pictures.images, given.other.images))
+
+
+def _clip_score(given: Inputs, features: str) -> Score:
+    clip = given.networks.extractor(features)
+    assert isinstance(clip, ClipFeatures)
+    prompts = [record.prompt for record in given.pictures.records]
+    return given.by_prompt(clip_scores(given.pictures.images, prompts, clip))
+
+
+def _fid(given: Inputs, features: str) -> Score:
+    reference = given.reference(features)
+    return Score(finite(fid(given.features(features), reference)), note=f"against {reference.name}")
+
+
+def _kid(given: Inputs, features: str) -> Score:
+    return _kernel_distance(given, features, kid)
+
+
+def _cmmd(given: Inputs, features: str) -> Score:
+    return _kernel_distance(given, features, cmmd)
+
+
+def _kernel_distance(given: Inputs, features: str, distance: Callable[..., SquaredMMD]) -> Score:
+    reference = given.reference(features)
+    found = distance(reference, given.groups).leave_one_out(given.features(features), given.pictures.prompts)
+    without = [finite(value) for value in found.without.tolist()]
+    return Score(finite(found.value), leave_one_out=without, note=f"against {reference.name}")
+
+
+_LAYERED = ("clip", "effnet")
+
+_ALL = ("clip", "effnet", "inception")
+
 FAMILIES = (
-    Family("mse", "mean squared error of pixel values in 0…1", False, needs_pair=True, on_random_weights=True),
-    Family("psnr_db", "peak signal-to-noise ratio", True, "dB", needs_pair=True, on_random_weights=True),
-    Family("ssim", "structural similarity", True, needs_pair=True, on_random_weights=True),
-    Family("brightness", "mean luminance", True),
-    Family("contrast", "standard deviation of the luminance", True),
-    Family("fine_detail", "mean response to Immerkær's mask", True),
-    Family("latents_error", "relative L2 error of final latents", False, needs_pair=True, on_random_weights=True),
-    Family("perceptual", "distance in a network's layers", False, over_features=True, needs_pair=True),
-    Family("lpips_alex", "LPIPS, AlexNet", False, needs_pair=True),
-    Family("lpips_vgg", "LPIPS, VGG-16", False, needs_pair=True),
-    Family("lpips_squeeze", "LPIPS, SqueezeNet", False, needs_pair=True),
-    Family("clip_score", "100 · cosine of image and prompt", True, over_features=True, needs_prompts=True),
+    Family(
+        "mse", "mean squared error of pixel values in 0…1", False, _mse,
+        needs_pair=True, on_random_weights=True,
+    ),
+    Family(
+        "psnr_db", "peak signal-to-noise ratio", True, _psnr_db,
+        unit="dB", needs_pair=True, on_random_weights=True,
+    ),
+    Family("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
+    Family("brightness", "mean luminance", None, _brightness),
+    Family("contrast", "standard deviation of the luminance", None, _contrast),
+    Family("fine_detail", "mean response to Immerkær's mask", True, _fine_detail),
+    Family(
+        "latents_error", "relative L2 error of final latents", False, _latents_error,
+        needs_pair=True, on_random_weights=True,
+    ),
+    Family(
+        "perceptual", "distance in a network's layers", False, _perceptual,
+        over=_LAYERED, first_features=True, needs_pair=True,
+    ),
+    Family("lpips_alex", "LPIPS, AlexNet", False, _lpips_alex, needs_pair=True, on_request="lpips"),
+    # It reads the prompts too, which only a CLIP does.
+    Family("clip_score", "100 · cosine of image and prompt", True, _clip_score, over=("clip",)),
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
-    Family(
-        "fid", "Fréchet distance", False,
-        over_features=True, per_image=False, needs_reference_set=True, least=2, decides_from=2000,
-    ),
+    Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
-    Family(
-        "kid", "kernel distance, cubic kernel", False,
-        over_features=True, per_image=False, needs_reference_set=True, least=3, decides_from=3,
-    ),
-    Family(
-        "cmmd", "kernel distance, Gaussian kernel", False,
-        over_features=True, per_image=False, needs_reference_set=True, least=3, decides_from=3,
-    ),
+    Family("kid", "kernel distance, cubic kernel", False, _kid, over=_ALL, least=3),
+    Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3),
 )  # fmt: skip
 
 
 def family_of(name: str) -> Family:
-    """The kind of a metric, with or without the name of its features. Raises UsageError where there is none."""
+    """Returns the kind of a metric, named with or without its features. Raises UsageError where there is none."""
     for family in FAMILIES:
-        if name == family.name or (family.over_features and name.startswith(f"{family.name}_")):
+        if name == family.name or (family.over and name.startswith(f"{family.name}_")):
             return family
     raise UsageError(f"{name}: no such metric; there are {', '.join(family.name for family in FAMILIES)}")
 
 
-@dataclass(frozen=True)
-class QualityMetric:
-    """A metric as it is configured, reported and judged."""
-
-    family: Family
-    features: str | None = None
-    """As `sdopt.quality.features` names them; None where the family has none."""
-
-    @property
-    def name(self) -> str:
-        return self.family.name if self.features is None else f"{self.family.name}_{slug(self.features)}"
+def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
+    """Names of the feature extractors: those that are named, else the model's own; none for a full-size model."""
+    if quality.features is not None:
+        return tuple(quality.features)
+    return ("emojiclip",) if (PACKAGED / model.name).is_dir() else ()
 
 
-def metric_named(name: str, features: Sequence[str] = PACKAGED_FEATURES) -> QualityMetric:
-    """The metric of a name such as `psnr_db` or `fid_emojiclip`.
-
-    Args:
-        name: the metric.
-        features: those that may be meant; of `clip:/models/my-clip` the CLIP score is `clip_score_my_clip`.
+def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...]:
+    """Returns the metrics that a run with these settings measures: the evaluation and the check of a gate read it.
 
     Raises:
-        UsageError: there is no such metric, or two features have one name.
+        UsageError: two features have one name.
     """
-    slugs = {slug(one): one for one in features}
-    if len(slugs) < len(set(features)):
+    if not quality.metrics:
+        return ()
+    features = features_of(quality, model)
+    if len({slug(one) for one in features}) < len(set(features)):
         raise UsageError(f"{', '.join(features)}: two of these features are called alike in the names of metrics")
+    found: list[QualityMetric] = []
     for family in FAMILIES:
-        if not family.over_features and name == family.name:
-            return QualityMetric(family)
-        ending = name.removeprefix(f"{family.name}_")
-        # CLIP score reads prompts too, which only a CLIP does.
-        if family.over_features and ending != name and ending in slugs and _suits(family, slugs[ending]):
-            return QualityMetric(family, slugs[ending])
-    known = [f"{f.name}_<features>" if f.over_features else f.name for f in FAMILIES]
-    raise UsageError(f"{name}: no such metric; there are {', '.join(known)} (features: {', '.join(slugs)})")
+        if model.weights == "random" and not family.on_random_weights:
+            continue
+        if family.on_request and not getattr(quality, family.on_request):
+            continue
+        suiting = [one for one in dict.fromkeys(features) if kind_of(one) in family.over]
+        over = (suiting[:1] if family.first_features else suiting) if family.over else [""]
+        found += [QualityMetric(family, one) for one in over]
+    return tuple(found)
 
 
 def slug(features: str) -> str:
@@ -126,7 +219,6 @@ def slug(features: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_")
 
 
-def _suits(family: Family, features: str) -> bool:
-    if family.needs_prompts:
-        return features == "emojiclip" or features.startswith("clip:")
-    return not (family.name == "perceptual" and features == "inception")
+def kind_of(features: str) -> str:
+    """The kind of some features, as in `Family.over`: each CLIP is `clip`, others are called as they are."""
+    return "clip" if features == "emojiclip" or features.startswith("clip:") else features

@@ -2,25 +2,19 @@
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.quality.metrics import features_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality
 
 
-def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
-    """Names of the feature extractors: those that are named, else the model's own; none for a full-size model."""
-    if quality.features is not None:
-        return tuple(quality.features)
-    return ("emojiclip",) if (PACKAGED / model.name).is_dir() else ()
-
-
 def reference_of(quality: Quality, model: Model) -> str:
-    """What FID, KID and CMMD compare with."""
+    """Returns what FID, KID and CMMD compare with."""
     if quality.reference is not None:
         return quality.reference
     return "packaged" if (PACKAGED / model.name).is_dir() else "baseline"
 
 
 def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
-    """Raises UsageError where features or a reference set are not there, or a gate judges what is not measured."""
+    """Raises UsageError where features or networks are not there, or a gate judges images and none is scored."""
     from sdopt.quality.features import require_features
     from sdopt.quality.paired import require_lpips
 
@@ -32,6 +26,10 @@ def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
             require_features(name)
         except UsageError as error:
             problems += [f"quality.features: {problem}" for problem in error.problems]
+    try:
+        measured_metrics(quality, model)
+    except UsageError as error:
+        problems += [f"quality.features: {problem}" for problem in error.problems]
     if quality.lpips:
         try:
             require_lpips("alex")

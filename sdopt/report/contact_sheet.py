@@ -1,25 +1,33 @@
 """Images of a study side by side, as one picture."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from sdopt.analysis.figures import figures_by_variant
+from sdopt.report.rows import ratio_text
 from sdopt.results.records import StudyResult, VariantResult
 
 _CELL = 160
 
 _GAP = 8
 
-_HEAD = 34
+_HEAD = 50
 
 _SIDE = 150
 
 
-def comparison_sheet(result: StudyResult, folder: Path, rows: int = 8) -> Path | None:
-    """Draws `comparison.png` in the run's folder: a row for each of the first images, a column per variant.
+def comparison_sheet(result: StudyResult, folder: Path, rows: int = 8) -> bytes | None:
+    """Draws a PNG with a row for each of the first images and a column per variant, headed by its speed-up.
 
     The A/A control is left out: its images are the baseline's.
+
+    Args:
+        result: the study.
+        folder: the run's, where its images are.
+        rows: how many images of each variant are shown.
 
     Returns:
         None where no variant has images.
@@ -31,11 +39,18 @@ def comparison_sheet(result: StudyResult, folder: Path, rows: int = 8) -> Path |
         (record.prompt, [_find(variant, record.prompt_index, record.image_index) for variant in columns])
         for record in columns[0].images[:rows]
     ]
-    return _draw([variant.name for variant in columns], shown, folder, "comparison.png")
+    speedups = {name: figures.speedup for name, figures in figures_by_variant(result).items()}
+    captions = [ratio_text(found.interval) if (found := speedups[variant.name]) else "" for variant in columns]
+    return _draw([variant.name for variant in columns], captions, shown, folder)
 
 
-def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> Path | None:
-    """Draws `broken.png` in the run's folder: images that a tripwire caught, each beside the baseline's.
+def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
+    """Draws a PNG of images that a tripwire caught, each beside the baseline's.
+
+    Args:
+        result: the study.
+        folder: the run's, where its images are.
+        rows: how many of them are shown.
 
     Returns:
         None where no image is broken.
@@ -48,25 +63,29 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> Path | No
             if wires:
                 beside = _find(baseline, record.prompt_index, record.image_index)
                 shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record.path]))
-    return _draw(["baseline", "broken"], shown[:rows], folder, "broken.png") if shown else None
+    return _draw(["baseline", "broken"], ["", ""], shown[:rows], folder) if shown else None
 
 
-def _draw(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], folder: Path, name: str) -> Path:
+def _draw(
+    heads: Sequence[str], captions: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], folder: Path
+) -> bytes:
     """Draws a grid of images, whose paths are relative to the folder ("" leaves a gap), with heads and row titles."""
     width = _SIDE + len(heads) * (_CELL + _GAP)
     sheet = Image.new("RGB", (width, _HEAD + len(rows) * (_CELL + _GAP)), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for x, head in enumerate(heads):
+    for x, (head, caption) in enumerate(zip(heads, captions, strict=True)):
         left = _SIDE + x * (_CELL + _GAP)
         pen.text((left, 4), _wrapped(head, _CELL, font, lines=2), fill="black", font=font, spacing=1)
+        pen.text((left, _HEAD - 16), caption, fill="#0072B2", font=font)
     for y, (title, paths) in enumerate(rows):
         top = _HEAD + y * (_CELL + _GAP)
         pen.text((4, top + _CELL // 3), _wrapped(title, _SIDE - 12, font, lines=4), fill="black", font=font)
         for x, path in enumerate(paths):
             if path:
                 sheet.paste(_cell(folder / path), (_SIDE + x * (_CELL + _GAP), top))
-    sheet.save(folder / name)
-    return folder / name
+    stream = BytesIO()
+    sheet.save(stream, "PNG")
+    return stream.getvalue()
 
 
 def _find(variant: VariantResult, prompt_index: int, image_index: int) -> str:

@@ -11,6 +11,8 @@ from sdopt.report.rows import (
     effect_cells,
     notes_of,
     quality_columns,
+    quality_heading,
+    quality_notes,
     quality_rows,
     rows_of,
 )
@@ -18,9 +20,10 @@ from sdopt.results.records import StudyResult
 
 
 def markdown_table(result: StudyResult) -> str:
-    """The same as Markdown."""
+    """The table of a study with its notes, its effects and its quality scores."""
     columns = quality_columns(result)
-    quality = markdown(("variant", *columns), quality_rows(result, columns), []) if columns else ""
+    heads = ("variant", *map(quality_heading, columns))
+    quality = markdown(heads, quality_rows(result, columns), quality_notes(columns)) if columns else ""
     effects = markdown(EFFECT_HEADINGS, list(map(effect_cells, result.effects)), []) if result.effects else ""
     return markdown(HEADINGS, [cells_of(row) for row in rows_of(result)], notes_of(result)) + "\n" + effects + quality
 

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdopt.analysis.figures import metrics_of, peak_rate
-from sdopt.analysis.timing import MINIMUM_ROUNDS, latency, within_floor
-from sdopt.results.records import Comparison, Effect, Interval, Status, StudyResult, VariantResult
+from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.analysis.gpu import gpu_notes
+from sdopt.analysis.measures import MEMORY_RATIO
+from sdopt.analysis.timing import MINIMUM_PROCESSES, MINIMUM_ROUNDS
+from sdopt.errors import UsageError
+from sdopt.quality.metrics import Family, family_of
+from sdopt.results.records import Effect, Interval, Score, Status, StudyResult
 from sdopt.study.designs import difference
 
 
@@ -24,52 +28,52 @@ class Row:
 
 def rows_of(result: StudyResult) -> list[Row]:
     """A row for the baseline, then one for each comparison; variants without a comparison last."""
-    compared = [comparison.candidate for comparison in result.comparisons]
-    alone = [variant for variant in result.variants if variant.name not in compared]
-    rows = [_row(result, variant, None) for variant in alone if variant.name == result.baseline]
-    rows += [_row(result, result.variant(edge.candidate), edge) for edge in result.comparisons]
-    return rows + [_row(result, variant, None) for variant in alone if variant.name != result.baseline]
+    return [_row(result, figures) for figures in figures_of(result)]
 
 
-def _row(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> Row:
-    timed = variant.status.timed
-    time = latency(variant, result.config["protocol"]["estimator"], result.confidence) if timed else None
-    speed = edge.speedup if edge else None
+def _row(result: StudyResult, figures: Figures) -> Row:
     return Row(
-        variant=variant.name,
-        status=variant.status,
-        latency=_seconds(time) if time else "",
-        speedup=_ratio(speed, "≈" if edge and within_floor(edge) else "") if speed else "",
-        reference=edge.reference if edge else "",
-        memory=_memory(variant, edge),
-        evidence=_explanation(result, variant, edge),
+        variant=figures.variant.name,
+        status=figures.variant.status,
+        latency=seconds_text(figures.latency) if figures.latency else "",
+        speedup=speedup_text(figures.speedup) if figures.speedup else "",
+        reference=figures.reference,
+        memory=_memory(figures),
+        evidence=_explanation(result, figures),
     )
 
 
-def _seconds(interval: Interval) -> str:
+def seconds_text(interval: Interval) -> str:
+    """Writes a time with its bounds, in milliseconds below one second, to three digits."""
     unit, scale = ("ms", 1e3) if interval.estimate < 1 else ("s", 1.0)
-    digits = 0 if interval.estimate * scale >= 100 else 1 if interval.estimate * scale >= 10 else 2
+    digits = max(0, 3 - len(str(int(interval.estimate * scale))))
     text = f"{interval.estimate * scale:.{digits}f} {unit}"
     if interval.low is None or interval.high is None:
         return text
     return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
 
 
-def _ratio(interval: Interval, mark: str) -> str:
+def speedup_text(ratio: Ratio) -> str:
+    """Writes a ratio with its bounds; ≈ marks one that is within the A/A floor."""
+    return ("≈" if ratio.within_floor else "") + ratio_text(ratio.interval)
+
+
+def ratio_text(interval: Interval) -> str:
+    """Writes a ratio with its bounds."""
     bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{mark}{interval.estimate:.2f}×{bounds}"
+    return f"{interval.estimate:.2f}×{bounds}"
 
 
-def _memory(variant: VariantResult, edge: Comparison | None) -> str:
-    peaks = [measurement.memory.headline[1] for measurement in variant.measurements if measurement.memory]
-    if not peaks:
+def _memory(figures: Figures) -> str:
+    if figures.headline_memory is None:
         return ""
-    ratio = f" ({edge.memory_ratio.estimate:.2f}×)" if edge and edge.memory_ratio else ""
-    return f"{max(peaks):.2f} GiB{ratio}"
+    ratio = figures.ratios.get(MEMORY_RATIO.name)
+    return f"{figures.headline_memory[1]:.2f} GiB" + (f" ({ratio.interval.estimate:.2f}×)" if ratio else "")
 
 
-def _explanation(result: StudyResult, variant: VariantResult, edge: Comparison | None) -> str:
+def _explanation(result: StudyResult, figures: Figures) -> str:
     """Why there is no figure; else what shows that the options took effect by which the two sides differ."""
+    variant, edge = figures.variant, figures.comparison
     shown = [variant.reason] if variant.reason else []
     if edge is not None and variant.measurements and variant.status is Status.OK:
         axes = difference(variant.choices, result.variant(edge.reference).choices)
@@ -79,71 +83,89 @@ def _explanation(result: StudyResult, variant: VariantResult, edge: Comparison |
 
 def notes_of(result: StudyResult) -> list[str]:
     """What a reader needs to know beside the table."""
-    control = next((c for c in result.comparisons if result.variant(c.candidate).role == "control"), None)
-    notes = []
-    if result.floor is not None and control is not None:
-        notes.append(
-            f"A/A floor: two identical baselines differed by {100 * (result.floor - 1):.1f} %; "
-            "≈ marks a speed-up that is no larger than that."
-        )
-    elif any(variant.status.timed and variant.samples for variant in result.variants):
-        notes.append("No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈).")
-    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
-    protocol = result.config["protocol"]
-    percent = f"{100 * result.confidence:g} %"
-    if samples and result.schedule.kind == "interleaved":
-        processes = protocol["replicates"]
-        intervals = (
-            f"{percent} intervals" if processes > 1 or max(samples) >= MINIMUM_ROUNDS else "too few for intervals"
-        )
-        each = "1 process" if processes == 1 else f"{processes} processes"
-        notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
-    elif samples:
-        drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-        notes.append(f"Measured in blocks ({result.schedule.reason}), {percent} intervals.{drift}")
-    if len(result.sittings) > 1:
-        notes.append(
-            f"Measured in {len(result.sittings)} sittings with processes of their own: a speed-up pairs rounds of the "
-            "same sitting alone, so it need not be the ratio of two latencies shown."
-        )
-    disturbing = sorted({other for sitting in result.sittings for other in sitting.disturbed_by})
-    if disturbing:
-        notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
-    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory}
-    memory = {
-        "peak_allocated_gib": "peak that PyTorch allocated on the device",
-        "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
-    }
-    notes += [f"Memory: {memory[name]}." for name in sorted(names)]
-    notes += _card_notes(result)
+    notes = [
+        *_floor_notes(result),
+        *_sampling_notes(result),
+        *_memory_notes(result),
+        *_card_notes(result),
+        *gpu_notes(result),
+    ]
     if result.effects:
         notes.append(
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
             "are faster (or larger) together than each by itself would make them."
         )
-    if any(v.config.get("model", {}).get("weights") == "random" for v in result.variants):
+    if any(variant.config.random_weights for variant in result.variants):
         notes.append("Random weights: speed and memory are the model's; images show only how far variants agree.")
-    if any(v.status is Status.NOT_ENGAGED for v in result.variants):
+    if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         notes.append("not_engaged: the option ran without evidence of taking effect; its figures credit nothing.")
     return notes
+
+
+def _floor_notes(result: StudyResult) -> list[str]:
+    if result.floor is not None and result.control is not None:
+        share = f"{100 * (result.floor - 1):.1f} %"
+        said = f"two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
+        return [f"A/A floor: {said}"]
+    if any(variant.status.timed and variant.samples for variant in result.variants):
+        return ["No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈)."]
+    return []
+
+
+def _sampling_notes(result: StudyResult) -> list[str]:
+    """What the intervals are made of, and what disturbed the measurement."""
+    notes = []
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
+    two_sided = f"two-sided {100 * result.confidence:g} % intervals"
+    if samples and result.schedule.kind == "interleaved":
+        processes = result.config.replicates
+        each = "1 process" if processes == 1 else f"{processes} processes"
+        intervals = two_sided
+        if processes == 1 and max(samples) < MINIMUM_ROUNDS:
+            intervals = "too few for intervals"
+        elif 1 < processes < MINIMUM_PROCESSES:
+            intervals += f" of ratios (of a time from {MINIMUM_PROCESSES} processes on)"
+        notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
+    elif samples:
+        drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
+        notes.append(f"Measured in blocks ({result.schedule.reason}), {two_sided}.{drift}")
+    if samples:
+        sessions = len(result.sessions)
+        where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
+        rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
+        notes.append(
+            f"{where}A speed-up is a ratio of geometric means over {rounds}, "
+            "so it need not be the ratio of the two latencies shown."
+        )
+    disturbing = sorted({other for session in result.sessions for other in session.disturbed_by})
+    if disturbing:
+        notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
+    return notes
+
+
+def _memory_notes(result: StudyResult) -> list[str]:
+    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory and m.memory.headline}
+    memory = {
+        "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs hold",
+        "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
+    }
+    return [f"Memory: {memory[name]}." for name in sorted(names)]
 
 
 def _card_notes(result: StudyResult) -> list[str]:
     """Which card's memory was emulated, and what share of the data sheet's peak the variants reached."""
     notes = []
-    hardware, sheet = result.config["hardware"], result.environment.sheet
-    if hardware.get("emulate_memory"):  # results of earlier versions have no such key
-        card = hardware["sheet"]
+    hardware, sheet = result.config.hardware, result.environment.sheet
+    if hardware.emulate_memory and hardware.sheet is not None:
         notes.append(
-            f"Memory of an {card['name']} ({card['memory_gib']:g} GiB) emulated: PyTorch's allocator was capped; "
-            f"times are those of {result.environment.device['name']}."
+            f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
+            f"capped; times are those of {result.environment.device['name']}."
         )
     shares: dict[tuple[str, float], list[str]] = {}
-    for variant in result.variants:
-        found = metrics_of(result, variant)
-        peak = peak_rate(result, variant)
-        if peak is not None and "compute/of_peak" in found:
-            shares.setdefault(peak, []).append(f"{variant.name} {100 * found['compute/of_peak']:.0f} %")
+    for name, figures in figures_by_variant(result).items():
+        compute = figures.compute
+        if compute is not None and compute.peak is not None and figures.variant.status.measured:
+            shares.setdefault(compute.peak, []).append(f"{name} {100 * (compute.of_peak or 0):.0f} %")
     if shares and sheet is not None:
         reached = "; ".join(
             f"of {kind}'s {rate:g} TFLOP/s {', '.join(variants)}" for (kind, rate), variants in shares.items()
@@ -158,48 +180,76 @@ def _worst(result: StudyResult) -> list[float]:
 
 HEADINGS = ("variant", "status", "latency", "speed-up", "against", "memory", "evidence")
 
-FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", "broken")
+BROKEN = "broken"
+"""The column that counts broken images."""
+
+FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", BROKEN)
+"""Metrics that a terminal shows, by how their names begin; Markdown and MLflow have them all."""
 
 
 def quality_columns(result: StudyResult) -> list[str]:
     """Every metric that some variant has; of pixels the PSNR alone, which says the same as the squared error."""
     names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
     shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
-    return [*shown, "broken"] if shown else []
+    return [*shown, BROKEN] if shown else []
 
 
-def quality_rows(result: StudyResult, headings: Sequence[str]) -> list[tuple[str, ...]]:
-    rows = []
-    for variant in result.variants:
-        if not variant.images:
-            continue
-        edge = next((edge for edge in result.comparisons if edge.candidate == variant.name), None)
-        scores = variant.quality | (edge.quality if edge else {})
-        cells = []
-        for name in headings:
-            score = scores.get(name)
-            if name == "broken":
-                cells.append(f"{variant.broken_images} of {len(variant.images)}" if variant.trips else "")
-            elif score is None:
-                cells.append("")
-            else:
-                cells.append("same" if name == "psnr_db" and score.estimate is None else _score(score.estimate))
-        rows.append((variant.name, *cells))
-    return rows
+def quality_heading(name: str) -> str:
+    """A column's heading: the metric, its unit, and the direction that is better (↑ or ↓)."""
+    family = _family(name)
+    if family is None:
+        return name
+    unit = f" ({family.unit})" if family.unit else ""
+    arrow = {True: " ↑", False: " ↓", None: ""}[family.higher_is_better]
+    return name.removesuffix(f"_{family.unit.lower()}") + unit + arrow
 
 
-def _score(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3g}"
+def quality_notes(names: Sequence[str]) -> list[str]:
+    """What the metrics are, and what their arrows mean."""
+    families = {family.name: family for name in names if (family := _family(name)) is not None}
+    said = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
+    return [f"↑ more is better, ↓ less is better. {said}."] if families else []
+
+
+def _family(name: str) -> Family | None:
+    """None of the count of broken images, and of a metric that this sdopt does not have."""
+    try:
+        return family_of(name)
+    except UsageError:
+        return None
+
+
+def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """A row of cells for each variant that has images: its name and a score for each of the metrics."""
+    return [
+        (variant, *(_quality_cell(figures, name) for name in names))
+        for variant, figures in figures_by_variant(result).items()
+        if figures.variant.images
+    ]
+
+
+def _quality_cell(figures: Figures, name: str) -> str:
+    variant, score = figures.variant, figures.scores.get(name)
+    if name == BROKEN:
+        return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""
+    if score is None:
+        return ""
+    return "same" if name == "psnr_db" and score.estimate is None else _score(score)
+
+
+def _score(score: Score) -> str:
+    return "?" if score.estimate is None else f"{score.estimate:.3g}"
 
 
 EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")
 
 
 def effect_cells(effect: Effect) -> tuple[str, ...]:
+    """The cells of one effect, by `EFFECT_HEADINGS`."""
     kind = "main" if len(effect.options) == 1 else "interaction"
     if effect.aliased_with:
         return kind, " × ".join(effect.options), f"aliased with {', '.join(effect.aliased_with)}", ""
-    figures = [_ratio(figure, "") if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
+    figures = [ratio_text(figure) if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
     return kind, " × ".join(effect.options), *figures
 
 
@@ -207,4 +257,5 @@ SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
+    """The cells of a row, by `HEADINGS`."""
     return row.variant, str(row.status), row.latency, row.speedup, row.reference, row.memory, row.evidence

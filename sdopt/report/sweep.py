@@ -29,7 +29,7 @@ def exit_code(folder: Path) -> int:
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared else 0
-    if result.judgements and not result.config["gate"]["report_only"]:
+    if result.judgements and not result.config.gate.report_only:
         # A regression tells more than what could not be measured beside it.
         judged = judged_code(result.judgements)
         return judged if judged == 1 else max(code, judged)
@@ -46,6 +46,7 @@ class Sweep:
 
     @property
     def exit_code(self) -> int:
+        """The worst of the jobs' exit codes."""
         return max((exit_code(self.folder / job) for job in [*self.studies, *self.errors]), default=0)
 
     @property

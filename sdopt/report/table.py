@@ -17,10 +17,15 @@ from sdopt.report.rows import (
     effect_cells,
     notes_of,
     quality_columns,
+    quality_heading,
+    quality_notes,
     quality_rows,
     rows_of,
 )
 from sdopt.results.records import Effect, Status, StudyResult
+
+_WIDE = 130
+"""Columns of a terminal in which intervals stand beside their figures, and evidence in the table."""
 
 _STYLES = {
     Status.OK: "green",
@@ -36,20 +41,24 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     title = f"{result.name} on {result.environment.device['name']}"
     effects = [effects_table(result.effects)] if result.effects else []
     effects += [quality_table(result)] if quality_columns(result) else []
-    notes = [Text(f"  {note}", "dim") for note in notes_of(result)]
+    notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
     return Group(*_table(title, rows_of(result), width), *effects, *notes)
 
 
 def quality_table(result: StudyResult) -> Table:
     """What the images are worth: the variant's own scores, and how far they are from the reference's."""
     table = Table(title="quality", title_justify="left", box=box.SIMPLE_HEAD)
-    # The terminal shows those that are asked for first; the Markdown and MLflow have them all.
-    headings = [name for name in quality_columns(result) if name.startswith(FIRST_METRICS)]
-    for heading in ("variant", *headings):
-        table.add_column(heading.replace("_", " "), justify="left" if heading == "variant" else "right")
-    for cells in quality_rows(result, headings):
+    names = _first_metrics(result)
+    table.add_column("variant")
+    for name in names:
+        table.add_column(quality_heading(name).replace("_", " "), justify="right")
+    for cells in quality_rows(result, names):
         table.add_row(*map(escape, cells))
     return table
+
+
+def _first_metrics(result: StudyResult) -> list[str]:
+    return [name for name in quality_columns(result) if name.startswith(FIRST_METRICS)]
 
 
 def effects_table(effects: Sequence[Effect]) -> Table:
@@ -71,7 +80,7 @@ def sweep_table(rows: Sequence[tuple[str, Row]], width: int) -> Group:
 
 def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | None = None) -> list[Table | Text]:
     """A table; where the terminal is narrow, intervals go below their figures, and evidence below the table."""
-    wide = width >= 130
+    wide = width >= _WIDE
     references = {row.reference for row in rows if row.reference}
     against = f"\nagainst {escape(references.pop())}" if len(references) == 1 else ""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)

@@ -13,13 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.analysis.claims import holm
-from sdopt.gate.rules import PERFORMANCE
+from sdopt.analysis.measures import MEASURES
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
 
 STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.NOT_COMPARABLE: "yellow", Verdict.FAIL: "red"}
+
+_BOUNDS = (
+    "A gate's bounds are one-sided, each at its rule's confidence: "
+    "they are narrower than the two-sided intervals of the table."
+)
 
 
 def deciding(judgement: Judgement) -> list[Ruling]:
@@ -42,14 +47,14 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
-    notes = [*claims_of(result, judgements), *floors_of(result)]
+    notes = [_BOUNDS, *claims_of(result, judgements), *floors_of(result)]
     return Group(table, *(Text(f"  {note}", "dim") for note in notes))
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     """The same as Markdown, and every ruling below it."""
     rows = [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
-    notes = [*claims_of(result, judgements), *floors_of(result)]
+    notes = [_BOUNDS, *claims_of(result, judgements), *floors_of(result)]
     summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, notes)
     rulings = [
         (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
@@ -65,7 +70,7 @@ def claims_of(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]
 
     Only reported; the verdicts are of each variant by itself.
     """
-    claims = [(f"{j.candidate} ({PERFORMANCE[metric]})", p) for j in judgements for metric, p in j.claims.items()]
+    claims = [(f"{j.candidate} ({MEASURES[metric].claim})", p) for j in judgements for metric, p in j.claims.items()]
     if not claims:
         return []
     held = holm([p for _, p in claims], 1 - result.confidence)
@@ -108,22 +113,28 @@ def _interval(ruling: Ruling) -> str:
     return "" if ruling.low is None or ruling.high is None else f"[{ruling.low:.4g}, {ruling.high:.4g}]"
 
 
-def write_verdicts(result: StudyResult, judgements: Sequence[Judgement], folder: Path) -> None:
-    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder.
-
-    The Markdown is also appended to the file that `GITHUB_STEP_SUMMARY` names, where that is set. Raises OSError.
-    """
-    summary = verdict_markdown(result, judgements)
+def verdict_json(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
+    """Every judgement with its rulings, as JSON."""
     content = {
         "study": result.name,
         "id": result.id,
         "gate": result.gate,
         "judgements": [asdict(j) for j in judgements],
     }
-    write_atomically(folder / "verdicts.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_atomically(folder / "verdicts.md", summary.encode())
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def write_verdicts(result: StudyResult, judgements: Sequence[Judgement], folder: Path) -> None:
+    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder. Raises OSError."""
+    write_atomically(folder / "verdicts.json", verdict_json(result, judgements))
+    write_atomically(folder / "verdicts.md", verdict_markdown(result, judgements).encode())
     write_atomically(folder / "verdicts.xml", junit(result, judgements))
+    append_step_summary(result, judgements)
+
+
+def append_step_summary(result: StudyResult, judgements: Sequence[Judgement]) -> None:
+    """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set. Raises OSError."""
     target = os.environ.get("GITHUB_STEP_SUMMARY")
     if target:
         with Path(target).open("a", encoding="utf-8") as stream:
-            stream.write(summary + "\n")
+            stream.write(verdict_markdown(result, judgements) + "\n")

@@ -5,8 +5,10 @@ import tempfile
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from sdopt.errors import UsageError
+from sdopt.results.migration import migrated
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 
 _ADAPTER = TypeAdapter(StudyResult)
@@ -44,7 +46,7 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
 
 def to_json(result: StudyResult) -> bytes:
     """The content of `result.json`; the same for a result that was read from it."""
-    return _ADAPTER.dump_json(result, indent=1)
+    return _ADAPTER.dump_json(result, indent=1, by_alias=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -66,24 +68,29 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_result(path: Path) -> StudyResult:
-    """Reads a `result.json`, or the one in a run's folder. Raises UsageError where there is none that can be read."""
+    """Reads a `result.json`, or the one in a run's folder; one of an earlier schema is brought up to this one.
+
+    Raises:
+        UsageError: there is none, or it cannot be read; one line says why.
+    """
     path = path / "result.json" if path.is_dir() else path
     try:
-        result = parse_result(path.read_bytes())
+        return parse_result(path.read_bytes())
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}); name a run's folder or its result.json"
         ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path}: not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error
-    if result.schema_version > SCHEMA_VERSION:
-        version = result.schema_version
-        raise UsageError(f"{path}: written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
-    return result
+    except UsageError as error:
+        raise UsageError([f"{path}: {problem}" for problem in error.problems]) from error
 
 
 def parse_result(content: bytes) -> StudyResult:
-    """What `to_json` wrote. Raises pydantic's ValidationError."""
-    return _ADAPTER.validate_json(content)
+    """Reads what `to_json` wrote, in this version or an earlier one. Raises UsageError where it is no such thing."""
+    try:
+        return _ADAPTER.validate_python(migrated(from_json(content)))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error
+    except ValueError as error:
+        raise UsageError(f"not a result: {error}") from error

@@ -1,13 +1,76 @@
 """What a study measured, as it is kept in `result.json`: what every table and every tracker is made from."""
 
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from sdopt.schema import Sheet
+from pydantic import Field
 
-SCHEMA_VERSION = 1
+from sdopt.schema import Gate, Hardware, Model, Protocol, Quality, Scheduler, Sheet, Task, Tracking, Workload
+
+SCHEMA_VERSION = 2
+"""Raised with every change that a reader of the earlier schema would stumble on; see `sdopt.results.migration`."""
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """The composed configuration of a study or of one variant: sections typed, options as they were composed."""
+
+    model: Model = field(default_factory=Model)
+    task: Task = field(default_factory=Task)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    workload: Workload = field(default_factory=Workload)
+    protocol: Protocol = field(default_factory=Protocol)
+    quality: Quality = field(default_factory=Quality)
+    gate: Gate = field(default_factory=Gate)
+    hardware: Hardware = field(default_factory=Hardware)
+    tracking: Tracking = field(default_factory=Tracking)
+    study: dict[str, Any] = field(default_factory=dict)
+    """The design with its own keys."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """By axis, the keys of its option (`_target_` and arguments), or those of several that combine, by name."""
+    objective: tuple[str, ...] = ()
+    """Names of the metrics that a sweeper optimises."""
+    dry_run: bool = False
+
+    @property
+    def replicates(self) -> int:
+        """Processes per variant."""
+        return self.protocol.replicates or 1
+
+    @property
+    def images_per_call(self) -> int:
+        """How many images one call of the pipeline makes."""
+        return self.workload.batch_size * self.workload.images_per_prompt
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether the model is untrained: its images show only how far variants agree."""
+        return self.model.weights == "random"
+
+    def flat(self) -> dict[str, Any]:
+        """Every key by its full name, as on a command line (`workload.steps`), the options' axes among the sections."""
+        sections = asdict(self)
+        return _flat(sections | sections.pop("options"))
+
+    def differing(self, other: "RecordedConfig", sections: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+        """Full names of the keys of some sections in which two configurations differ, with both values."""
+        pairs = {section: (vars(getattr(self, section)), vars(getattr(other, section))) for section in sections}
+        return {
+            f"{section}.{key}": (mine[key], theirs[key])
+            for section, (mine, theirs) in pairs.items()
+            for key in mine
+            if mine[key] != theirs[key]
+        }
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
 
 
 class Status(StrEnum):
@@ -56,18 +119,34 @@ class Memory:
     """
 
     process_loaded_gib: float
-    process_peak_gib: float
+    process_peak_gib: float | None
+    """None where the kernel keeps no high-water mark that can be reset, as in some sandboxes."""
     cuda_loaded_gib: float | None = None
     cuda_peak_allocated_gib: float | None = None
     cuda_peak_reserved_gib: float | None = None
     nvml_process_gib: float | None = None
+    cuda_graph_pools_gib: float | None = None
+    """What CUDA graphs hold for their replays beyond what PyTorch counts as allocated."""
 
     @property
-    def headline(self) -> tuple[str, float]:
-        """The figure that memory ratios are made of, with its name."""
+    def headline(self) -> tuple[str, float] | None:
+        """The figure that memory ratios are made of, with its name; None where it could not be measured."""
         if self.cuda_peak_allocated_gib is not None:
-            return "peak_allocated_gib", self.cuda_peak_allocated_gib
-        return "peak_process_gib", self.process_peak_gib
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib + (self.cuda_graph_pools_gib or 0.0)
+        return None if self.process_peak_gib is None else ("peak_process_gib", self.process_peak_gib)
+
+
+@dataclass
+class GpuState:
+    """A CUDA device right after one timed call, as NVML tells it; None for what NVML does not say."""
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttled: list[str] = field(default_factory=list)
+    """What held the clocks down during the call; empty where nothing did."""
 
 
 @dataclass
@@ -75,14 +154,16 @@ class Measurement:
     """Raw samples of one worker process; all times in seconds."""
 
     replicate: int
-    sitting: int = 0
-    """Number of the sitting that it belongs to. Only samples of one sitting are ever paired."""
+    session: Annotated[int, Field(alias="sitting")] = 0
+    """Number of the session that it belongs to. Only samples of one session are ever paired."""
     load_s: float | None = None
     cold_start_s: float | None = None
     """The first call after loading, compilation and autotuning included."""
     compile_s: float | None = None
     """What the compiler itself says it took, within the cold start."""
     warmup_s: list[float] = field(default_factory=list)
+    discarded_s: list[float] = field(default_factory=list)
+    """The round between the warm-up of all processes and the first round: early processes have been idle for long."""
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
     latency_before_s: list[float] = field(default_factory=list)
@@ -92,7 +173,11 @@ class Measurement:
     stages_s: dict[str, list[float]] = field(default_factory=dict)
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
     energy_j: list[float] = field(default_factory=list)
-    """Energy of the whole device during each timed call, in joules."""
+    """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
+    gpu: list[GpuState] = field(default_factory=list)
+    """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
+    denoiser_busy_s: float | None = None
+    """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
     recompiles: int | None = None
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
@@ -169,7 +254,7 @@ class VariantResult:
     """`variant`, or `control`: the second baseline of the A/A comparison."""
     choices: dict[str, str]
     overrides: list[str]
-    config: dict[str, Any]
+    config: RecordedConfig
     contract: str = "exact"
     status: Status = Status.PENDING
     reason: str = ""
@@ -189,7 +274,7 @@ class VariantResult:
 
     @property
     def samples(self) -> dict[int, list[float]]:
-        """End-to-end times by replicate, in seconds: of all its sittings, one after the other."""
+        """End-to-end times by replicate, in seconds: of all its sessions, one after the other."""
         found: dict[int, list[float]] = {}
         for measurement in self.measurements:
             if measurement.latency_s:
@@ -201,11 +286,6 @@ class VariantResult:
         """How many images tripped a wire; all of them where one tripped that is about them together."""
         tripped = {trip.path for trip in self.trips}
         return len(self.images) if "" in tripped else len(tripped)
-
-    @property
-    def images_per_call(self) -> int:
-        workload = self.config["workload"]
-        return int(workload["batch_size"] * workload["images_per_prompt"])
 
 
 @dataclass
@@ -311,6 +391,12 @@ class Environment:
     """Digest of sdopt's own Python files."""
     sheet: Sheet | None = None
     """The device's data sheet, where there is one."""
+    gpu: dict[str, Any] = field(default_factory=dict)
+    """Settings of the CUDA device, and the other processes on it, when the study began."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables that change how the libraries compute, where they were set."""
+    warnings: list[str] = field(default_factory=list)
+    """What was not as asked for: why `auto` chose the CPU, or why workers start slowly."""
 
 
 @dataclass
@@ -326,11 +412,11 @@ class Schedule:
 
 
 @dataclass
-class Sitting:
+class MeasurementSession:
     """One stretch of measuring with processes of its own: the first, or one that went on with what was missing.
 
-    A sitting measures a baseline and an A/A control of its own wherever it times anything, because processes of
-    different sittings are not comparable.
+    A session measures a baseline and an A/A control of its own wherever it times anything, because processes of
+    different sessions are not comparable.
     """
 
     started: str
@@ -347,7 +433,7 @@ class StudyResult:
     design: str
     started: str
     environment: Environment
-    config: dict[str, Any]
+    config: RecordedConfig
     variants: list[VariantResult]
     comparisons: list[Comparison]
     baseline: str
@@ -358,8 +444,8 @@ class StudyResult:
     floor: float | None = None
     """Ratio by which the two baseline workers differed, as in 1.02."""
     schedule: Schedule = field(default_factory=Schedule)
-    """Of the last sitting; its drift is that of all blocks."""
-    sittings: list[Sitting] = field(default_factory=list)
+    """Of the last session; its drift is that of all blocks."""
+    sessions: Annotated[list[MeasurementSession], Field(alias="sittings")] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     gate: str = ""
     """The gate that judged, and what it said of each comparison."""
@@ -384,4 +470,19 @@ class StudyResult:
 
     @property
     def confidence(self) -> float:
-        return float(self.config["protocol"]["confidence"])
+        """Of the two-sided intervals; a gate's one-sided bounds have that of their rule."""
+        return self.config.protocol.confidence
+
+    @property
+    def control(self) -> VariantResult | None:
+        """The second baseline of the A/A comparison."""
+        return next((variant for variant in self.variants if variant.role == "control"), None)
+
+    @property
+    def candidates(self) -> list[VariantResult]:
+        """All variants but the baseline and the A/A control."""
+        return [variant for variant in self.variants if variant.role != "control" and variant.name != self.baseline]
+
+    def first_comparison(self, candidate: str) -> Comparison | None:
+        """The first comparison of a variant, which its scores and ratios are shown from; None of the baseline."""
+        return next((edge for edge in self.comparisons if edge.candidate == candidate), None)

@@ -1,5 +1,6 @@
 """Where and with what a study runs: what a reader needs to know before comparing two results."""
 
+import os
 import platform
 import shutil
 import subprocess
@@ -8,15 +9,34 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import sdopt
+from sdopt.hardware.device import Device
 from sdopt.results.records import Environment
 from sdopt.study import fingerprint
 from sdopt.worker.machine import Machine
+
+_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+)
+"""Environment variables by which CUDA, its libraries and PyTorch compute otherwise than usual."""
+
+_CUDNN_9 = 90000
 
 _PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "numpy", "xformers", "deepspeed", "torchao", "triton")
 
 
 def describe_environment(machine: Machine, command: list[str]) -> Environment:
-    """Versions, the commit of a checkout, and the machine that a first worker found."""
+    """Returns versions, the commit of a checkout, and the machine that a first worker found."""
     commit, dirty = _checkout(Path(sdopt.__file__).parents[1])
     return Environment(
         sdopt_version=sdopt.__version__,
@@ -24,14 +44,27 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         sdopt_dirty=dirty,
         python=platform.python_version(),
         platform=platform.platform(),
-        packages={name: found for name in _PACKAGES if (found := _version(name))},
+        packages={name: found for name in _PACKAGES if (found := _version(name))} | _cudnn(machine.device),
         device=asdict(machine.device),
         cpu=machine.cpu,
         start_method="forkserver" if machine.preloaded else "spawn",
         command=command,
         code=fingerprint.code(),
         sheet=machine.sheet,
+        gpu=machine.gpu,
+        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        warnings=list(machine.warnings),
     )
+
+
+def _cudnn(device: Device) -> dict[str, str]:
+    """Returns cuDNN's version, which is not always that of a package; nothing on a CPU."""
+    number = device.attributes.get("cudnn")
+    if number is None:
+        return {}
+    # As cudnnGetVersion encodes it: with version 9 the major number moved one digit up.
+    major, rest = divmod(number, 10000 if number >= _CUDNN_9 else 1000)
+    return {"cudnn": f"{major}.{rest // 100}.{rest % 100}"}
 
 
 def _version(package: str) -> str | None:
@@ -42,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def _checkout(folder: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout that sdopt runs from, and whether files differ from it; nothing for an installed wheel."""
+    """Returns the commit of sdopt's checkout, and whether files differ from it; (None, None) for an installed wheel."""
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return None, None
     git = ["git", "-C", str(folder)]

@@ -42,6 +42,7 @@ def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environ
         "inputs": dict(inputs),
         "device": {k: v for k, v in environment.device.items() if "free" not in k},
         "cpu": environment.cpu,
+        "variables": environment.variables,
         "versions": [environment.python, environment.packages, environment.sdopt_version, environment.code],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

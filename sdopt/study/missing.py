@@ -23,7 +23,7 @@ class Missing:
 
 def missing_of(result: StudyResult) -> Missing:
     """Looks at what is there: a variant that failed is a result, and not missing."""
-    rounds, replicates = result.config["protocol"]["rounds"], range(result.config["protocol"]["replicates"])
+    rounds, replicates = result.config.protocol.rounds, range(result.config.replicates)
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
     usable = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}
     lacking: dict[str, int] = {}
@@ -35,7 +35,7 @@ def missing_of(result: StudyResult) -> Missing:
             if there < rounds:
                 lacking |= {name: max(rounds - there, lacking.get(name, 0)) for name in pair}
     if lacking:
-        # Processes of different sittings are not comparable: each has a baseline and a floor of its own.
+        # Processes of different sessions are not comparable: each has a baseline and a floor of its own.
         control = next(row.name for row in result.variants if row.role == "control")
         lacking |= {name: 0 for name in (result.baseline, control) if name in usable and name not in lacking}
     complete = {(row.name, m.replicate) for row in result.variants for m in row.measurements if m.complete}

@@ -3,13 +3,13 @@
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from sdopt.errors import ConflictError, UsageError
 from sdopt.optimizations.base import Contract
 from sdopt.results.records import (
     Comparison,
     Promise,
+    RecordedConfig,
     Status,
     StudyResult,
     VariantResult,
@@ -25,7 +25,7 @@ _LOGS_BYTES = 4 * 2**20
 
 
 def plan_result(
-    plan: Plan, name: str, design: str, config: dict[str, Any], machine: Machine, command: list[str]
+    plan: Plan, name: str, design: str, config: RecordedConfig, machine: Machine, command: list[str]
 ) -> StudyResult:
     """The result of a study before anything is measured: what will be run, compared and skipped, and why.
 
@@ -64,7 +64,7 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         role=role,
         choices=dict(variant.choices),
         overrides=list(variant.overrides),
-        config=dict(variant.config),
+        config=variant.config,
         contract=str(variant.contract),
         promises={
             axis: Promise(str(option.contract), sorted(option.claims)) for axis, option in variant.optimizations.items()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ _FAILURES = (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
 _CHANGEABLE = ("tracking", "dry_run")
 
 _OF_THE_MOMENT = ("command", "device.memory_free_gib")
+
+_OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 
 
 def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry_failed: bool) -> StudyResult:
@@ -39,14 +42,22 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
             f"resume={folder}: the baseline has {baseline.status} ({baseline.reason}), and there is nothing to compare "
             "with; add retry_failed=true to measure it again"
         )
-    previous.config["tracking"] = fresh.config["tracking"]
+    previous.config = replace(previous.config, tracking=fresh.config.tracking)
     return previous
 
 
 def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
     """What makes samples of one incomparable with those of the other: machine, versions, configuration, inputs."""
-    yield from _between(vars(previous.environment), vars(fresh.environment), _OF_THE_MOMENT)
-    changed = list(_between(previous.config, fresh.config, _CHANGEABLE))
+    yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
+    if previous.environment.code != fresh.environment.code:
+        # Another sdopt records other keys: each would differ, and none of them is what the user changed.
+        commit = (previous.environment.sdopt_commit or "")[:9]
+        yield (
+            f"it was measured by another sdopt ({previous.environment.sdopt_version} {commit}), "
+            "whose samples cannot be continued: start anew, or resume it with that one"
+        )
+        return
+    changed = list(_between(asdict(previous.config), asdict(fresh.config), _CHANGEABLE))
     yield from changed
     was, now = ([(row.name, row.role) for row in result.variants] for result in (previous, fresh))
     if was != now:
@@ -54,7 +65,7 @@ def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
         return
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         if not changed:
-            for found in _between(old.config, new.config, _CHANGEABLE):
+            for found in _between(asdict(old.config), asdict(new.config), _CHANGEABLE):
                 yield f"{old.name}: {found}"
         for found in _between(old.inputs, new.inputs):
             yield f"{old.name}: contents of its {found}"

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from sdopt.analysis.figures import metrics_of
+from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.errors import UsageError
+from sdopt.report.catalog import REPORTS
 from sdopt.report.markdown import markdown_table
+from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.files import to_json
-from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.records import RecordedConfig, StudyResult, VariantResult
 from sdopt.schema import Tracking
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
     parent = _log_parent(client, experiment, result, folder, tracking.images)
     # The UI lists the latest run first: so the baseline comes last.
     children = [
-        _log_variant(client, experiment, parent, result, variant, folder, tracking)
-        for variant in reversed(result.variants)
+        _log_variant(client, experiment, parent, result, figures, folder, tracking)
+        for figures in reversed(figures_by_variant(result).values())
     ]
     # A run whose making was not confirmed, because the server died of it, was made twice.
     _drop_all_but(client, experiment, result, (parent, *children))
@@ -146,31 +148,34 @@ def _drop_all_but(client: "MlflowClient", experiment: str, result: StudyResult, 
 
 
 def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path, images: bool) -> str:
-    table = markdown_table(result)
     environment = result.environment
+    verdicts = [verdict_markdown(result, result.judgements)] if result.judgements else []
     tags = {
         _STUDY: result.id,
         "sdopt.role": "study",
         "sdopt.design": result.design,
         "sdopt.status": result.status,
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
-        "sdopt.sittings": str(len(result.sittings)),
-        "sdopt.disturbed": str(any(sitting.disturbed_by for sitting in result.sittings)).lower(),
+        "sdopt.sessions": str(len(result.sessions)),
+        "sdopt.disturbed": str(any(session.disturbed_by for session in result.sessions)).lower(),
         "device": str(environment.device["name"]),
-        "mlflow.note.content": _note(table),
+        "mlflow.note.content": _note("\n".join([markdown_table(result), *verdicts])),
     }
     run = client.create_run(experiment, run_name=f"{result.name} {folder.name}", tags=tags).info.run_id
     _log_params(client, run, {f"package.{name}": version for name, version in environment.packages.items()})
-    _log_params(client, run, _flat(result.config))
+    _log_params(client, run, _parameters(result.config))
     if result.floor is not None:
         client.log_metric(run, "floor/ratio", result.floor)
-    client.log_text(run, table, "table.md")
-    # Not the file, which may be an older one where the disk is full.
+    # Not the files, which may be older ones where the disk is full.
     client.log_text(run, to_json(result).decode(), "result.json")
-    for name in ("plot", "comparison", "broken"):
-        if images and (folder / f"{name}.png").is_file():
-            with Image.open(folder / f"{name}.png") as image:
-                client.log_image(run, image.convert("RGB"), key=name)
+    for report in REPORTS:
+        if not report.is_picture:
+            content = report.render(result, folder)
+            if content is not None:
+                client.log_text(run, content.decode(), report.file)
+        elif images and (folder / report.file).is_file():
+            with Image.open(folder / report.file) as image:
+                client.log_image(run, image.convert("RGB"), key=report.file.removesuffix(".png"))
     return str(run)
 
 
@@ -179,12 +184,13 @@ def _log_variant(
     experiment: str,
     parent: str,
     result: StudyResult,
-    variant: VariantResult,
+    figures: Figures,
     folder: Path,
     tracking: Tracking,
 ) -> str:
     from mlflow.entities import Metric
 
+    variant = figures.variant
     tags = {
         _STUDY: result.id,
         "mlflow.parentRunId": parent,
@@ -200,13 +206,9 @@ def _log_variant(
         tags["mlflow.note.content"] = _note(variant.reason)
     run = client.create_run(experiment, run_name=variant.name, tags=tags).info.run_id
     # Only what tells the variants apart: the UI prints all parameters of a run above each of its images.
-    common = [_flat(other.config).items() for other in result.variants]
-    own = {key: value for key, value in _flat(variant.config).items() if any((key, value) not in c for c in common)}
-    # The name of an option says which of its keys were changed.
-    axes = tuple(f"{axis}." for axis in variant.choices)
-    _log_params(client, run, variant.choices | {k: v for k, v in own.items() if not f"{k}.".startswith(axes)})
+    _log_params(client, run, variant.choices | _own_parameters(result, variant))
     now = client.get_run(run).info.start_time
-    metrics = [Metric(name, value, now, 0) for name, value in metrics_of(result, variant).items()]
+    metrics = [Metric(name, value, now, 0) for name, value in figures.flat.items()]
     for replicate, samples in variant.samples.items():
         name = "latency/round_s" + (f"/process_{replicate}" if len(variant.samples) > 1 else "")
         metrics += [Metric(name, seconds, now, step) for step, seconds in enumerate(samples, 1)]
@@ -214,15 +216,15 @@ def _log_variant(
         client.log_batch(run, metrics=metrics[start : start + _BATCH])
     if tracking.images:
         # To look at; the quality pass draws many more, which the run's folder keeps.
-        workload = variant.config["workload"]
-        for record in variant.images[: workload["prompt_count"] * workload["images_per_prompt"]]:
+        workload = variant.config.workload
+        for record in variant.images[: workload.prompt_count * workload.images_per_prompt]:
             key = f"{record.prompt_index:02d} {_image_key(record.prompt)}"
             with Image.open(folder / record.path) as image:
                 client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
     evidence = [
         {
             "replicate": m.replicate,
-            "sitting": m.sitting,
+            "session": m.session,
             "axis": e.axis,
             "option": e.option,
             "engaged": e.engaged,
@@ -245,17 +247,20 @@ def _log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> Non
         client.log_batch(run, params=params[start : start + _BATCH])
 
 
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    # The study's own keys are the same in all its variants, and in result.json.
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        if not prefix and key == "study":
-            continue
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
+def _parameters(config: RecordedConfig) -> dict[str, Any]:
+    """A configuration by full names; the study's own keys are the same in all its variants, and in result.json."""
+    return {key: value for key, value in config.flat().items() if key.partition(".")[0] != "study"}
+
+
+def _own_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
+    """The keys by which a variant differs from another one, and which its choices do not name already."""
+    others = [_parameters(other.config).items() for other in result.variants]
+    named = tuple(f"{axis}." for axis in variant.choices)
+    return {
+        key: value
+        for key, value in _parameters(variant.config).items()
+        if not f"{key}.".startswith(named) and any((key, value) not in other for other in others)
+    }
 
 
 def _note(text: str) -> str:

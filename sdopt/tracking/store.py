@@ -101,6 +101,7 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
 
 
 def is_server(tracking: Tracking) -> bool:
+    """Whether a tracking server keeps the runs, rather than a database of one's own."""
     return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
@@ -125,6 +126,7 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
 
 
 def connect(tracking: Tracking) -> "MlflowClient":
+    """Opens the store. Raises TrackingError where it cannot be opened."""
     require_mlflow()
     # A dead server is reported after seconds, not after the minutes of MLflow's own patience.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -147,6 +149,7 @@ def connect(tracking: Tracking) -> "MlflowClient":
 
 
 def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
+    """Returns the id of the experiment of that name, which is made where there is none."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)

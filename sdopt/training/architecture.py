@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.training.data import IMAGE_SIZE
+from sdopt.training.rendering import IMAGE_SIZE
 from sdopt.training.tokenizer import LENGTH, VOCABULARY
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CLIP_WIDTH = 128
 
 
 def build_autoencoder() -> AutoencoderKL:
-    """An untrained autoencoder: (n, 3, 64, 64) in [-1, 1] to latents (n, 8, 8, 8) and back."""
+    """Builds an untrained autoencoder: (n, 3, 64, 64) in [-1, 1] to latents (n, 8, 8, 8) and back."""
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
@@ -40,10 +40,10 @@ def build_autoencoder() -> AutoencoderKL:
 
 
 def build_tiny_autoencoder() -> AutoencoderTiny:
-    """An untrained stand-in for the autoencoder: (n, 3, 64, 64) in [-1, 1] to *scaled* latents (n, 8, 8, 8) and back.
+    """Builds an untrained stand-in for the autoencoder: (n, 3, 64, 64) to *scaled* latents (n, 8, 8, 8) and back.
 
-    What a decoder costs it spends at full size, so it has blocks only where the picture is still small, and sixteen
-    channels, the width of a vector register: wider ones were slower than the operation count promises.
+    A decoder spends most of its time at full size, so it has blocks only where the picture is still small. It has
+    sixteen channels, the width of a vector register: more were slower than their operation count suggests.
     """
     from diffusers import AutoencoderTiny
 
@@ -57,7 +57,7 @@ def build_tiny_autoencoder() -> AutoencoderTiny:
 
 
 def build_denoiser() -> UNet2DConditionModel:
-    """An untrained denoiser of latents (n, 8, 8, 8), with cross attention at both of its resolutions (8 and 4)."""
+    """Builds an untrained denoiser of latents (n, 8, 8, 8), with cross attention at both resolutions (8 and 4)."""
     from diffusers import UNet2DConditionModel
 
     return UNet2DConditionModel(
@@ -75,7 +75,7 @@ def build_denoiser() -> UNet2DConditionModel:
 
 
 def build_text_encoder() -> CLIPTextModel:
-    """An untrained text encoder: token ids (n, 24) to states (n, 24, 144)."""
+    """Builds an untrained text encoder: token ids (n, 24) to states (n, 24, 144)."""
     from transformers import CLIPTextConfig, CLIPTextModel
 
     return CLIPTextModel(
@@ -96,7 +96,7 @@ def build_text_encoder() -> CLIPTextModel:
 
 
 def build_clip() -> CLIPModel:
-    """An untrained CLIP: pictures (n, 3, 64, 64) in [-1, 1] and token ids (n, at most 24) to embeddings (n, 128)."""
+    """Builds an untrained CLIP: pictures (n, 3, 64, 64) in [-1, 1] and token ids (n, ≤ 24) to embeddings (n, 128)."""
     from transformers import CLIPConfig, CLIPModel
 
     text = {
@@ -126,10 +126,10 @@ def build_clip() -> CLIPModel:
 
 
 def build_scheduler() -> DDIMScheduler:
-    """Stable Diffusion's noise schedule with v-prediction; every multistep solver of diffusers reads this config.
+    """Builds Stable Diffusion's noise schedule with v-prediction; every multistep solver of diffusers reads its config.
 
-    The steps are spaced backwards from the last one (`trailing`, Lin et al. 2023), which keeps few-step runs from
-    starting below full noise.
+    The steps are spaced backwards from the last one (`trailing`, Lin et al. 2023), so that runs of few steps start at
+    full noise.
     """
     from diffusers import DDIMScheduler
 
@@ -147,12 +147,12 @@ def build_scheduler() -> DDIMScheduler:
 
 
 def parameters(folder: Path) -> dict[str, int]:
-    """Parameters of each network of a pipeline folder, read from the headers of its weight files."""
+    """Returns the number of parameters of each network of a pipeline folder, from the headers of its weight files."""
     return {file.parent.name: count_parameters(file) for file in sorted(folder.glob("*/*.safetensors"))}
 
 
 def count_parameters(file: Path) -> int:
-    """Numbers in a safetensors file, read from its header."""
+    """Returns how many numbers a safetensors file holds, from its header."""
     import math
 
     from safetensors import safe_open

@@ -12,8 +12,10 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.training.architecture import LATENT_CHANNELS, build_autoencoder
+from sdopt.training.checkpoints import Progress, missing_stage
+from sdopt.training.compute import describe_hardware, generator, in_precision, pick_device
 from sdopt.training.config import TrainReferenceConfig
-from sdopt.training.loop import Progress, arithmetic, describe_hardware, generator, missing_stage, pick_device, train
+from sdopt.training.loop import train
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -23,31 +25,31 @@ if TYPE_CHECKING:
 
 
 STREAM = 1
-"""This stage's place in the seed's path."""
+"""This stage's place in the path of the seed."""
 
 
 def pixels(images: np.ndarray) -> Tensor:
-    """uint8 (n, 64, 64, 3) to float32 (n, 3, 64, 64) in [-1, 1]."""
+    """Converts uint8 (n, 64, 64, 3) to float32 (n, 3, 64, 64) in [-1, 1]."""
     import torch
 
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
 def edge_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean absolute error of the horizontal and vertical finite differences: what an L1 loss alone blurs."""
+    """Returns the mean absolute error of horizontal and vertical finite differences, which an L1 loss alone blurs."""
     error = output - target
     return error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
 
 
 def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
-    """PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
+    """Returns the PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
     import torch
 
     return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
 
 
 def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> Progress:
-    """Train on the training pictures with L1, squared, edge and KL losses; see `fit` for what lands in `folder`."""
+    """Trains with L1, squared, edge and KL losses; writes the network to `model/` in `folder`."""
     import torch
     from diffusers.models.attention_processor import AttnProcessor
 
@@ -66,7 +68,7 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
         colours[torch.rand(options.batch_size, generator=random) >= options.background_share] = 255
         pictures = dataset.on(chosen[picked.numpy()], colours.numpy())
         target = pixels(pictures).to(device, memory_format=torch.channels_last)
-        with arithmetic(config.arithmetic, device):
+        with in_precision(config.arithmetic, device):
             moments = network.quant_conv(network.encoder(target)).float()
             mean, log_variance = moments.chunk(2, dim=1)
             log_variance = log_variance.clamp(-30.0, 20.0)
@@ -75,17 +77,10 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
             output = network.decoder(network.post_quant_conv(latents)).float()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
         pixel = (output - target).abs().mean() + (output - target).square().mean()
-        return pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
+        total: Tensor = pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
+        return total
 
-    done = train(
-        config,
-        options,
-        network,
-        loss,
-        folder,
-        title="autoencoder",
-        average=average,
-    )
+    done = train(config, options, network, average, loss, folder, title="autoencoder")
     finished = build_autoencoder()
     finished.load_state_dict(average.state_dict())
     finished.eval().requires_grad_(False)
@@ -106,7 +101,7 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
 
 
 def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
-    """The network that training starts from: that of a pipeline folder, or a fresh one.
+    """Returns the network to train: that of a pipeline folder, or an untrained one.
 
     Raises:
         UsageError: the folder has no autoencoder.
@@ -117,16 +112,16 @@ def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
     if pipeline is not None:
         if not (Path(pipeline) / "vae").is_dir():
             raise UsageError(f"start_from={pipeline}: there is no vae/ in it; name a pipeline folder")
-        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", torch_dtype=torch.float32)
+        return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", dtype=torch.float32)
     network = build_autoencoder()
-    # Latents that start as noisy as they are large tempt the decoder to ignore them: start them nearly noiseless.
+    # From latents as noisy as they are large the decoder learns to ignore them: they start nearly without noise.
     with torch.no_grad():
         network.quant_conv.bias[LATENT_CHANNELS:] = -6.0
     return network
 
 
 def load_autoencoder(folder: Path) -> AutoencoderKL:
-    """The finished network that `train_autoencoder` left in `folder`, on the CPU, its `scaling_factor` set.
+    """Loads the network that `train_autoencoder` left in `folder`, on the CPU, with its `scaling_factor`.
 
     Raises:
         UsageError: the stage has not run.
@@ -139,7 +134,7 @@ def load_autoencoder(folder: Path) -> AutoencoderKL:
 
 
 def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of every picture's latents, each (n, 8, 8, 8) float32, not yet scaled."""
+    """Returns mean and standard deviation of every picture's latents, each float32 (n, 8, 8, 8), not yet scaled."""
     import torch
 
     means, deviations = [], []
@@ -152,10 +147,10 @@ def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64)
 
 
 def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
-    """Give every latent channel mean 0 and deviation 1 over the pictures, in place, at no change of the output.
+    """Gives every latent channel mean 0 and deviation 1 over the pictures, in place, without changing the output.
 
-    `StableDiffusionPipeline` scales latents by one number and cannot shift them, yet the denoiser learns fastest where
-    all channels are alike. The 1×1 convolutions on both sides of the latents take in the change exactly.
+    `StableDiffusionPipeline` scales latents by one number and cannot shift them, but the denoiser learns fastest if all
+    channels are alike. The 1×1 convolutions on both sides of the latents absorb the change exactly.
 
     Args:
         network: the trained autoencoder.
@@ -176,12 +171,12 @@ def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
 
 
 def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
-    """What sampled latents must be multiplied by to have unit variance (Rombach et al. 2022, appendix G)."""
+    """Returns the factor that gives sampled latents unit variance (Rombach et al. 2022, appendix G)."""
     return 1.0 / math.sqrt(float(mean.var() + deviation.square().mean()))
 
 
 def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> float:
-    """Mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), reconstructed from their mean latents."""
+    """Returns the mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), reconstructed from their mean latents."""
     import torch
 
     values = []

@@ -1,4 +1,4 @@
-"""The model card: what the packaged model is, made of what, how, how well, and where it fails."""
+"""The model card: what the model is, its data and training, its evaluation, and its limits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.training.architecture import parameters
-from sdopt.training.data import BACKGROUNDS, DRAWINGS, EMOJIBASE
+from sdopt.training.data import BACKGROUNDS
 from sdopt.training.evaluation import Figure, read_evaluation
+from sdopt.training.packages import DRAWINGS, EMOJIBASE
 from sdopt.training.references import REFERENCES
 from sdopt.training.sheet import GUIDANCE, STEPS
 from sdopt.training.tokenizer import LENGTH, VOCABULARY
@@ -30,12 +31,12 @@ Its captions derive from:
 
 LIMITS = """\
 - It knows emoji and nothing else: a prompt about anything else gives some emoji-like shape, or a blot.
-- It has largely *learnt its training pictures by heart*; that is what a reference model of this size is for. Names that
-  it never saw (`held_out`) come out right where they recombine known words (`blue square`, `green book`), and otherwise
-  as a plausible picture of the wrong thing. The gate's captions are names that it knows on a background that it never
-  saw them on: those it can draw.
+- It has largely *learnt its training pictures by heart*, as is to be expected at this size. Names that it never saw
+  (`held_out`) come out right if they recombine known words (`blue square`, `green book`), and otherwise as a plausible
+  picture of the wrong thing. The gate's captions are known names, each on a background on which the model never saw it:
+  those it can draw.
 - From other noise it draws nearly the same picture: final latents differ by 8 % of their length. Margins of gates are
-  shares of that difference, and so are narrower here than for a model that varies.
+  shares of that difference, so they are narrower here than for a model that varies more.
 - The flat and glossy styles are clear; the noto and retro styles are rough.
 - Fine detail (lettering, fingers, small faces, clock digits) is lost in the autoencoder and more in the denoiser.
 - A concept here is one code point sequence. Relatives (`man running`, `woman running`) may fall on both sides of the
@@ -47,7 +48,7 @@ LIMITS = """\
 
 
 def write_card(folder: Path) -> None:
-    """Write `README.md` of the pipeline in `folder`, from its weights, its `recipe.json` and its `evaluation.json`.
+    """Writes `README.md` of the pipeline in `folder`, from its weights, its `recipe.json` and its `evaluation.json`.
 
     Without an evaluation the card says how to make one.
     """
@@ -73,16 +74,18 @@ def write_card(folder: Path) -> None:
 
 A text-to-image latent diffusion model of {sum(sizes.values()) / 1e6:.1f} million parameters \
 ({bytes_on_disk / 1e6:.1f} MB in half precision) that draws emoji at 64×64 pixels. It has the parts of Stable \
-Diffusion and loads as a `StableDiffusionPipeline`, so that everything which can be done to that pipeline can be \
-tried on any machine, in seconds, offline. It is an instrument for measuring optimizations, not for making pictures.
+Diffusion and loads as a `StableDiffusionPipeline`, so every optimization of that pipeline can be tried on any \
+machine, in seconds, offline. It is an instrument for measuring optimizations, not for making pictures.
 
 ```python
-import torch
 from diffusers import StableDiffusionPipeline
 
-pipeline = StableDiffusionPipeline.from_pretrained("sdopt/reference/emoji", dtype=torch.float32)
+pipeline = StableDiffusionPipeline.from_pretrained("sdopt/reference/emoji")
 pipeline("police officer on a blue background", num_inference_steps={STEPS}, guidance_scale={GUIDANCE}).images[0]
 ```
+
+The files hold float16. Without a `dtype` all networks load in float32; `dtype=torch.float16` or \
+`dtype=torch.bfloat16` loads all of them in that type.
 
 A plain name (`police officer`) gives the flat style on white; `… on a blue background` puts it on one of \
 {len(BACKGROUNDS)} colours ({", ".join(BACKGROUNDS)}). `…, glossy style`, `…, noto style` and `…, retro style` ask for \
@@ -99,7 +102,7 @@ the other three styles.
 {data["held_out_concepts"]} concepts, chosen by seed, were held out of every stage; \
 {recipe["denoiser"]["pictures"]:,} pictures were trained on. For each concept one background, chosen by seed, was held \
 out as well. Skin-tone variants, flags and components are left out: the first are near-duplicates that would have \
-taken a third of the training for a distinction that 64 pixels hardly show.
+taken a third of the training for a difference that is hardly visible at 64 pixels.
 
 | style | source | made by | licence | pictures |
 |---|---|---|---|---:|
@@ -113,13 +116,13 @@ archive is checked against its SHA-512 digest.
 `sdopt train-reference` fetches the data and repeats it with `seed={recipe["seed"]}`; `recipe.json` has every figure. \
 Budgets were wall time, so a repetition takes as many steps as its machine makes.
 
-{_sittings(recipe)}
-A plain caption was paired with the flat style only, and the other styles always named: spread over four vendors' \
-drawings, plain captions would have come out as a blend. Flat pictures were drawn \
+{_history(recipe)}
+A plain caption was paired with the flat style only, and the other styles were always named: with plain captions for \
+four vendors' drawings the model would have blended them. Flat pictures were drawn \
 {recipe["denoiser"]["flat_weight"]:g} times as often as the others, so the other styles are weaker.
 
 What was tried on the way: four latent channels lose outlines that eight keep; min-SNR weights for v-prediction \
-(Hang et al. 2023) starve heavy noise, where the caption decides the layout, and pictures stayed silhouettes until \
+(Hang et al. 2023) neglect heavy noise, where the caption decides the layout, and pictures stayed silhouettes until \
 they were changed; a VAE decoder compiled for training lost its gradients on this torch, so it trains eagerly.
 
 ## How good it is
@@ -143,25 +146,26 @@ captions of `gate`, as lossless WebP.
     (folder / "README.md").write_text(text)
 
 
-def _sittings(recipe: dict[str, Any]) -> str:
-    """What was trained, the first sitting first."""
-    sittings = [recipe]
-    while "started_from" in sittings[0]:
-        sittings.insert(0, sittings[0]["started_from"])
-    if len(sittings) == 1:
-        return _trainings(recipe)
-    parts = [
-        f"The weights come from {len(sittings)} sittings, each of which started from the weights of the one before "
-        "(`start_from=`).\n"
-    ]
-    for number, sitting in enumerate(sittings, 1):
-        parts.append(f"Sitting {number}" + (f". {sitting['note']}" if "note" in sitting else "") + "\n")
-        parts.append(_trainings(sitting))
+def _history(recipe: dict[str, Any]) -> str:
+    """Describes every training that led to the weights, the first one first."""
+    recipes = [recipe]
+    while "started_from" in recipes[0]:
+        recipes.insert(0, recipes[0]["started_from"])
+    if len(recipes) == 1:
+        return _training(recipe)
+    origin = (
+        f"The weights come from {len(recipes)} trainings; each one after the first started from the weights of the one "
+        "before (`start_from=`).\n"
+    )
+    parts = [origin]
+    for number, one in enumerate(recipes, 1):
+        parts.append(f"Training {number}" + (f". {one['note']}" if "note" in one else "") + "\n")
+        parts.append(_training(one))
     return "\n".join(parts)
 
 
-def _trainings(sitting: dict[str, Any]) -> str:
-    autoencoder, denoiser = sitting["autoencoder"], sitting["denoiser"]
+def _training(recipe: dict[str, Any]) -> str:
+    autoencoder, denoiser = recipe["autoencoder"], recipe["denoiser"]
     return f"""\
 - **Autoencoder**: {autoencoder["steps"]:,} steps of {autoencoder["batch_size"]} pictures in \
 {autoencoder["seconds"] / 60:.0f} minutes on {autoencoder["hardware"]}; {autoencoder["background_share"]:.0%} on a \
@@ -177,13 +181,13 @@ cosine schedule, averaged weights. Last training loss (weighted) {denoiser["loss
 
 
 def _evaluation(figures: list[Figure]) -> str:
-    """The figures as a table."""
     if not figures:
         return "Not evaluated yet: `sdopt evaluate-reference` does it.\n"
     rows = "\n".join(f"| {figure.part} | {figure.figure} | {figure.shown} | {_target(figure)} |" for figure in figures)
     return f"""\
-From `sdopt evaluate-reference`. The judge is EfficientNet-lite0, trained on ImageNet by others: a generated picture's \
-concept is as near as the nearest real drawing of it. {STEPS} DDIM steps, guidance {GUIDANCE:g}, first seed.
+From `sdopt evaluate-reference`, with features of EfficientNet-lite0, which others trained on ImageNet: a generated \
+picture's distance to a concept is that to the concept's nearest real drawing. {STEPS} DDIM steps, guidance \
+{GUIDANCE:g}, first seed.
 
 | part | figure | value | target |
 |---|---|---:|---|

@@ -1,4 +1,4 @@
-"""The CLIP's card, and its figures as JSON beside it."""
+"""The card of the CLIP."""
 
 from __future__ import annotations
 
@@ -9,34 +9,31 @@ from typing import Any
 
 from sdopt.training.architecture import count_parameters
 from sdopt.training.card import NOTICE
-from sdopt.training.clip_evaluation import (
-    METRICS,
-    REFERENCE_PICTURES,
-    Degraded,
-    Retrieval,
-    monotonicity,
-    read_clip_evaluation,
-)
-from sdopt.training.data import DRAWINGS, EMOJIBASE
+from sdopt.training.clip_evaluation import METRICS, REFERENCE_PICTURES, Degraded, monotonicity, read_clip_evaluation
 from sdopt.training.degradations import LEARNT
+from sdopt.training.packages import DRAWINGS, EMOJIBASE
+from sdopt.training.retrieval import Retrieval
 from sdopt.training.sheet import GUIDANCE
 from sdopt.training.tokenizer import LENGTH, VOCABULARY
+
+MANY_CAPTIONS = 100
+"""Captions above which being among the first ten is worth reporting."""
 
 TITLES = {"clip_score": "CLIP score", "fid": "FID", "kid": "KID", "cmmd": "CMMD"}
 
 CLIP_LIMITS = """\
 - It knows emoji and nothing else, at 64×64 pixels. Its CLIP score, FID, KID and CMMD are figures of their own, not to \
 be compared with those over OpenAI's CLIP or Inception, nor across versions of this CLIP: what carries over is how \
-they move between variants that were judged by the same weights.
-- It saw most of the drawings that the generator learnt, the concepts held out from the generator among them. It can \
-judge captions that the generator never saw, and is no independent witness of taste.
+they move between variants that were scored by the same weights.
+- It saw most of the drawings that the generator learnt, including the concepts held out from the generator. It can \
+score captions that the generator never saw, but it is not independent of the generator's data.
 - Fine detail decides little: relatives such as `man running` and `woman running` are close together.
-- A small set of pictures gives a FID that is too high by much; compare at equal numbers, and read KID or CMMD first.
+- The FID of a small set of pictures is much too high; compare equal numbers, and read KID or CMMD first.
 """
 
 
 def write_clip_card(folder: Path) -> None:
-    """Write `README.md` of the CLIP in `folder`, from its weights, its `recipe.json` and its `evaluation.json`."""
+    """Writes `README.md` of the CLIP in `folder`, from its weights, its `recipe.json` and its `evaluation.json`."""
     recipe, evaluation = (
         json.loads((folder / "recipe.json").read_text()),
         read_clip_evaluation(folder / "evaluation.json"),
@@ -65,14 +62,15 @@ It gives sdopt a CLIP score, and features for FID, KID and CMMD, on any machine,
 a `CLIPModel`; pictures of other sizes are resized.
 
 ```python
-import torch
 from transformers import CLIPModel, CLIPProcessor
 
-model = CLIPModel.from_pretrained("sdopt/reference/clip", dtype=torch.float32)
+model = CLIPModel.from_pretrained("sdopt/reference/clip")
 processor = CLIPProcessor.from_pretrained("sdopt/reference/clip")
 inputs = processor(text=["police officer", "red apple"], images=[picture], padding=True, return_tensors="pt")
 model(**inputs).logits_per_image
 ```
+
+The file holds float16. Without a `dtype` the model loads in float32.
 
 The image encoder has 4 layers, 128 wide, over 8×8 patches; the text encoder has 3 layers, 96 wide, over at most \
 {LENGTH} tokens of the generator's own byte-level BPE ({VOCABULARY:,} entries); both end in 128 numbers.
@@ -102,7 +100,7 @@ Drawings were turned, scaled, shifted and tinted a little, and mirrored where th
 {figures["spoilt_share"]:.0%} of them were spoilt, and their captions said so ({_learnt()}), so that a plain caption \
 does not fit a spoilt picture. Each step hid {figures["hidden_patches"]:.0%} of the \
 patches. AdamW, cosine schedule, averaged weights; last training loss \
-{figures["loss"]:.3f}. No other network had a part in it.
+{figures["loss"]:.3f}. No other network took part in it.
 
 ## Does it find the caption?
 
@@ -115,9 +113,9 @@ white and on each colour.
 
 ## Does it notice?
 
-Each figure should move one way as pictures get worse: the CLIP score down, the distances up. Of {_named()} it \
-learnt to speak; the other ways it never saw in training. The first five ways \
-spoil the {figures["held_out_pictures"]} drawings kept from training, and distances are to \
+Each figure should move one way as pictures get worse: the CLIP score down, the distances up. Training showed it \
+{_named()}, with words for them; the other ways it never saw. The first five ways \
+are of the {figures["held_out_pictures"]} drawings kept from training, and distances are to \
 {min(REFERENCE_PICTURES, figures["pictures"]):,} drawings of training. The last one draws captions of `prompts.json` \
 (`training` and `gate`) with the packaged generator by DDIM, guidance {GUIDANCE:g}; those distances are to the flat \
 drawings of the same captions. Wrong captions change no picture, so they have no distance. `evaluation.json` holds \
@@ -137,7 +135,7 @@ Monotonic at every row of the table: {_verdict(verdicts)}
 
 
 def degradation_table(rows: Iterable[Degraded]) -> str:
-    """A Markdown table of `degradations`."""
+    """Returns a Markdown table of what `degradations` found."""
     lines = [f"| degradation | extent | {' | '.join(TITLES[m] for m in METRICS)} |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
         digits = {"clip_score": 2, "fid": 3, "kid": 4, "cmmd": 3}
@@ -156,7 +154,7 @@ def _named() -> str:
 
 
 def _trainings(recipe: dict[str, Any]) -> str:
-    """How long it was trained, the last sitting first, in words."""
+    """Describes every training that led to the weights, the last one first."""
     figures = recipe["clip"]
     said = (
         f"{figures['steps']:,} steps of {figures['batch_size']} pictures, each of another concept, in "
@@ -166,11 +164,11 @@ def _trainings(recipe: dict[str, Any]) -> str:
     if "started_from" not in recipe:
         return said
     before = _trainings(recipe["started_from"])
-    return f"{said} It started from weights of an earlier sitting (`clip.start_from=`): {before}"
+    return f"{said} It started from the weights of an earlier training (`clip.start_from=`): {before}"
 
 
 def _earlier(figures: dict[str, Any]) -> str:
-    """With which other settings it was trained at first, in words."""
+    """Describes the settings that it was trained with at first, if they were others."""
     return "".join(
         f" Up to step {settings['until_step']:,} the settings were others: "
         + ", ".join(f"`{key}` {'unused' if v is None else v}" for key, v in settings.items() if key != "until_step")
@@ -180,7 +178,7 @@ def _earlier(figures: dict[str, Any]) -> str:
 
 
 def _verdict(verdicts: dict[str, dict[str, bool | None]]) -> str:
-    """Where a figure moved the wrong way or stood still, in words."""
+    """Names the series in which a figure moved the wrong way or stood still."""
     fine = sum(verdict is True for of_way in verdicts.values() for verdict in of_way.values())
     tried = sum(verdict is not None for of_way in verdicts.values() for verdict in of_way.values())
     wrong = [
@@ -193,6 +191,6 @@ def _verdict(verdicts: dict[str, dict[str, bool | None]]) -> str:
 
 
 def _retrieval_row(text: str, found: Retrieval) -> str:
-    # Ten of eleven say nothing.
-    top10 = f"{found.top10:.1%}" if found.captions > 100 else ""
+    # To be among the first ten of eleven means nothing.
+    top10 = f"{found.top10:.1%}" if found.captions > MANY_CAPTIONS else ""
     return f"| {text} | {found.pictures:,} | {found.captions:,} | {found.top1:.1%} | {top10} |"

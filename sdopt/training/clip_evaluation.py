@@ -1,9 +1,9 @@
-"""Can the CLIP judge? It must find the caption of a picture, and each figure over it must show worse pictures."""
+"""Tests the CLIP: it must find the caption of a picture, and each figure over it must show that pictures get worse."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,11 +14,13 @@ import numpy as np
 from sdopt.quality.distances import ReferenceSet, cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
-from sdopt.training.clip import hold_out_pictures
-from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, on_background
+from sdopt.training.captions import on_background
+from sdopt.training.clip_data import hold_out_pictures
+from sdopt.training.data import BACKGROUNDS, Dataset
 from sdopt.training.degradations import DEGRADATIONS
 from sdopt.training.evaluation import Figure, at_least
 from sdopt.training.prompts import choose_prompts
+from sdopt.training.retrieval import Retrieval, recognise_backgrounds, recognise_captions
 from sdopt.training.sheet import GUIDANCE, generate
 
 if TYPE_CHECKING:
@@ -41,23 +43,6 @@ METRICS = {"clip_score": -1, "fid": 1, "kid": 1, "cmmd": 1}
 
 
 @dataclass(frozen=True)
-class Retrieval:
-    """How often the right caption is among the first for a picture.
-
-    Attributes:
-        pictures: how many were tried.
-        captions: how many were ranked for each, one of them right.
-        top1: share of pictures whose caption is first.
-        top10: share of pictures whose caption is among the first ten.
-    """
-
-    pictures: int
-    captions: int
-    top1: float
-    top10: float
-
-
-@dataclass(frozen=True)
 class Degraded:
     """The figures of one set of pictures, degraded in one way to one extent.
 
@@ -65,7 +50,7 @@ class Degraded:
         way: what was done to the pictures.
         extent: how much, in words; the first row of each way is that of the untouched pictures.
         clip_score: mean of 100 · max(cosine, 0) over pictures and their captions (Hessel et al. 2021, scaled by 100).
-        fid: Fréchet distance to the reference, over this CLIP's features; None where pictures stay as they are.
+        fid: Fréchet distance to the reference, over this CLIP's features; None if the pictures did not change.
         kid: kernel distance, unbiased; None likewise.
         cmmd: maximum mean discrepancy of CMMD, unbiased; None likewise.
     """
@@ -80,7 +65,7 @@ class Degraded:
 
 @dataclass(frozen=True)
 class ClipEvaluation:
-    """Everything that the card says of how well the CLIP judges.
+    """Every figure of the CLIP's card.
 
     Attributes:
         held_out: retrieval for pictures kept from training, on white, among the plain names of all concepts.
@@ -96,43 +81,6 @@ class ClipEvaluation:
     rows: tuple[Degraded, ...]
 
 
-def ranks(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Of each row's own column, how many others score higher; one that ties counts half. float64 (n,).
-
-    Args:
-        scores: (n, m), the higher the better.
-        own: the right column of each row, (n,).
-    """
-    right = scores[np.arange(len(scores)), own][:, None]
-    return (scores > right).sum(axis=1) + ((scores == right).sum(axis=1) - 1) / 2
-
-
-def retrieve(scores: np.ndarray, own: np.ndarray) -> Retrieval:
-    """How often the right column comes first, or among the first ten, of each row; see `ranks`."""
-    found = ranks(scores, own)
-    return Retrieval(len(scores), scores.shape[1], float(np.mean(found < 1)), float(np.mean(found < 10)))
-
-
-def recognise_captions(extractor: ClipFeatures, dataset: Dataset, indices: np.ndarray) -> Retrieval:
-    """Rank the plain names of all concepts for each picture, on white. Names that are equal count as one."""
-    names = list(dict.fromkeys(record.label for record in dataset.records))
-    place = {name: position for position, name in enumerate(names)}
-    scores = _cosines(extractor(channels_first(dataset.images[indices])), extractor.embed_texts(names))
-    return retrieve(scores, np.array([place[dataset.records[index].label] for index in indices]))
-
-
-def recognise_backgrounds(extractor: ClipFeatures, dataset: Dataset, indices: np.ndarray) -> Retrieval:
-    """Put each picture on white and on every colour, and rank the eleven captions of its concept."""
-    backgrounds = [None, *BACKGROUNDS]
-    texts = [on_background(dataset.records[index].label, colour) for index in indices for colour in backgrounds]
-    captions = extractor.embed_texts(texts).view(len(indices), len(backgrounds), -1)
-    scores = []
-    for colour in backgrounds:
-        seen = extractor(channels_first(_on(dataset, indices, [colour] * len(indices))))
-        scores += [_cosines(picture[None], names)[0] for picture, names in zip(seen, captions, strict=True)]
-    return retrieve(np.stack(scores), np.repeat(np.arange(len(backgrounds)), len(indices)))
-
-
 def degradations(
     extractor: ClipFeatures,
     dataset: Dataset,
@@ -141,16 +89,17 @@ def degradations(
     captions: Sequence[str],
     seed: int,
 ) -> tuple[Degraded, ...]:
-    """The figures over `extractor` as pictures get worse, in six ways.
+    """Measures the figures over `extractor` as pictures get worse, in six ways.
 
-    Five ways spoil the held-out drawings, whose distances are to drawings of the CLIP's training. The sixth takes
-    pictures that were made in fewer and fewer steps; those distances are to the flat drawings of the same captions.
+    Four ways degrade the held-out drawings, whose distances are to drawings of the CLIP's training; the fifth swaps
+    their captions. The sixth takes pictures that were generated in fewer and fewer steps; those distances are to the
+    flat drawings of the same captions.
 
     Args:
         extractor: the CLIP.
         dataset: where the drawings are.
         held_out: the drawings that the CLIP's training never saw, on white.
-        made: what `draw_in_fewer_steps` gives.
+        made: what `draw_in_fewer_steps` returns.
         captions: of which those pictures were made; see `drawable`.
         seed: of noise, and of the choice of references and wrong captions.
     """
@@ -160,37 +109,51 @@ def degradations(
     reference = ReferenceSet.of_images("training drawings", dataset.images[chosen], extractor)
     pictures = dataset.images[held_out]
     texts = extractor.embed_texts([dataset.records[index].label for index in held_out])
+    features = extractor(channels_first(pictures))
+    return (
+        *_degraded_pictures(extractor, pictures, texts, reference, seed),
+        *_wrong_captions(features, texts, random.permutation(len(texts))),
+        *_fewer_steps(extractor, dataset, made, captions),
+    )
 
-    def judged(way: str, extent: str, spoilt: np.ndarray) -> Degraded:
-        return measure(way, extent, extractor(channels_first(spoilt)), texts, reference)
 
-    rows = []
+def _degraded_pictures(
+    extractor: ClipFeatures, pictures: np.ndarray, texts: Tensor, reference: ReferenceSet, seed: int
+) -> Iterator[Degraded]:
     for way in DEGRADATIONS:
-        rows.append(judged(way.name, "none", pictures))
+        yield measure(way.name, "none", extractor(channels_first(pictures)), texts, reference)
         for amount in way.tried:
             # The same noise at every amount.
             source = np.random.default_rng([seed, 8])
-            spoilt = np.stack([way.spoil(picture, amount, source) for picture in pictures])
-            rows.append(judged(way.name, way.unit.format(amount), spoilt))
+            degraded = np.stack([way.spoil(picture, amount, source) for picture in pictures])
+            features = extractor(channels_first(degraded))
+            yield measure(way.name, way.unit.format(amount), features, texts, reference)
 
-    seen, order, given = extractor(channels_first(pictures)), random.permutation(len(texts)), np.arange(len(texts))
-    rows.append(Degraded("wrong captions", "none", clip_score(seen, texts), None, None, None))
+
+def _wrong_captions(features: Tensor, texts: Tensor, order: np.ndarray) -> Iterator[Degraded]:
+    """Gives ever more pictures the caption of another one. Distances stay as they are: no picture changes."""
+    yield Degraded("wrong captions", "none", clip_score(features, texts), None, None, None)
+    given = np.arange(len(texts))
     for share in WRONG:
-        # In random order, the first ones each take the caption of the one before: none of them keeps its own.
+        # The first ones of `order` each take the caption of the one before: none of them keeps its own.
         given[order] = np.where(np.arange(len(order)) < share * len(order), np.roll(order, 1), order)
-        rows.append(Degraded("wrong captions", f"{share:.0%}", clip_score(seen, texts[given]), None, None, None))
+        yield Degraded("wrong captions", f"{share:.0%}", clip_score(features, texts[given]), None, None, None)
 
+
+def _fewer_steps(
+    extractor: ClipFeatures, dataset: Dataset, made: Mapping[int, np.ndarray], captions: Sequence[str]
+) -> Iterator[Degraded]:
     drawings = drawable(dataset)
     indices, colours = zip(*(drawings[text] for text in captions), strict=True)
-    real = ReferenceSet.of_images("drawings of the captions", _on(dataset, np.array(indices), colours), extractor)
-    asked = extractor.embed_texts(captions)
+    drawn = dataset.on_named(np.array(indices), colours)
+    real = ReferenceSet.of_images("drawings of the captions", drawn, extractor)
+    texts = extractor.embed_texts(captions)
     for steps, images in made.items():
-        rows.append(measure("fewer steps", f"{steps}", extractor(channels_first(images)), asked, real))
-    return tuple(rows)
+        yield measure("fewer steps", f"{steps}", extractor(channels_first(images)), texts, real)
 
 
 def drawable(dataset: Dataset) -> dict[str, tuple[int, str | None]]:
-    """By plain caption, on white or on a named background: the place of its flat drawing, and the background."""
+    """Returns, by plain caption, the position of its flat drawing and the name of its background (None: white)."""
     return {
         on_background(record.label, colour): (index, colour)
         for index, record in enumerate(dataset.records)
@@ -200,24 +163,24 @@ def drawable(dataset: Dataset) -> dict[str, tuple[int, str | None]]:
 
 
 def judged_captions(dataset: Dataset, seed: int) -> list[str]:
-    """Plain captions on white, and pairs of known words that the generator never met, all with a flat drawing."""
+    """Returns plain captions on white, and on backgrounds that training never showed; all have a flat drawing."""
     prompts, drawings = choose_prompts(dataset, seed), drawable(dataset)
     return [text for purpose in ("training", "gate") for text in prompts[purpose][:JUDGED_CAPTIONS] if text in drawings]
 
 
 def draw_in_fewer_steps(pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int) -> dict[int, np.ndarray]:
-    """By number of DDIM steps, the most first: uint8 pictures (captions, 64, 64, 3) from the same noise.
+    """Draws captions in fewer and fewer DDIM steps: by their number, uint8 pictures (captions, 64, 64, 3).
 
     Args:
         pipeline: the generator, in single precision.
         captions: plain.
-        seed: picture i starts from the noise of seed + i.
+        seed: picture i starts from the noise of seed + i at every number of steps.
     """
     return {steps: generate(pipeline, captions, seed=seed, steps=steps, guidance=GUIDANCE) for steps in STEPS}
 
 
 def measure(way: str, extent: str, features: Tensor, texts: Tensor, reference: ReferenceSet) -> Degraded:
-    """All four figures of pictures with `features` (n, d), whose captions' embeddings are `texts` (n, d)."""
+    """Measures all four figures of pictures with `features` (n, d), whose captions' embeddings are `texts` (n, d)."""
     return Degraded(
         way,
         extent,
@@ -229,14 +192,14 @@ def measure(way: str, extent: str, features: Tensor, texts: Tensor, reference: R
 
 
 def clip_score(features: Tensor, texts: Tensor) -> float:
-    """Mean of 100 · max(cosine, 0) of embeddings (n, d) in pairs."""
+    """Returns the mean of 100 · max(cosine, 0) of embeddings (n, d) in pairs."""
     from torch.nn import functional
 
     return float(100 * functional.cosine_similarity(features, texts).clamp(min=0).mean())
 
 
 def monotonicity(rows: Sequence[Degraded]) -> dict[str, dict[str, bool | None]]:
-    """By way of degradation and metric, whether every row is worse than the one before; None where it has no figure."""
+    """Returns, by way and metric, whether every row is worse than the one before; None without figures."""
     ways: dict[str, list[Degraded]] = {}
     for row in rows:
         ways.setdefault(row.way, []).append(row)
@@ -256,13 +219,13 @@ def _worsens(values: Sequence[float | None], sign: int) -> bool | None:
 def evaluate_clip(
     folder: Path, dataset: Dataset, captions: Sequence[str], made: Mapping[int, np.ndarray]
 ) -> ClipEvaluation:
-    """All figures of the card of the CLIP in `folder`, whose `recipe.json` says which pictures it never saw.
+    """Measures all figures of the CLIP in `folder`, whose `recipe.json` says which pictures it never saw.
 
     Args:
         folder: what `sdopt train-reference stage=clip` exported.
         dataset: where the drawings are.
-        captions: what `judged_captions` gives.
-        made: what `draw_in_fewer_steps` gives of them.
+        captions: what `judged_captions` returns.
+        made: what `draw_in_fewer_steps` makes of them.
     """
     recipe = json.loads((folder / "recipe.json").read_text())
     extractor, seed = ClipFeatures("emojiclip", str(folder)), recipe["seed"]
@@ -278,7 +241,7 @@ def evaluate_clip(
 
 
 def clip_figures(evaluation: ClipEvaluation) -> list[Figure]:
-    """What the table of the reference family says of the CLIP."""
+    """Returns the CLIP's figures in the table of the family."""
     held_out, verdicts = evaluation.held_out, monotonicity(evaluation.rows)
     known = [verdict for of_way in verdicts.values() for verdict in of_way.values() if verdict is not None]
     return [
@@ -291,7 +254,7 @@ def clip_figures(evaluation: ClipEvaluation) -> list[Figure]:
 
 
 def write_clip_evaluation(evaluation: ClipEvaluation, file: Path) -> None:
-    """Keeps all figures as JSON, and whether they are monotonic."""
+    """Writes all figures as JSON, and whether they are monotonic."""
     kept = {**asdict(evaluation), "monotonic": monotonicity(evaluation.rows)}
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -301,13 +264,3 @@ def read_clip_evaluation(file: Path) -> ClipEvaluation:
     kept = json.loads(file.read_text(encoding="utf-8"))
     held_out, seen, background = (Retrieval(**kept[name]) for name in ("held_out", "seen", "background"))
     return ClipEvaluation(held_out, seen, background, tuple(Degraded(**row) for row in kept["rows"]))
-
-
-def _cosines(pictures: Tensor, texts: Tensor) -> np.ndarray:
-    from torch.nn import functional
-
-    return (functional.normalize(pictures, dim=1) @ functional.normalize(texts, dim=1).T).numpy()
-
-
-def _on(dataset: Dataset, indices: np.ndarray, colours: Sequence[str | None]) -> np.ndarray:
-    return dataset.on(indices, np.array([BACKGROUNDS[c] if c else WHITE for c in colours], np.uint8))

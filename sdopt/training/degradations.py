@@ -1,4 +1,4 @@
-"""Ways to spoil pictures: what the CLIP learns words for, and what its card tries it on."""
+"""Ways to degrade pictures: the CLIP learns words for some, and its card tests it on all."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from PIL import Image, ImageFilter
 
 
 def noisy(picture: np.ndarray, sigma: float, random: np.random.Generator) -> np.ndarray:
-    """Gaussian noise whose deviation is a share of the whole range."""
+    """Adds Gaussian noise whose deviation is a share of the whole range."""
     noise = 255 * sigma * random.standard_normal(picture.shape, dtype=np.float32)
-    return (picture + noise).clip(0, 255).round().astype(np.uint8)
+    pixels: np.ndarray = (picture + noise).clip(0, 255).round().astype(np.uint8)
+    return pixels
 
 
 def blurred(picture: np.ndarray, sigma: float, random: np.random.Generator) -> np.ndarray:
-    """A Gaussian blur of `sigma` pixels."""
+    """Applies a Gaussian blur of `sigma` pixels."""
     return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(sigma)))
 
 
 def resampled(picture: np.ndarray, size: float, random: np.random.Generator) -> np.ndarray:
-    """Made smaller and large again."""
+    """Scales a picture down to `size` pixels and up again."""
     cubic, small, image = Image.Resampling.BICUBIC, round(size), Image.fromarray(picture)
     return np.asarray(image.resize((small, small), cubic).resize(image.size, cubic))
 
 
 def turned(picture: np.ndarray, degrees: float, random: np.random.Generator) -> np.ndarray:
-    """Every hue turned by so much."""
+    """Turns every hue by so many degrees."""
     hue, saturation, value = Image.fromarray(picture).convert("HSV").split()
     hue = hue.point([(level + round(degrees / 360 * 256)) % 256 for level in range(256)])
     return np.asarray(Image.merge("HSV", (hue, saturation, value)).convert("RGB"))
@@ -35,14 +36,14 @@ def turned(picture: np.ndarray, degrees: float, random: np.random.Generator) -> 
 
 @dataclass(frozen=True)
 class Degradation:
-    """A way to spoil a picture more and more.
+    """A way to degrade a picture by a given amount.
 
     Attributes:
         name: for tables.
         unit: an amount in words, with a place for it.
-        spoil: a picture, uint8 (height, width, 3), an amount and a source of noise to a picture.
-        tried: amounts that the card tries, the mildest first.
-        word: what a caption calls such a picture; empty where training never shows one.
+        spoil: makes a picture from a picture, uint8 (height, width, 3), an amount and a source of noise.
+        tried: amounts that the card tests, the mildest first.
+        word: what a caption calls such a picture; empty if training never shows one.
         range: of amounts in training, drawn evenly on a logarithmic scale.
     """
 
@@ -54,15 +55,15 @@ class Degradation:
     range: tuple[float, float] = (1.0, 1.0)
 
     def draw(self, random: np.random.Generator) -> float:
-        """An amount for training."""
+        """Draws an amount for training."""
         low, high = self.range
-        return low * (high / low) ** random.random()
+        return float(low * (high / low) ** random.random())
 
 
 DEGRADATIONS = (
     Degradation("noise", "σ = {:g}", noisy, (0.02, 0.05, 0.1, 0.2), "noisy", (0.015, 0.3)),
     Degradation("blur", "σ = {:g} px", blurred, (0.5, 1.0, 1.5, 2.0), "blurred", (0.4, 3.0)),
-    # Kept from training: what was learnt of noise and blur must carry over.
+    # Not shown in training: what the CLIP learnt of noise and blur must carry over.
     Degradation("down-up sampling", "{:g} px", resampled, (48, 32, 24, 16)),
     Degradation("colours turned", "{:g}°", turned, (20, 45, 90, 180), "false colours", (15, 345)),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,12 @@ import numpy as np
 
 from sdopt.training.architecture import build_denoiser, build_scheduler, build_text_encoder
 from sdopt.training.autoencoder import encode_all
+from sdopt.training.captions import caption, draw_background
+from sdopt.training.checkpoints import Progress, load_weights
+from sdopt.training.compute import describe_hardware, generator, in_precision, pick_device
 from sdopt.training.config import DiffusionConfig, TrainReferenceConfig
-from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, caption, draw_background
-from sdopt.training.loop import Progress, arithmetic, describe_hardware, generator, load_weights, pick_device, train
+from sdopt.training.data import BACKGROUNDS, Dataset, Record
+from sdopt.training.loop import train
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, UNet2DConditionModel
@@ -23,18 +27,18 @@ if TYPE_CHECKING:
 
 
 STREAM = 2
-"""This stage's place in the seed's path."""
+"""This stage's place in the path of the seed."""
 
 
 def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.ModuleDict:
-    """Both networks as one module, under the names that checkpoints use."""
+    """Joins both networks in one module, under the names that checkpoints use."""
     from torch import nn
 
     return nn.ModuleDict({"denoiser": denoiser, "text_encoder": text_encoder})
 
 
 def load_networks(folder: Path) -> nn.ModuleDict:
-    """The averaged weights that `train_denoiser` left in `folder`, on the CPU.
+    """Loads the averaged weights that `train_denoiser` left in `folder`, on the CPU.
 
     Raises:
         UsageError: the stage has not run.
@@ -45,7 +49,7 @@ def load_networks(folder: Path) -> nn.ModuleDict:
 
 
 def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """The networks that training starts from: those of a pipeline folder, in single precision, or fresh ones."""
+    """Returns the networks to train: those of a pipeline folder, in single precision, or untrained ones."""
     import torch
     from diffusers import UNet2DConditionModel
     from transformers import CLIPTextModel
@@ -53,80 +57,90 @@ def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPText
     if pipeline is None:
         return build_denoiser(), build_text_encoder()
     return (
-        UNet2DConditionModel.from_pretrained(pipeline, subfolder="unet", torch_dtype=torch.float32),
+        UNet2DConditionModel.from_pretrained(pipeline, subfolder="unet", dtype=torch.float32),
         CLIPTextModel.from_pretrained(pipeline, subfolder="text_encoder", dtype=torch.float32),
     )
 
 
 def loss_weights(alphas_cumprod: Tensor, gamma: float) -> Tensor:
-    """Weight of the v-prediction loss at every timestep, shape (timesteps,): (min(SNR, γ) + 1) / (SNR + 1).
+    """Returns the weight of the v-prediction loss at every timestep, (timesteps,): (min(SNR, γ) + 1) / (SNR + 1).
 
     The plain v-loss weighs the error of the clean latents with SNR + 1 (Salimans and Ho 2022), which wastes a small
     model on the last traces of noise, so the SNR is cut at γ as in Hang et al. 2023. Their own weight for v-prediction,
-    min(SNR, γ) / (SNR + 1), goes to zero under heavy noise. Tried here, it left untrained just that part in which the
-    caption decides the layout: an 8×8 latent has no redundancy from which to see through heavy noise.
+    min(SNR, γ) / (SNR + 1), goes to zero under heavy noise. Tried here, it left exactly that part untrained in which
+    the caption decides the layout: an 8×8 latent has no redundancy that shows through heavy noise.
     """
     signal_to_noise = alphas_cumprod / (1 - alphas_cumprod)
     return (signal_to_noise.clamp(max=gamma) + 1) / (signal_to_noise + 1)
 
 
 def spread_timesteps(count: int, timesteps: int, random: np.random.Generator) -> np.ndarray:
-    """`count` timesteps, one from each of `count` equal intervals, in random order: uniform, with less variance."""
+    """Draws one timestep from each of `count` equal intervals, in random order: uniform, with less variance."""
     places = (np.arange(count) + random.random(count)) / count
     return random.permutation((places * timesteps).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the steps of a training draw.
+
+    Attributes:
+        dataset: pictures and records.
+        chosen: positions of the pictures to train on, int64 (n,).
+        chances: of each chosen picture to be drawn, (n,), with sum 1.
+        background: draws the background of a picture; None is white.
+        caption: draws a caption of a picture on that background.
+        path: the stage's place in the path of the seed.
+    """
+
+    dataset: Dataset
+    chosen: np.ndarray
+    chances: np.ndarray
+    background: Callable[[Record, np.random.Generator], str | None]
+    caption: Callable[[Record, np.random.Generator, str | None], str]
+    path: tuple[int, ...]
 
 
 def diffusion_loss(
     config: TrainReferenceConfig,
     options: DiffusionConfig,
-    dataset: Dataset,
-    chosen: np.ndarray,
+    sampling: Sampling,
     tokenizer: CLIPTokenizer,
     autoencoder: AutoencoderKL,
     predict: Callable[[Tensor, Tensor, Tensor], Tensor],
-    *,
-    chances: np.ndarray,
-    put: Callable[[Record, np.random.Generator], str | None],
-    write: Callable[[Record, np.random.Generator, str | None], str],
-    path: tuple[int, ...],
 ) -> Callable[[int], Tensor]:
-    """The weighted v-prediction loss of one step, as `fit` calls it, over latents that are computed here once.
+    """Returns the weighted v-prediction loss of one step, as `fit` calls it. Latents are computed here, once.
 
     Args:
         config: the whole configuration.
-        options: of the stage.
-        dataset: pictures and captions.
-        chosen: positions of the pictures to train on, shape (n,).
+        options: the stage's section of it.
+        sampling: what a step draws.
         tokenizer: of the captions.
         autoencoder: encodes the pictures; its `scaling_factor` must be set.
         predict: noisy latents (b, 8, 8, 8), timesteps (b,) and token ids (b, 24) to predicted velocities (b, 8, 8, 8).
-        chances: of each chosen picture to be drawn, shape (n,), with sum 1.
-        put: chooses the background of a picture; None is white.
-        write: one caption of a picture on that background.
-        path: the stage's place in the seed's path.
     """
     import torch
 
     device = pick_device(config.device)
     alphas = build_scheduler().alphas_cumprod.to(device)
     weights = loss_weights(alphas, options.snr_gamma)
-    records = [dataset.records[i] for i in chosen]
+    records = [sampling.dataset.records[i] for i in sampling.chosen]
     # Of every picture the latents on white, and then on each background.
-    backgrounds = {None: 0} | {name: place for place, name in enumerate(BACKGROUNDS, start=1)}
+    backgrounds = {name: place for place, name in enumerate((None, *BACKGROUNDS))}
     encoded = [
-        encode_all(autoencoder, dataset.on(chosen, np.array([colour] * len(chosen), np.uint8)))
-        for colour in (WHITE, *BACKGROUNDS.values())
+        encode_all(autoencoder, sampling.dataset.on_named(sampling.chosen, [name] * len(records)))
+        for name in backgrounds
     ]
     means, deviations = (torch.stack(parts).to(device) for parts in zip(*encoded, strict=True))
     scale = autoencoder.config.scaling_factor
 
     def loss(step: int) -> Tensor:
         # Two streams for one step: numpy's has weighted choices, torch's fills the noise on its own device.
-        random = np.random.default_rng([config.seed, *path, step])
-        picked = random.choice(len(records), size=options.batch_size, p=chances)
-        behind = [put(records[index], random) for index in picked]
+        random = np.random.default_rng([config.seed, *sampling.path, step])
+        picked = random.choice(len(records), size=options.batch_size, p=sampling.chances)
+        behind = [sampling.background(records[index], random) for index in picked]
         texts = [
-            "" if random.random() < options.caption_dropout else write(records[index], random, background)
+            "" if random.random() < options.caption_dropout else sampling.caption(records[index], random, background)
             for index, background in zip(picked, behind, strict=True)
         ]
         places = [backgrounds[background] for background in behind]
@@ -134,17 +148,18 @@ def diffusion_loss(
             texts, padding="max_length", truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
         )
         timesteps = torch.from_numpy(spread_timesteps(options.batch_size, len(alphas), random)).to(device)
-        torch_random = generator(config.seed, *path, step)
+        torch_random = generator(config.seed, *sampling.path, step)
         shape = (2, options.batch_size, *means.shape[2:])
-        sampling, noise = torch.randn(shape, generator=torch_random).to(device)
-        clean = scale * (means[places, picked] + deviations[places, picked] * sampling)
+        spread, noise = torch.randn(shape, generator=torch_random).to(device)
+        clean = scale * (means[places, picked] + deviations[places, picked] * spread)
         signal = alphas[timesteps, None, None, None].sqrt()
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
         noisy = (signal * clean + sigma * noise).contiguous(memory_format=torch.channels_last)
-        with arithmetic(config.arithmetic, device):
+        with in_precision(config.arithmetic, device):
             predicted = predict(noisy, timesteps, tokens.input_ids.to(device))
         error = (predicted.float() - (signal * noise - sigma * clean)).square().mean(dim=(1, 2, 3))
-        return (weights[timesteps] * error).mean()
+        weighted: Tensor = (weights[timesteps] * error).mean()
+        return weighted
 
     return loss
 
@@ -157,7 +172,7 @@ def train_denoiser(
     folder: Path,
     export: Callable[[], None] | None = None,
 ) -> Progress:
-    """Train both networks on the training pictures' latents; see `fit` for what lands in `folder`.
+    """Trains both networks on the training pictures' latents; `fit` writes the checkpoint and the log into `folder`.
 
     Args:
         config: the whole configuration.
@@ -188,24 +203,14 @@ def train_denoiser(
 
     def predict(noisy: Tensor, timesteps: Tensor, tokens: Tensor) -> Tensor:
         states = text_encoder(tokens).last_hidden_state
-        return denoiser(noisy, timesteps, states).sample
+        velocities: Tensor = denoiser(noisy, timesteps, states).sample
+        return velocities
 
-    def put(record: Record, random: np.random.Generator) -> str | None:
+    def background(record: Record, random: np.random.Generator) -> str | None:
         return draw_background(record, random, options.background_share)
 
-    loss = diffusion_loss(
-        config,
-        options,
-        dataset,
-        chosen,
-        tokenizer,
-        autoencoder,
-        predict,
-        chances=chances,
-        put=put,
-        write=caption,
-        path=(STREAM,),
-    )
+    sampling = Sampling(dataset, chosen, chances, background, caption, (STREAM,))
+    loss = diffusion_loss(config, options, sampling, tokenizer, autoencoder, predict)
     figures = {
         "batch_size": options.batch_size,
         "caption_dropout": options.caption_dropout,
@@ -218,13 +223,4 @@ def train_denoiser(
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return train(
-        config,
-        options,
-        networks,
-        loss,
-        folder,
-        title="denoiser",
-        average=average,
-        export=export,
-    )
+    return train(config, options, networks, average, loss, folder, title="denoiser", export=export)

@@ -1,4 +1,4 @@
-"""How good the reference family is, by a judge that had no part in it: EfficientNet-lite0, trained on ImageNet."""
+"""Evaluates the generator with features of an independent network, and defines the figures of all evaluations."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 
 NEAREST = (1, 10)
-"""How many of the nearest concepts are looked at for the right one."""
+"""How many of the nearest concepts the right one must be among."""
 
 CANDIDATES = 300
 """Concepts among which a picture on a coloured background is ranked: features of all on each colour take too long."""
 
+TARGETED = 10
+"""The one of `NEAREST` that has a target."""
+
 Note = Callable[[str], None]
-"""Told what is being done."""
+"""Takes a few words on what is being done."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class Figure:
     """One line of the evaluation.
 
     Attributes:
-        part: what is judged.
-        figure: by which figure.
+        part: the part of the family that it belongs to.
+        figure: what was measured.
         value: of it, in `unit`.
         unit: `dB`, `%` or "".
-        target: what it should be, in words; "" where it stands beside another figure.
-        met: whether it is; None without a target.
+        target: in words; "" if there is none.
+        met: whether the target is met; None without one.
     """
 
     part: str
@@ -55,12 +58,13 @@ class Figure:
 
     @property
     def shown(self) -> str:
+        """The value, rounded, with its unit."""
         digits = {"dB": ".1f", "%": ".0f"}.get(self.unit, ".3g")
         return f"{self.value:{digits}} {self.unit}".strip()
 
 
 def at_least(part: str, figure: str, value: float, unit: str, target: float) -> Figure:
-    """A figure with a target that it should reach."""
+    """Returns a figure that should reach a target."""
     return Figure(part, figure, value, unit, f"at least {target:g} {unit}".strip(), value >= target)
 
 
@@ -75,7 +79,7 @@ class Drawings:
 def drawings_on(
     dataset: Dataset, chosen: np.ndarray, colour: tuple[int, int, int], extractor: FeatureExtractor, cache: Path
 ) -> Drawings:
-    """Features of drawings on a background; kept in the `cache` folder, because they take minutes."""
+    """Computes features of drawings on a background, or reads them from the `cache` folder: they take minutes."""
     pictures = dataset.on(chosen, np.array([colour] * len(chosen), np.uint8))
     labels = tuple(dataset.records[i].label for i in chosen)
     file = cache / f"{extractor.name}-{'-'.join(map(str, colour))}-{len(chosen)}.safetensors"
@@ -91,9 +95,9 @@ def drawings_on(
 
 
 def ranks(features: Tensor, labels: Sequence[str], drawings: Drawings) -> np.ndarray:
-    """For each generated picture how many concepts are nearer than its own, int64 (n,).
+    """Returns for each generated picture how many concepts are nearer than its own, int64 (n,).
 
-    A concept is as near as the nearest of its drawings, by Euclidean distance of the features.
+    A concept's distance is that of its nearest drawing, by Euclidean distance of the features.
     """
     import torch
 
@@ -105,7 +109,8 @@ def ranks(features: Tensor, labels: Sequence[str], drawings: Drawings) -> np.nda
         1, of_drawing.expand(len(features), -1), apart, "amin"
     )
     own = nearest.gather(1, torch.tensor([[place[label]] for label in labels]))
-    return (nearest < own).sum(dim=1).numpy()
+    nearer: np.ndarray = (nearest < own).sum(dim=1).numpy()
+    return nearer
 
 
 def evaluate_generator(
@@ -118,49 +123,29 @@ def evaluate_generator(
     seed: int = 0,
     note: Note = lambda _: None,
 ) -> list[Figure]:
-    """Everything about the autoencoder and the denoiser.
+    """Measures everything about the autoencoder and the denoiser.
 
     Args:
         pipeline: in single precision.
         dataset: where the drawings are.
         prompts: `training`, `held_out` and `gate`, as in `prompts.json`.
-        extractor: the judge.
+        extractor: the network whose features decide.
         cache: folder for features of drawings.
         seed: picture i of each list starts from the noise of seed + i.
-        note: told of each step.
+        note: called before each step.
     """
     note("autoencoder")
-    held_out = dataset.indices(held_out=True)
-    colours = np.array(list(BACKGROUNDS.values()), np.uint8)[np.arange(len(held_out)) % len(BACKGROUNDS)]
-    figures = [
-        at_least(
-            "autoencoder",
-            "PSNR of held-out pictures",
-            reconstruction_psnr(pipeline.vae, dataset.images[held_out]),
-            "dB",
-            24,
-        ),
-        Figure(
-            "autoencoder",
-            "the same on coloured backgrounds",
-            reconstruction_psnr(pipeline.vae, dataset.on(held_out, colours)),
-            "dB",
-        ),
-    ]
+    figures = _reconstruction(pipeline, dataset)
     note("features of the drawings on white")
-    everything = np.arange(len(dataset))
-    white = drawings_on(dataset, everything, WHITE, extractor, cache)
-    features: dict[str, Tensor] = {}
+    white = drawings_on(dataset, np.arange(len(dataset)), WHITE, extractor, cache)
     for purpose, what in (("training", "captions seen in training"), ("held_out", "names never seen")):
         note(f"drawing {what}")
-        captions = prompts[purpose]
-        features[purpose] = extractor(channels_first(generate(pipeline, captions, seed=seed)))
-        found = ranks(features[purpose], captions, white)
-        concepts = len(set(white.labels))
+        made = extractor(channels_first(generate(pipeline, prompts[purpose], seed=seed)))
+        found = ranks(made, prompts[purpose], white)
         for nearest in NEAREST:
-            name = f"{what}: own concept among the {nearest} nearest of {concepts:,}"
+            name = f"{what}: own concept among the {nearest} nearest of {len(set(white.labels)):,}"
             value = 100 * float(np.mean(found < nearest))
-            targeted = purpose == "training" and nearest == 10
+            targeted = purpose == "training" and nearest == TARGETED
             figures.append(
                 at_least("denoiser", name, value, "%", 60) if targeted else Figure("denoiser", name, value, "%")
             )
@@ -175,6 +160,18 @@ def evaluate_generator(
     return figures + _distances(gate, records, dataset, extractor)
 
 
+def _reconstruction(pipeline: StableDiffusionPipeline, dataset: Dataset) -> list[Figure]:
+    """Measures how well the autoencoder reproduces held-out pictures, on white and on colours."""
+    held_out = dataset.indices(held_out=True)
+    names = list(BACKGROUNDS)
+    coloured = dataset.on_named(held_out, [names[place % len(names)] for place in range(len(held_out))])
+    white, colours = (reconstruction_psnr(pipeline.vae, pictures) for pictures in (dataset.images[held_out], coloured))
+    return [
+        at_least("autoencoder", "PSNR of held-out pictures", white, "dB", 24),
+        Figure("autoencoder", "the same on coloured backgrounds", colours, "dB"),
+    ]
+
+
 def _ranks_on_backgrounds(
     features: Tensor,
     records: Sequence[Record],
@@ -183,7 +180,7 @@ def _ranks_on_backgrounds(
     cache: Path,
     note: Note,
 ) -> np.ndarray:
-    """Ranks among flat drawings of the own concepts and of others, all of them on the background of the caption."""
+    """Ranks each picture's own concept among flat drawings, all of them on the background of its caption."""
     flat = np.array([i for i, record in enumerate(dataset.records) if record.style == "flat"])
     others = np.random.default_rng(0).permutation(flat)[:CANDIDATES]
     found = np.zeros(len(records), np.int64)
@@ -201,7 +198,7 @@ def _ranks_on_backgrounds(
 def _distances(
     generated: Tensor, records: Sequence[Record], dataset: Dataset, extractor: FeatureExtractor
 ) -> list[Figure]:
-    """Fréchet and kernel distance of generated to real pictures, beside those of real to other real ones."""
+    """Measures the Fréchet and the kernel distance to real pictures, of generated and of other real pictures."""
     concepts = {record.concept for record in records}
     others = {r.concept: r for r in dataset.records if r.style == "flat" and r.concept not in concepts}
     real = ReferenceSet.of_images("real", real_pictures(dataset, records), extractor)
@@ -209,19 +206,19 @@ def _distances(
     n = len(records)
     return [
         Figure("denoiser", f"Fréchet distance to real pictures, {n} images", fid(generated, real)),
-        Figure("denoiser", f"… of other real pictures, {len(other)} images", fid(other, real)),
+        Figure("denoiser", f"Fréchet distance of other real pictures, {len(other)} images", fid(other, real)),
         Figure("denoiser", f"kernel distance to real pictures, {n} images", kid(real)(generated)),
-        Figure("denoiser", f"… of other real pictures, {len(other)} images", kid(real)(other)),
+        Figure("denoiser", f"kernel distance of other real pictures, {len(other)} images", kid(real)(other)),
     ]
 
 
 def write_evaluation(figures: Sequence[Figure], judge: str, file: Path) -> None:
-    """Keeps the figures as JSON, one on a line."""
+    """Writes the figures as JSON, one on a line."""
     lines = ",\n".join(f"  {json.dumps(vars(figure), ensure_ascii=False)}" for figure in figures)
     settings = json.dumps({"judge": judge, "steps": STEPS, "guidance": GUIDANCE})
     file.write_text(f'{{\n "settings": {settings},\n "figures": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def read_evaluation(file: Path) -> list[Figure]:
-    """Reads what `write_evaluation` wrote; nothing where there is no such file."""
+    """Reads what `write_evaluation` wrote; returns nothing if there is no such file."""
     return [Figure(**entry) for entry in json.loads(file.read_text())["figures"]] if file.is_file() else []

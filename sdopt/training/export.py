@@ -1,4 +1,4 @@
-"""From checkpoints to folders that diffusers and transformers load, with recipes, cards, prompts and references."""
+"""Writes folders that diffusers and transformers load, with recipes, cards, prompts and reference pictures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from sdopt.reference import MODEL
 from sdopt.training.architecture import build_scheduler
 from sdopt.training.autoencoder import load_autoencoder
 from sdopt.training.card import write_card
+from sdopt.training.checkpoints import missing_stage, read_figures
 from sdopt.training.clip import load_clip
 from sdopt.training.clip_card import write_clip_card
 from sdopt.training.clip_evaluation import draw_in_fewer_steps, evaluate_clip, judged_captions, write_clip_evaluation
-from sdopt.training.config import Stage, TrainReferenceConfig
-from sdopt.training.data import IMAGE_SIZE, Dataset
+from sdopt.training.config import TrainReferenceConfig
+from sdopt.training.data import Dataset
 from sdopt.training.denoiser import load_networks
-from sdopt.training.loop import missing_stage, read_figures
 from sdopt.training.prompts import choose_prompts, write_prompts
 from sdopt.training.references import write_references
+from sdopt.training.rendering import IMAGE_SIZE
 from sdopt.training.sheet import draw_sheet, generate
-from sdopt.training.tiny_autoencoder import load_tiny_autoencoder, write_tiny_card
+from sdopt.training.tiny_autoencoder import load_tiny_autoencoder
+from sdopt.training.tiny_card import write_tiny_card
 from sdopt.training.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
 
 
 DECODED_CAPTIONS = 48
-"""How many captions the tiny autoencoder's figure for generated latents rests on."""
+"""How many captions the tiny autoencoder's figure for generated latents is measured on."""
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
-    """The pipeline, in single precision, from what the stages left in their work folder.
+    """Builds the pipeline, in single precision, from what the stages left in the work folder.
 
     Raises:
         UsageError: a stage has not run.
@@ -58,7 +60,7 @@ def assemble(folder: Path) -> StableDiffusionPipeline:
 
 
 def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
-    """The pipeline of the work folder or, where no denoiser was trained there, that of `start_from`.
+    """Returns the pipeline of the work folder or, if no denoiser was trained there, that of `start_from`.
 
     Raises:
         UsageError: a stage has not run.
@@ -67,15 +69,15 @@ def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
     from diffusers import StableDiffusionPipeline
 
     folder = Path(config.folder)
-    if config.start_from is None or (folder / Stage.denoiser.value).exists():
+    if config.start_from is None or (folder / "denoiser").exists():
         return assemble(folder)
     return StableDiffusionPipeline.from_pretrained(
-        config.start_from, torch_dtype=torch.float32, local_files_only=True, safety_checker=None
+        config.start_from, dtype=torch.float32, local_files_only=True, safety_checker=None
     )
 
 
 def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
-    """What was done to make these weights: the data, each training, and the recipe of the weights it started from."""
+    """Returns the recipe of the weights: the data, each training, and the recipe of the weights it started from."""
     stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
     found: dict[str, Any] = {"seed": config.seed, "data": data_recipe(dataset), **stages}
     starts = [Path(start) for stage in stages.values() if (start := stage.pop("start_from", None))]
@@ -85,13 +87,14 @@ def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """What was done to make the weights in a folder; empty where it does not say."""
+    """Reads the recipe of the weights in a folder; empty if the folder has none."""
     file = folder / "recipe.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
 
 
 def data_recipe(dataset: Dataset) -> dict[str, Any]:
-    """How much of what the data holds."""
+    """Counts the pictures by style, the concepts and the held-out concepts."""
     return {
         "pictures": dict(Counter(record.style for record in dataset.records)),
         "concepts": len({record.concept for record in dataset.records}),
@@ -100,8 +103,9 @@ def data_recipe(dataset: Dataset) -> dict[str, Any]:
 
 
 def export(config: TrainReferenceConfig) -> None:
-    """Write the pipeline folder in half precision with its recipe and card, prompts and references beside it, and the
-    contact sheet.
+    """Writes the pipeline folder in half precision, with its recipe and card, and the contact sheet.
+
+    Prompts and reference pictures are written beside the folder.
 
     Raises:
         UsageError: a stage has not run.
@@ -117,11 +121,12 @@ def export(config: TrainReferenceConfig) -> None:
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     pipeline.save_pretrained(fresh)
+    load_in_single_precision(fresh / "text_encoder")
     pipeline.to(dtype=torch.float32)
     (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
     write_card(fresh)
     swap_in(fresh, target)
-    # What was said of other weights does not hold for these.
+    # An evaluation of other weights does not hold for these.
     (target / "evaluation.json").unlink(missing_ok=True)
     write_prompts(prompts, target.with_name("prompts.json"))
     write_references(dataset, prompts["gate"], target.parent)
@@ -130,9 +135,9 @@ def export(config: TrainReferenceConfig) -> None:
 
 
 def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, folder: Path) -> None:
-    """Write the CLIP's folder in half precision with its recipe, judge it, and write its figures and card.
+    """Writes the CLIP's folder in half precision with its recipe, evaluates it, and writes its figures and card.
 
-    What is judged is what ships: weights rounded to half precision, computed in single, and the packaged generator.
+    The evaluation uses what ships: weights rounded to half precision, computed in single, and the packaged generator.
 
     Args:
         config: the whole configuration.
@@ -151,6 +156,7 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     load_clip(folder).half().save_pretrained(fresh)
+    load_in_single_precision(fresh)
     tokenizer.save_pretrained(fresh)
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     processor = CLIPImageProcessorPil(
@@ -173,12 +179,12 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
 
 
 def export_tiny_autoencoder(config: TrainReferenceConfig) -> None:
-    """Write the tiny autoencoder to `export.companions`, with its card, some of whose figures need the denoiser.
+    """Writes the tiny autoencoder to `export.companions`, with its card; some of the card's figures need the denoiser.
 
     Raises:
         UsageError: a stage has not run.
     """
-    work = Path(config.folder) / Stage.tiny_autoencoder.value
+    work = Path(config.folder) / "tiny_autoencoder"
     dataset, network = Dataset.load(Path(config.folder) / "data"), load_tiny_autoencoder(work)
     write_tiny_card(
         work / "model" / "README.md",
@@ -188,23 +194,37 @@ def export_tiny_autoencoder(config: TrainReferenceConfig) -> None:
         read_figures(work),
         config.seed,
     )
-    copy_in(work / "model", Path(config.export.companions) / Stage.tiny_autoencoder.value)
+    copy_in(work / "model", Path(config.export.companions) / "tiny_autoencoder")
 
 
 def export_loras(config: TrainReferenceConfig) -> None:
-    """Write the LoRAs, with their card, to `export.companions`.
+    """Writes the LoRAs, with their card, to `export.companions`.
 
     Raises:
         UsageError: the stage has not run.
     """
-    model = Path(config.folder) / Stage.loras.value / "model"
+    model = Path(config.folder) / "loras" / "model"
     if not model.exists():
-        raise missing_stage(Stage.loras.value, model)
-    copy_in(model, Path(config.export.companions) / Stage.loras.value)
+        raise missing_stage("loras", model)
+    copy_in(model, Path(config.export.companions) / "loras")
+
+
+def load_in_single_precision(model: Path) -> None:
+    """Makes a saved transformers model load as float32 unless the caller asks for another `dtype`.
+
+    transformers takes the default from `config.json`, where it recorded the type of the saved weights. diffusers always
+    takes float32. A pipeline loaded without a `dtype` would mix both types, and its first call would fail.
+
+    Args:
+        model: folder that `save_pretrained` of transformers wrote.
+    """
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
 
 
 def copy_in(model: Path, target: Path) -> None:
-    """Put a copy of the folder `model` in the place of `target`, as `swap_in` does."""
+    """Copies the folder `model` over `target`, file by file as `swap_in` does."""
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(model, fresh)
@@ -212,7 +232,7 @@ def copy_in(model: Path, target: Path) -> None:
 
 
 def swap_in(fresh: Path, target: Path) -> None:
-    """Move the files of `fresh` over those of `target`, one by one: a reader never sees half a file."""
+    """Moves the files of `fresh` over those of `target`, one by one: a reader never sees half a file."""
     for file in sorted(fresh.rglob("*")):
         if file.is_file():
             place = target / file.relative_to(fresh)

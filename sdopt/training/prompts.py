@@ -1,4 +1,4 @@
-"""The captions that come with the model: for gates, for tests, for the contact sheet."""
+"""The captions that come with the model, by purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.training.data import BACKGROUNDS, Dataset, on_background
+from sdopt.training.captions import on_background
+from sdopt.training.data import BACKGROUNDS, Dataset
 
 TRAINING_PROMPTS = 200
 """How many training captions the file holds."""
@@ -20,7 +21,7 @@ SHEET_PER_GROUP = 3
 
 
 def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
-    """Plain captions (no style word) by purpose, drawn by `seed` and never by hand.
+    """Draws plain captions (no style word) by purpose.
 
     Returns:
         `gate`: captions that training never saw of words that it did, a name on its unseen background. `held_out`:
@@ -54,10 +55,11 @@ def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
 
 
 def write_prompts(prompts: dict[str, list[str]], file: Path) -> None:
-    """Write captions as JSON, one on a line, so that a change shows in a diff."""
+    """Writes captions as JSON, one on a line, so that a change shows in a diff."""
     file.write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_prompts(file: Path) -> dict[str, list[str]]:
-    """Read what `write_prompts` wrote."""
-    return json.loads(file.read_text())
+    """Reads what `write_prompts` wrote."""
+    prompts: dict[str, list[str]] = json.loads(file.read_text())
+    return prompts

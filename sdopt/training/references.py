@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record, on_background
+from sdopt.training.captions import on_background
+from sdopt.training.data import Dataset, Record
+from sdopt.training.rendering import IMAGE_SIZE
 
 REFERENCES = 120
 """How many held-out pictures are kept: those of the first captions of `gate`."""
@@ -17,28 +19,28 @@ MASK_RADIUS = 20
 
 
 def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
-    """The flat drawings that captions of `gate` are about, in their order. Raises KeyError."""
+    """Returns the flat drawings that captions of `gate` name, in their order. Raises KeyError."""
     flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
     by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
     return [by_caption[caption] for caption in captions]
 
 
 def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
-    """The flat drawing of each record's concept on its unseen background: what no training saw.
+    """Returns the flat drawing of each record's concept on its unseen background.
 
     Returns:
         uint8, shape (records, 64, 64, 3)
     """
     place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
-    colours = np.array([BACKGROUNDS[record.unseen_background] for record in records], np.uint8)
-    return dataset.on(np.array([place[record.concept] for record in records]), colours)
+    indices = np.array([place[record.concept] for record in records])
+    return dataset.on_named(indices, [record.unseen_background for record in records])
 
 
 def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) -> None:
-    """Write `held_out/` and `inputs/` below `folder`, all as lossless WebP.
+    """Writes `held_out/` and `inputs/` below `folder`, all as lossless WebP.
 
     `inputs/image.webp` is the drawing of the first caption on white, `inputs/mask.webp` a white disc in its middle:
-    what image-to-image and inpainting start from where nothing else is given.
+    the defaults of image-to-image and inpainting.
     """
     records = records_of(dataset, captions[:REFERENCES])
     target = folder / "held_out"
@@ -53,7 +55,7 @@ def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) ->
 
 
 def write_webp(picture: np.ndarray, file: Path) -> None:
-    """Keep uint8 pixels (height, width, 3) to the bit."""
+    """Writes uint8 pixels (height, width, 3) without loss."""
     from PIL import Image
 
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ def generate(
     guidance: float = GUIDANCE,
     batch_size: int = 24,
 ) -> np.ndarray:
-    """One picture for each caption: uint8, shape (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
+    """Draws one picture for each caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
     import torch
 
     pipeline.set_progress_bar_config(disable=True)
@@ -49,7 +49,7 @@ def generate(
 
 
 def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:
-    """Write a PNG grid of `pictures` (n, height, width, 3), each enlarged threefold under its caption."""
+    """Writes a PNG grid of `pictures` (n, height, width, 3), each enlarged threefold under its caption."""
     from PIL import Image, ImageDraw, ImageFont
 
     side = ENLARGEMENT * pictures.shape[1]

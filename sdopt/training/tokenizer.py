@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 VOCABULARY = 2048
-"""Entries of the vocabulary, the two special tokens included."""
+"""Entries of the vocabulary, including the two special tokens."""
 
 LENGTH = 24
 """Tokens of a caption after truncation or padding. Attention over the caption costs its length at every step of
@@ -29,7 +29,7 @@ WORDS = r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
 
 
 def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
-    """Learn merges from `captions`, save a tokenizer to `folder` and return it as diffusers will load it.
+    """Learns merges from `captions`, saves a tokenizer to `folder`, and returns it as diffusers will load it.
 
     The special tokens take the last two ids, as in CLIP, and the end token also pads.
 
@@ -80,7 +80,7 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
 
 
 def load_tokenizer(folder: Path) -> CLIPTokenizer:
-    """The tokenizer that `train_tokenizer` left in `folder`.
+    """Loads the tokenizer that `train_tokenizer` left in `folder`.
 
     Raises:
         UsageError: the stage has not run.

@@ -5,6 +5,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from sdopt.errors import UsageError
+from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, Note, send_answer
 from sdopt.worker.forkserver import StartContext
 
 T = TypeVar("T")
@@ -12,32 +13,50 @@ T = TypeVar("T")
 _PROBE_LIMIT_S = 300
 
 
+def call_apart(
+    context: StartContext,
+    function: Callable[..., T],
+    *arguments: Any,
+    timeout_s: float | None = None,
+    note: Callable[[Any], None] | None = None,
+) -> T:
+    """Runs `function` in a fresh process; returns its result or re-raises its error.
+
+    Args:
+        context: starts the process.
+        function: a function of a module; its arguments, its result and its notes are pickled.
+        arguments: of `function`.
+        timeout_s: limit in seconds; None waits for as long as the process lives.
+        note: if given, `function` gets a keyword argument `note`, and what it is called with there arrives here.
+
+    Raises:
+        ChildTimeoutError: it took too long.
+        ChildDiedError: the process ended without a result.
+    """
+    child = ChildProcess(context, _serve, function, arguments, note is not None)
+    try:
+        result: T = child.receive(timeout_s, note or (lambda content: None))
+    except BaseException:
+        child.kill()
+        raise
+    child.stop()
+    return result
+
+
 def in_process(context: StartContext, function: Callable[..., T], *arguments: Any, what: str) -> T:
-    """What a function returns in a process of its own, which may touch the device; raises what it raises.
+    """Runs `function`, which may touch the device, in a fresh process; returns its result or re-raises its error.
 
     Raises:
         UsageError: the process died, or gave no answer; begins with `what`.
     """
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, function, arguments), daemon=True)
-    process.start()
-    theirs.close()
     try:
-        if not ours.poll(_PROBE_LIMIT_S):
-            process.kill()
-            raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?")
-        answer = ours.recv()
-    except EOFError:
-        process.join()
-        raise UsageError(f"{what}: asking for it ended with exit code {process.exitcode}") from None
-    process.join()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        return call_apart(context, function, *arguments, timeout_s=_PROBE_LIMIT_S)
+    except ChildTimeoutError:
+        raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?") from None
+    except ChildDiedError as died:
+        raise UsageError(f"{what}: the process that was asked {died}") from None
 
 
-def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    try:
-        connection.send(function(*arguments))
-    except Exception as error:
-        connection.send(error)
+def _serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], notes: bool) -> None:
+    keywords = {"note": lambda content: connection.send(Note(content))} if notes else {}
+    send_answer(connection, lambda: function(*arguments, **keywords))

@@ -24,27 +24,29 @@ class Draw:
 
     @property
     def calls(self) -> int:
+        """How many calls of the pipeline it takes."""
         return -(-len(self.prompts) // self.batch_size)
 
 
 def timed_draw(variant: Variant) -> Draw:
-    """The prompts that are timed; the first batch is what every timed call draws."""
+    """Returns the draw of the prompts that are timed; every timed call draws its first batch."""
     return Draw(variant.prompts, variant.workload.batch_size, variant.workload.seed)
 
 
 def draw_of(variant: Variant) -> Draw:
-    """The images of a variant: as its workload says."""
+    """Returns the draw of the images of a variant, as its workload says."""
     return Draw(variant.pictured, variant.workload.batch_size, variant.workload.seed)
 
 
-def floor_draws(variant: Variant, prompts: int, threads: int) -> dict[str, Draw]:
-    """The baseline once more, of so many prompts: computed in another order, and from other noise.
+def floor_draws(variant: Variant, prompts: int, threads: int) -> dict[str, list[Draw]]:
+    """Returns how the baseline is drawn once more for each floor, of so many prompts: the preferred way first.
 
-    `numerical` has another batch size and number of threads, which changes the order of sums and nothing else.
+    `sampling` starts from other noise. `numerical` has another batch size and number of threads, which changes the
+    order of sums and nothing else; it comes last, because a larger batch may find no memory.
     """
     first = replace(draw_of(variant), prompts=variant.pictured[:prompts])
-    other = 4 if first.batch_size == 1 else 1
-    draws = {"numerical": replace(first, batch_size=other, threads=max(1, threads // 2))}
-    if variant.workload.latents is None:
-        draws["sampling"] = replace(first, seed=first.seed + _OTHER_NOISE)
-    return draws
+    batches = (4, 2) if first.batch_size == 1 else (1,)
+    draws = {"numerical": [replace(first, batch_size=size, threads=max(1, threads // 2)) for size in batches]}
+    if variant.workload.latents is not None:
+        return draws
+    return {"sampling": [replace(first, seed=first.seed + _OTHER_NOISE)]} | draws

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 
 StartContext = ForkServerContext | SpawnContext
@@ -22,6 +23,18 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
 }
+
+
+class ServerError(OSError):
+    """The fork server has ended, so that no process starts from it."""
+
+
+def start(process: BaseProcess) -> None:
+    """Starts a process. Raises ServerError where the fork server has ended, as it does when an import crashes it."""
+    try:
+        process.start()
+    except (EOFError, ConnectionError) as error:
+        raise ServerError("the process that workers are forked from has ended") from error
 
 
 def prepare_environment() -> None:

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import planned_device, require_card, sheet_of
 from sdopt.hardware.device import Device, describe_cpu, probe_device
+from sdopt.hardware.nvml import describe_gpu
 from sdopt.schema import Hardware, Sheet
 from sdopt.worker.calls import in_process
-from sdopt.worker.forkserver import StartContext
+from sdopt.worker.forkserver import ServerError, StartContext
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,30 @@ class Machine:
     bad_fork: bool
     sheet: Sheet | None = None
     """The device's data sheet."""
+    gpu: dict[str, Any] = field(default_factory=dict)
+    """Settings of the CUDA device, and the other processes on it."""
+    warnings: tuple[str, ...] = ()
+    """What is not as it was asked for, or slower than it could be."""
 
 
 def probe_machine(context: StartContext, wanted: str) -> Machine:
-    """Asks a process of its own what `hardware.device` is. Raises UsageError where there is no such device."""
+    """Asks a fresh process what `hardware.device` is.
+
+    Raises:
+        UsageError: there is no such device.
+        ServerError: no process can be started, because the fork server has ended.
+    """
     return in_process(context, _probe, wanted, what=f"hardware.device={wanted}")
 
 
 def find_machine(
     context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]
 ) -> tuple[Machine, StartContext]:
-    """The machine that the configuration means, with its data sheet, and how workers start there.
+    """Finds the machine that the configuration means, with its data sheet, and how workers start there.
 
     Args:
+        context: how workers would start; the returned one differs where that does not work.
+        hardware: the configuration.
         sheets: the packaged data sheets, asked for where a device's name may find one.
 
     Raises:
@@ -47,15 +59,12 @@ def find_machine(
         ConflictError: the data sheet that was chosen is not that of the device.
     """
     try:
-        machine = probe_machine(context, hardware.device)
+        machine, context = _probe_or_spawn(context, hardware.device)
     except UsageError as error:
         if hardware.sheet is None:
             raise
         hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
         raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
-    if machine.bad_fork:
-        context = multiprocessing.get_context("spawn")
-        machine = probe_machine(context, hardware.device)
     require_card(hardware, machine.device)
     sheet = None if hardware.emulate_memory else hardware.sheet
     if sheet is None and machine.device.is_cuda:
@@ -63,8 +72,24 @@ def find_machine(
     return replace(machine, sheet=sheet), context
 
 
+def _probe_or_spawn(context: StartContext, wanted: str) -> tuple[Machine, StartContext]:
+    """Probes the machine; where processes cannot be forked from a warm server, they are spawned from then on."""
+    try:
+        machine = probe_machine(context, wanted)
+    except ServerError as error:
+        slow = str(error)
+    else:
+        if not machine.bad_fork:
+            return machine, context
+        slow = "a library has started CUDA in the process that workers are forked from"
+    context = multiprocessing.get_context("spawn")
+    machine = probe_machine(context, wanted)
+    slow = f"{slow}: each worker imports PyTorch anew, in seconds"
+    return replace(machine, warnings=(slow, *machine.warnings)), context
+
+
 def planned_machine(sheet: Sheet) -> Machine:
-    """The machine of a data sheet, for planning without it."""
+    """Returns the machine of a data sheet, for planning without it."""
     return Machine(planned_device(sheet), describe_cpu(), False, False, sheet)
 
 
@@ -72,4 +97,13 @@ def _probe(wanted: str) -> Machine:
     preload = sys.modules.get("sdopt.worker.preload")
     bad_fork = torch.cuda._is_in_bad_fork()
     device = probe_device("cpu" if bad_fork else wanted)
-    return Machine(device, describe_cpu(), preload is not None and os.getpid() != preload.SERVER_PID, bad_fork)
+    failed = {} if preload is None else preload.FAILED
+    said = [f"workers import {module} by themselves, because it failed before: {why}" for module, why in failed.items()]
+    return Machine(
+        device,
+        describe_cpu(),
+        preloaded=preload is not None and os.getpid() != preload.SERVER_PID,
+        bad_fork=bad_fork,
+        gpu=describe_gpu(device),
+        warnings=(*([device.warning] if device.warning else []), *said),
+    )

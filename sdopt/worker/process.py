@@ -1,33 +1,45 @@
-"""The process that one variant lives in, and the parent's handle on it.
+"""The parent's handle on the process that one variant lives in.
 
 Global state (TF32 flags, attention back ends, compiler caches, the CUDA allocator) must not leak from one variant into
 the next, and a peak of memory must belong to one variant: so each has a process of its own.
 """
 
-import os
-import shutil
-import signal
-import tempfile
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Status
+from sdopt.results.records import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
+from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
+from sdopt.worker.draws import Draw
 from sdopt.worker.forkserver import StartContext
-from sdopt.worker.protocol import WorkerError
-from sdopt.worker.session import serve
+from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
+from sdopt.worker.session import PipelineHost, serve
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Worker:
-    """The parent's side: starts the process, asks it one thing at a time, and waits without spinning.
+    """Starts the process of a variant and asks it one thing at a time.
+
+    Each request is the method of `PipelineHost` of the same name. Each raises WorkerError if the worker fails, dies or
+    takes too long.
 
     Args:
+        context: starts the process.
+        variant: what it runs.
+        device: where.
         log: file that takes everything the worker prints.
+        scratch: folder for the caches of compilers, of several workers. A worker whose log has the same name finds what
+            the one before it compiled. It is removed if the parent is killed.
         timeout_s: limit for each request, in seconds.
-        called: told after each request how many seconds of it were calls of the pipeline.
+        called: is told, with each answer, how many seconds were spent in calls of the pipeline.
+        warn: is told of a process that does not end.
+
+    Raises:
+        OSError: the process cannot be started.
     """
 
     def __init__(
@@ -36,73 +48,93 @@ class Worker:
         variant: Variant,
         device: Device,
         log: Path,
+        scratch: Path,
         timeout_s: float,
         called: Callable[[float], None] = lambda seconds: None,
+        warn: Callable[[str], None] = print_warning,
     ) -> None:
         self._timeout_s = timeout_s
         self._called = called
         self._log = log
-        self._cache = Path(tempfile.mkdtemp(prefix="sdopt-inductor-"))
-        self._connection, theirs = context.Pipe()
-        life, self._life = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=serve, args=(theirs, life, variant, device, str(log), str(self._cache)), daemon=False
-        )
-        self._process.start()
-        theirs.close()
-        life.close()
+        cache = scratch / log.stem
+        self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
 
     @property
     def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        """The process id."""
+        return self._child.pid
 
-    def ask(self, request: str, **arguments: Any) -> Any:
-        """One request, one answer. Raises WorkerError where the worker fails, dies or takes too long."""
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there to answer."""
+        return self._child.alive
+
+    def hello(self) -> None:
+        """Waits until the process has started."""
+        self._ask(PipelineHost.hello)
+
+    def prepare(self) -> float:
+        """Loads the pipeline and applies the optimizations; returns the seconds that it took."""
+        return self._ask(PipelineHost.prepare)
+
+    def time_once(self) -> TimedCall:
+        """Times one call from prompts to images."""
+        return self._ask(PipelineHost.time_once)
+
+    def measure_memory(self) -> Memory:
+        """Returns the peak memory of one call in steady state."""
+        return self._ask(PipelineHost.measure_memory)
+
+    def compile_report(self) -> CompileReport:
+        """Returns what the compiler has done so far."""
+        return self._ask(PipelineHost.compile_report)
+
+    def prove(self) -> list[Evidence]:
+        """Returns the evidence of each optimization that it took effect."""
+        return self._ask(PipelineHost.prove)
+
+    def time_stages(self) -> dict[str, list[float]]:
+        """Returns the seconds of each stage of one call; of the denoiser a sample per step."""
+        return self._ask(PipelineHost.time_stages)
+
+    def measure_energy(self) -> float | None:
+        """Returns the joules of one call; None where nothing counts them. On CUDA it takes seconds."""
+        return self._ask(PipelineHost.measure_energy)
+
+    def denoiser_busy_s(self) -> float | None:
+        """Returns for how long the device worked in one traced call of the denoiser; None on a CPU."""
+        return self._ask(PipelineHost.denoiser_busy_s)
+
+    def count_operations(self) -> float:
+        """Returns the TFLOP of one image."""
+        return self._ask(PipelineHost.count_operations)
+
+    def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
+        """Makes the images of one batch of a draw, and keeps them in `folder`."""
+        return self._ask(PipelineHost.generate, batch, draw, folder)
+
+    def _ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        name = request.__name__
         try:
-            self._connection.send((request, arguments))
-            ready = wait([self._connection, self._process.sentinel], timeout=self._timeout_s)
-            if not ready:
-                self.kill()
-                limit = f"{self._timeout_s:g} s (protocol.timeout_s)"
-                raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}")
-            if self._connection not in ready and not self._connection.poll(0.2):
-                raise EOFError
-            answer, in_calls_s = self._connection.recv()
-        except (EOFError, OSError):
-            raise self._died(request) from None
-        self._called(in_calls_s)
-        if isinstance(answer, WorkerError):
-            raise answer
+            self._child.send((name, args, kwargs))
+            answer: R = self._child.receive(self._timeout_s, self._called)
+        except ChildTimeoutError:
+            limit = f"{self._timeout_s:g} s (protocol.timeout_s)"
+            raise WorkerError(Status.TIMEOUT, f"no answer to '{name}' within {limit}") from None
+        except ChildDiedError as died:
+            if died.signal:
+                hint = "; the kernel does so when memory runs out" if died.signal == "SIGKILL" else ""
+                raise WorkerError(Status.KILLED, f"{died} during '{name}'{hint}") from None
+            raise WorkerError(Status.FAILED, f"{died} during '{name}'{_last_line(self._log)}") from None
         return answer
 
     def stop(self) -> None:
-        """Ends the worker, gently where it still listens."""
-        self._connection.close()
-        self._process.join(timeout=5)
-        self.kill()
+        """Ends the worker, gently if it still listens."""
+        self._child.stop()
 
     def kill(self) -> None:
         """Ends the worker and everything it started, at once."""
-        if self._process.pid is not None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                self._process.kill()
-        self._process.join()
-        self._life.close()
-        shutil.rmtree(self._cache, ignore_errors=True)
-
-    def _died(self, request: str) -> WorkerError:
-        self._process.join(timeout=10)
-        code = self._process.exitcode
-        tail = _last_line(self._log)
-        self.kill()
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            hint = "; the kernel does so when memory runs out" if name == "SIGKILL" else ""
-            return WorkerError(Status.KILLED, f"killed by {name} during '{request}'{hint}")
-        return WorkerError(Status.FAILED, f"ended with exit code {code} during '{request}'{tail}")
+        self._child.kill()
 
 
 def _last_line(log: Path) -> str:

@@ -1,11 +1,42 @@
-"""What parent and worker process say to each other."""
+"""What a study and its workers tell each other, beside the figures that are recorded."""
 
-from sdopt.results.records import Status
+from dataclasses import dataclass
+
+from sdopt.results.records import GpuState, Status
 
 
 class WorkerError(Exception):
-    """A worker could not answer: `status` says how it ended, `reason` why, in a line or two."""
+    """A worker could not answer: `status` says how it ended, `reason` why, in a line or two.
 
-    def __init__(self, status: Status, reason: str) -> None:
-        self.status, self.reason = status, reason
-        super().__init__(status, reason)  # both, because it travels between processes
+    Args:
+        status: how the variant ends.
+        reason: why.
+        may_be_memory: the libraries say the same where memory has run out, and where it has not.
+    """
+
+    def __init__(self, status: Status, reason: str, may_be_memory: bool = False) -> None:
+        self.status, self.reason, self.may_be_memory = status, reason, may_be_memory
+        super().__init__(status, reason, may_be_memory)  # all of them, because it travels between processes
+
+    @property
+    def starved(self) -> bool:
+        """Whether the worker may have lacked memory that other processes held."""
+        return self.may_be_memory or self.status in (Status.OUT_OF_MEMORY, Status.KILLED)
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """One call from prompts to images."""
+
+    seconds: float
+    gpu: GpuState | None
+    """The state of the device right after it; None on a CPU, and without NVML."""
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What a worker's compiler has done since the worker started."""
+
+    seconds: float
+    """Time that the compiler itself says it took."""
+    graphs: int

@@ -4,12 +4,11 @@ import gc
 import json
 import math
 import os
-import shutil
-import signal
 import threading
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from sdopt.hardware.device import Device, energy_j
+from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import GpuMonitor
+from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, observed
@@ -32,81 +33,94 @@ from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.results.records import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
+from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
+from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
-from sdopt.measure.clocks import EventClock, WallClock
-from sdopt.worker.protocol import WorkerError
 
 
-def _end_with_the_parent(life: Connection, cache: str) -> None:
-    """Waits for the end of a pipe that the parent holds and never writes to; then ends all that runs here.
+def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
+    """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    A parent that is killed can do that no more, and a compiler or a call would go on for minutes.
+    With each answer goes a note: the seconds that calls of the pipeline took.
     """
-    with suppress(OSError, EOFError):
-        life.recv_bytes()
-    shutil.rmtree(cache, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
-
-
-def serve(connection: Connection, life: Connection, variant: Variant, device: Device, log: str, cache: str) -> None:
-    # A process group of its own, so that killing it takes the compiler's children along, and a Ctrl-C in the
-    # terminal reaches the parent alone, which then decides.
-    os.setsid()
-    threading.Thread(target=_end_with_the_parent, args=(life, cache), daemon=True).start()
-    with Path(log).open("a", buffering=1) as stream:
+    with log.open("a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     # What was imported is no garbage: to look through it took a fifth of a second before every timed call.
     gc.freeze()
     # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
     tqdm.set_lock(threading.RLock())
-    session = Session(variant, device)
+    host = PipelineHost(variant, device)
     while True:
         try:
-            request, arguments = connection.recv()
-        except EOFError:
+            request, args, kwargs = connection.recv()
+        except (EOFError, OSError):
             return
-        before = session.in_calls_s
-        try:
-            answer = getattr(session, request)(**arguments)
-        except Exception as error:
-            traceback.print_exc()
-            answer = WorkerError(*_classify(error))
-        try:
-            connection.send((answer, session.in_calls_s - before))
-        except OSError:
-            return
+        send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
 
 
-_STARVED = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:
+    before = host.in_calls_s
+    try:
+        return getattr(host, request)(*args, **kwargs)
+    except Exception as error:
+        traceback.print_exc()
+        raise describe_error(error) from error
+    finally:
+        connection.send(Note(host.in_calls_s - before))
 
 
-def _classify(error: Exception) -> tuple[Status, str]:
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "status_alloc_failed",  # of cuBLAS and of cuDNN
+    "device_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+)
+
+_MAYBE_OUT_OF_MEMORY = (
+    "cublas_status_not_initialized",
+    "cudnn_status_not_initialized",
+    "cudnn_status_internal_error",
+    "unable to find an engine",
+    "busy or unavailable",  # also what all processes but one are told in exclusive compute mode
+)
+"""What libraries say if a handle or a workspace found no memory; they have other reasons too."""
+
+
+def describe_error(error: Exception) -> WorkerError:
     """Tells running out of memory from other failures, also where a compiler has wrapped it."""
-    text = " ".join(str(error).split())
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
-    starved = any(
-        isinstance(link, torch.OutOfMemoryError | MemoryError) or any(word in str(link) for word in _STARVED)
-        for link in chain
+    texts = [str(link).lower() for link in chain]
+    starved = any(isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain) or any(
+        words in text for words in _OUT_OF_MEMORY for text in texts
     )
-    return (Status.OUT_OF_MEMORY if starved else Status.FAILED), f"{type(error).__name__}: {text[:300]}"
+    maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return WorkerError(Status.OUT_OF_MEMORY if starved else Status.FAILED, reason, may_be_memory=maybe)
 
 
-class Session:
-    """The worker's side: one pipeline with its optimizations. Each public method answers one request."""
+_ENERGY_S = 5.0
+"""For so long calls are made back to back to measure their energy."""
+
+
+class PipelineHost:
+    """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`."""
 
     def __init__(self, variant: Variant, device: Device) -> None:
         self._variant = variant
         self._device = device
         self._memory = PeakMemory(device)
+        self._monitor = GpuMonitor(device)
+        self._busy_s: float | None = None
         self._pipe: DiffusionPipeline = None
         self._proofs: dict[str, Proof] = {}
         self._inputs: dict[str, Any] = {}
@@ -116,10 +130,14 @@ class Session:
         """Seconds spent in calls of the pipeline, from prompts to images."""
 
     def hello(self) -> None:
-        """Answers: the process has started."""
+        """Answers as soon as the process has started."""
 
     def prepare(self) -> float:
-        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise; seconds."""
+        """Loads the pipeline, applies the optimizations in the order of their stages, and draws the noise.
+
+        Returns:
+            the seconds that it took.
+        """
         start = time.perf_counter()
         if self._variant.hardware.threads is not None:
             torch.set_num_threads(self._variant.hardware.threads)
@@ -141,40 +159,60 @@ class Session:
         self._memory.loaded()
         return load_s
 
-    def time_once(self) -> tuple[float, float | None]:
-        """Seconds of one call from prompts to images, and joules of the device where NVML counts them."""
+    def time_once(self) -> TimedCall:
+        """Times one call from prompts to images."""
         gc.collect()
         gc.disable()
         try:
-            before = energy_j(self._device)
+            before = self._monitor.throttled_ns()
             self._synchronize()
             start = time.perf_counter()
             self._call()
             self._synchronize()
             seconds = time.perf_counter() - start
-            after = energy_j(self._device)
+            state = self._monitor.state(before, seconds)
         finally:
             gc.enable()
-        return seconds, None if before is None or after is None else after - before
+        return TimedCall(seconds, state)
+
+    def measure_energy(self) -> float | None:
+        """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
+
+        The device's counter advances some ten times a second, so that one short call says little.
+        """
+        before, calls, start = self._monitor.energy_j(), 0, time.perf_counter()
+        if before is None:
+            return None
+        while time.perf_counter() - start < _ENERGY_S:
+            self._call()
+            self._synchronize()
+            calls += 1
+        after = self._monitor.energy_j()
+        return None if after is None else (after - before) / calls
+
+    def denoiser_busy_s(self) -> float | None:
+        """Returns for how long the device worked in one call of the denoiser, once it was traced; None on a CPU."""
+        return self._busy_s
 
     def measure_memory(self) -> Memory:
-        """Peak memory of one call in steady state."""
+        """Returns the peak memory of one call in steady state."""
         self._memory.reset()
         self._call()
         self._synchronize()
         return self._memory.read()
 
-    def compile_report(self) -> tuple[float, int]:
-        """Seconds that the compiler says it has taken so far, and how many graphs it has compiled."""
+    def compile_report(self) -> CompileReport:
+        """Returns what TorchDynamo says it has compiled so far."""
         from torch._dynamo.utils import compile_times, counters
 
         took: Any = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True)).get("_compile.compile_inner", 0)
-        return float(took), int(counters["stats"]["unique_graphs"])
+        return CompileReport(float(took), int(counters["stats"]["unique_graphs"]))
 
     def prove(self) -> list[Evidence]:
         """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""
         steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
+        self._busy_s = trace.denoiser_busy_s
         findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
@@ -182,7 +220,7 @@ class Session:
         ]
 
     def time_stages(self) -> dict[str, list[float]]:
-        """Seconds of each stage of one instrumented call; of the denoiser a sample per step.
+        """Returns the seconds of each stage of one instrumented call; of the denoiser a sample per step.
 
         On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
         """
@@ -197,17 +235,17 @@ class Session:
         }
 
     def count_operations(self) -> float:
-        """TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
+        """Returns the TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
         variant = self._variant
         counted = tflop_per_image(self._pipe, variant.task, variant.workload, variant.size, variant.guidance_scale)
         return counted["total"]
 
-    def generate(self, batch: int, draw: Draw, folder: str) -> list[ImageRecord]:
+    def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
         """Makes the images of one batch of a draw and keeps them losslessly in `folder`.
 
         With the last batch the final latents of all are kept beside them, in the order of the records.
         """
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents = []
         if draw.threads is not None:
@@ -227,7 +265,7 @@ class Session:
             position = batch * draw.batch_size + number // count
             if position >= len(draw.prompts):
                 break  # what a short batch was filled up with
-            image_index, path = number % count, Path(folder) / f"{position:04d}_{number % count:02d}.png"
+            image_index, path = number % count, folder / f"{position:04d}_{number % count:02d}.png"
             finite = bool(np.isfinite(image).all()) and bool(latents[number].isfinite().all())
             pixels = (np.nan_to_num(image, posinf=1.0).clip(0, 1) * 255).round().astype(np.uint8)
             Image.fromarray(pixels).save(path)
@@ -235,7 +273,7 @@ class Session:
             records.append(ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite))
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
-            save_file({"latents": torch.cat(self._latents).contiguous()}, Path(folder) / LATENTS)
+            save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
 
     def _batch(self, index: int, draw: Draw) -> dict[str, Any]:
@@ -289,5 +327,6 @@ class Session:
 
 
 def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts as JSON keeps them: whatever a proof puts there must not keep a result from being written."""
-    return json.loads(json.dumps(facts, default=str))
+    """Turns facts into plain JSON: whatever a proof puts there must not keep a result from being written."""
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain

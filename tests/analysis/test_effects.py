@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from sdopt.analysis.effects import effects_of
-from sdopt.results.records import Environment, Interval, Measurement, Memory, Status, StudyResult, VariantResult
+from sdopt.results.records import (
+    Environment,
+    Interval,
+    Measurement,
+    Memory,
+    RecordedConfig,
+    Status,
+    StudyResult,
+    VariantResult,
+)
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
 TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}
@@ -32,7 +41,13 @@ def cell(
         for replicate in range(replicates)
     ]
     return VariantResult(
-        ", ".join(options) or "baseline", "variant", choices, [], {}, status=Status.OK, measurements=measurements
+        ", ".join(options) or "baseline",
+        "variant",
+        choices,
+        [],
+        RecordedConfig(),
+        status=Status.OK,
+        measurements=measurements,
     )
 
 
@@ -40,9 +55,8 @@ def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int =
     rng = np.random.default_rng(seed)
     chosen = [tuple(o for o, on in zip(OPTIONS, mask, strict=True) if on) for mask in product([0, 1], repeat=3)]
     environment = Environment("", None, None, "", "", {}, {"name": ""}, {}, "forkserver", [])
-    config = {"protocol": {"confidence": 0.95}}
     variants = [cell(options, rounds, noise, rng, replicates) for options in chosen]
-    return StudyResult("factorial", "factorial", "", environment, config, variants, [], "baseline")
+    return StudyResult("factorial", "factorial", "", environment, RecordedConfig(), variants, [], "baseline")
 
 
 def known(interval: Interval | None) -> Interval:
@@ -127,12 +141,12 @@ def test_without_cells_or_options_there_are_none() -> None:
     assert effects_of(result, OPTIONS) == []
 
 
-def test_cells_of_different_sittings_are_compared_by_the_baselines_beside_them() -> None:
+def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them() -> None:
     """Half of the cells were measured later, on a machine three times as slow, and the baseline with them again."""
     result = study(noise=0.0)
     later = result.variants[4:]
     for row in later:
-        row.measurements[0].sitting = 1
+        row.measurements[0].session = 1
         row.measurements[0].latency_s = [3 * sample for sample in row.measurements[0].latency_s]
     baseline = result.variants[0]
     again = [3 * sample for sample in baseline.measurements[0].latency_s]

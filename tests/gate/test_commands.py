@@ -14,6 +14,7 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Verdict
 from sdopt.schema import Gate, Rule
 from tests.command import Finished, sdopt
+from tests.records import reconfigure
 
 SMALLEST = (
     "hardware=cpu",
@@ -124,7 +125,7 @@ class TestGate:
 
     def test_against_another_study_is_refused_by_name(self, folder: Path, tmp_path: Path) -> None:
         earlier = read_result(folder)
-        earlier.config["workload"]["steps"] = 25
+        reconfigure(earlier, "workload", steps=25)
         earlier.environment.packages["torch"] = "2.12.0"
         write_result(earlier, tmp_path)
         done = sdopt(tmp_path, "gate", str(folder), "--against", str(tmp_path), "--waive", "sdopt")
@@ -204,7 +205,7 @@ class TestTrial:
 
     def test_a_verdict_for_another_reason_does_not_count(self, folder: Path) -> None:
         result = read_result(folder)
-        result.variant("black").config["trial"]["caught_by"] = "memory_ratio"
+        result.variant("black").config.options["trial"]["caught_by"] = "memory_ratio"
         assert not {one.name: one for one in sabotages(result)}["black"].fits
 
     def test_what_is_the_same_raises_no_alarm_and_what_is_not_does(self, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Two results of one study: what is comparable, what is refused by name, and what got worse."""
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
@@ -9,6 +10,7 @@ from sdopt.gate.drift import differences, judge_drift
 from sdopt.results.records import StudyResult, Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import CALIBRATION, NON_INFERIOR, clip
+from tests.records import reconfigure
 
 GATE = Gate(
     "g",
@@ -61,11 +63,14 @@ def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult])
     ("change", "named"),
     [
         (lambda r: r.environment.device.update(name="another"), "device: another against a device"),
-        (lambda r: r.config.update(workload={"seed": 3}), "workload.seed: 3 against None"),
-        (lambda r: r.config["model"].update(name="sd15"), "model.name: sd15 against emoji"),
+        (lambda r: reconfigure(r, "workload", seed=3), "workload.seed: 3 against 0"),
+        (lambda r: reconfigure(r, "model", name="sd15"), "model.name: sd15 against emoji"),
+        (lambda r: reconfigure(r, "scheduler", class_name="Euler"), "scheduler.class_name: Euler against"),
     ],
 )
-def test_other_work_is_refused_and_named(results: tuple[StudyResult, StudyResult], change, named: str) -> None:  # type: ignore[no-untyped-def]
+def test_other_work_is_refused_and_named(
+    results: tuple[StudyResult, StudyResult], change: Callable[[StudyResult], None], named: str
+) -> None:
     later, earlier = results
     change(later)
     with pytest.raises(UsageError, match=named):

@@ -25,6 +25,7 @@ from sdopt.results.records import (
     Measurement,
     Memory,
     Promise,
+    RecordedConfig,
     Score,
     Spread,
     Status,
@@ -33,6 +34,7 @@ from sdopt.results.records import (
     Verdict,
 )
 from sdopt.schema import Gate, Rule
+from tests.records import reconfigure
 
 PROMPTS = 48
 SPREADS = {"clip_score_x": Spread(0.0, 2.0, 99), "cmmd_x": Spread(0.0, 1.0, 99), "perceptual_x": Spread(1.0, 1.0, 9)}
@@ -57,12 +59,6 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
         for number in range(3)
     ]
     fields.pop("memory", None)
-    config = {
-        "model": {"name": "emoji"},
-        "scheduler": {"class_name": "DDIMScheduler"},
-        "workload": {"batch_size": 1, "images_per_prompt": 1, "steps": 25, "seed": 0, "prompts": "packaged"},
-        "hardware": {"threads": None},
-    }
     contract, claims = fields.get("contract", "lossy"), fields.pop("claims", [])
     made: dict[str, Any] = {
         "status": Status.OK,
@@ -72,17 +68,18 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
         "images": [ImageRecord("a", 0, 0, 0, "images/a.png")],
         "measurements": measurements,
     }
-    return VariantResult(name, role, {"axis": name}, [], config, **(made | fields))
+    return VariantResult(name, role, {"axis": name}, [], RecordedConfig(), **(made | fields))
 
 
 def study(candidate: VariantResult, reference: VariantResult | None = None, **paired: Score) -> StudyResult:
     reference = reference or variant("baseline", contract="exact")
     environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
-    config = {"protocol": {"confidence": 0.95, "estimator": "median"}, "model": {"name": "emoji"}}
     control = variant("control", role="control", seconds=0.1)
     edge = Comparison(candidate.name, reference.name, "it", quality=paired)
     rows = [reference, candidate, control]
-    result = StudyResult("s", "pair", "2026-01-01T00:00:00", environment, config, rows, [edge], reference.name)
+    result = StudyResult(
+        "s", "pair", "2026-01-01T00:00:00", environment, RecordedConfig(), rows, [edge], reference.name
+    )
     result.comparisons.append(Comparison("control", reference.name, "nothing"))
     compare(result)
     return result
@@ -195,7 +192,7 @@ class TestFailClosed:
     def test_other_prompts_seeds_or_models(self) -> None:
         for section, key, value in (("workload", "seed", 7), ("workload", "prompts", "x"), ("model", "name", "sd15")):
             result = clip(0.0)
-            result.variant("it").config[section][key] = value
+            reconfigure(result.variant("it"), section, **{key: value})
             found = verdict(result, NON_INFERIOR)
             assert found.verdict is Verdict.NOT_COMPARABLE
             assert f"{section}.{key}" in found.rulings[0].reason
@@ -223,7 +220,7 @@ class TestWires:
 
     def test_another_number_of_steps_is_a_choice(self) -> None:
         result = clip(0.0, denoiser_calls=13)
-        result.variant("it").config["workload"]["steps"] = 13
+        reconfigure(result.variant("it"), "workload", steps=13)
         assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
 
 

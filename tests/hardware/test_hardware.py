@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,6 +31,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Hardware, Rates, Sheet
 from tests.command import ROOT, SMALL, SMOKE, sdopt
 from tests.conftest import CPU, Compose
+from tests.records import reconfigure
 
 SHEETS = data_sheets()
 CARDS = [
@@ -292,8 +292,7 @@ class TestPeak:
         assert "of bf16's 4 TFLOP/s bfloat16 " in note
 
     def test_an_emulated_card_is_named_beside_the_table(self, result: StudyResult) -> None:
-        hardware: dict[str, Any] = result.config["hardware"]
-        hardware |= {"emulate_memory": True, "sheet": {"name": "NVIDIA A10", "memory_gib": 22.06}}
+        reconfigure(result, "hardware", emulate_memory=True, sheet=Sheet("NVIDIA A10", [], 22.06, 600.0))
         assert any(note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(result))
 
 

@@ -9,17 +9,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.analysis.figures import metrics_of
 from sdopt.errors import UsageError
-from sdopt.hardware.device import Device, ask_nvml, describe_cpu, energy_j, probe_device
+from sdopt.hardware.device import Device, describe_cpu, probe_device
+from sdopt.hardware.nvml import GpuMonitor, ask_nvml
 from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
-from sdopt.results.records import Status, StudyResult
-from sdopt.worker.session import Session
+from sdopt.results.records import GpuState, Status, StudyResult
+from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load, operations_of
+from tests.records import reconfigure
 
 
-def stages_of(session: Session, **changes: Any) -> list[str]:
+def stages_of(session: PipelineHost, **changes: Any) -> list[str]:
     seen: list[str] = []
     with observed(session._pipe, seen.append, lambda stage, output: seen.append(f"end of {stage}")):
         session._call(**changes)
@@ -39,9 +41,12 @@ class TestStages:
         assert seen[1::2] == [f"end of {stage}" for stage in seen[::2]]
 
     def test_nothing_is_left_of_it(self, session: Load) -> None:
+        def fail(_stage: str) -> None:
+            raise ZeroDivisionError
+
         loaded = session()
         stages_of(loaded)
-        with pytest.raises(ZeroDivisionError), observed(loaded._pipe, lambda stage: 1 // 0, lambda stage, output: None):
+        with pytest.raises(ZeroDivisionError), observed(loaded._pipe, fail, lambda stage, output: None):
             loaded._call()
         pipe = loaded._pipe
         for module in (pipe.unet, pipe.text_encoder, pipe.vae):
@@ -57,7 +62,8 @@ class TestStages:
 
     def test_what_is_compiled_is_seen_as_it_was(self) -> None:
         module = torch.nn.Linear(1, 1)
-        assert unwrapped(torch.compile(module)) is unwrapped(module) is module
+        compiled: Any = torch.compile(module)
+        assert unwrapped(compiled) is unwrapped(module) is module
 
     def test_times_of_the_stages_are_within_the_call(self, session: Load) -> None:
         loaded = session("workload.steps=3")
@@ -169,15 +175,21 @@ class TestOperations:
 class TestMemory:
     def test_a_peak_that_is_gone_again_is_seen_once(self) -> None:
         memory = PeakMemory(CPU)
+
+        def peak() -> float:
+            found = memory.read().process_peak_gib
+            assert found is not None
+            return found
+
         memory.loaded()
         memory.reset()
-        before = memory.read().process_peak_gib
+        before = peak()
         block = torch.ones(200 * 2**20 // 4)
         del block
-        peak = memory.read().process_peak_gib
-        assert 0.19 < peak - before < 0.30
+        highest = peak()
+        assert 0.19 < highest - before < 0.30
         memory.reset()
-        assert memory.read().process_peak_gib < peak - 0.15
+        assert peak() < highest - 0.15
 
     def test_what_is_loaded_counts_from_before(self) -> None:
         memory = PeakMemory(CPU)
@@ -217,11 +229,58 @@ class TestDevice:
         assert CPU.needs_cuda("it") == [f"it needs a CUDA device; this runs on {CPU.name}"]
 
     def test_nobody_counts_the_energy_of_a_cpu(self) -> None:
-        assert energy_j(CPU) is None
+        assert GpuMonitor(CPU).energy_j() is None
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
     def test_without_a_driver_nobody_answers(self) -> None:
         assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
+
+
+class TestAroundACall:
+    """What a worker reads of a card beside the time of a call; the card is a stand-in."""
+
+    class Card:
+        def __init__(self, per_call_j: float) -> None:
+            self.per_call_j, self.joules = per_call_j, 1000.0
+
+        def throttled_ns(self) -> dict[str, int]:
+            return {"temperature": 5}
+
+        def state(self, before: dict[str, int], seconds: float) -> GpuState:
+            assert before == {"temperature": 5}
+            return GpuState(sm_clock_mhz=round(1000 * seconds), throttled=["temperature"])
+
+        def energy_j(self) -> float:
+            return self.joules
+
+    def test_a_timed_call_comes_with_the_state_of_the_card(self, session: Load) -> None:
+        loaded = session()
+        assert loaded.time_once().gpu is None
+        loaded._monitor = self.Card(2.0)  # type: ignore[assignment]
+        call = loaded.time_once()
+        assert call.gpu == GpuState(sm_clock_mhz=round(1000 * call.seconds), throttled=["temperature"])
+
+    def test_energy_is_the_mean_of_calls_over_five_seconds(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loaded, card, now = session(), self.Card(2.0), 0.0
+        assert loaded.measure_energy() is None
+
+        def call() -> None:
+            nonlocal now
+            now += 0.3
+            card.joules += card.per_call_j
+
+        monkeypatch.setattr(loaded, "_monitor", card)
+        monkeypatch.setattr(loaded, "_call", call)
+        monkeypatch.setattr("sdopt.worker.session.time.perf_counter", lambda: now)
+        assert loaded.measure_energy() == pytest.approx(2.0)
+        assert now >= 5.0
+
+    def test_a_cpu_is_busy_for_no_time_of_a_device(self, session: Load) -> None:
+        loaded = session()
+        loaded.prove()
+        assert loaded.denoiser_busy_s() is None
 
 
 class TestMetrics:
@@ -234,8 +293,8 @@ class TestMetrics:
         assert found["compute/achieved_tflops"] == pytest.approx(
             found["compute/tflop_per_image"] * found["throughput/images_per_s"]
         )
-        assert found["speedup/paired"] == result.comparisons[1].speedup.estimate  # type: ignore[union-attr]
-        assert found["memory/ratio"] == result.comparisons[1].memory_ratio.estimate  # type: ignore[union-attr]
+        assert found["speedup"] == result.comparisons[1].speedup.estimate  # type: ignore[union-attr]
+        assert found["memory_ratio"] == result.comparisons[1].memory_ratio.estimate  # type: ignore[union-attr]
         assert found["stage/vae_decoder_ms"] > 0
         assert found["latency/cold_start_s"] > 0
         assert not [name for name in found if name.startswith(("energy/", "cost/", "compile/"))]
@@ -243,7 +302,7 @@ class TestMetrics:
 
     def test_cost_where_there_is_a_price(self, result: StudyResult) -> None:
         row = result.variant("baseline")
-        row.config["hardware"]["price_per_hour"] = 3.6
+        reconfigure(row, "hardware", price_per_hour=3.6)
         row.measurements[0].latency_s = [2.0]
         assert metrics_of(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
 
@@ -252,7 +311,7 @@ class TestMetrics:
 
     def test_of_the_baseline_there_is_no_speedup(self, result: StudyResult) -> None:
         found = metrics_of(result, result.variant("baseline"))
-        assert not [name for name in found if name.startswith("speedup/")]
+        assert not [name for name in found if name.startswith("speedup")]
 
     def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
         """Half a measurement would rank it beside those that were measured whole."""

@@ -20,7 +20,7 @@ from sdopt.measure.stages import observed
 from sdopt.optimizations.base import Contract
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import Session
+from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE, parents, sdopt
 from tests.conftest import CPU, Compose, Load
 
@@ -40,12 +40,12 @@ def cuda(major: int, minor: int) -> Device:
     return Device("cuda", name="a GPU", capability=(major, minor), memory_total_gib=80.0, memory_free_gib=80.0)
 
 
-def evidence(session: Session, axis: str) -> Evidence:
+def evidence(session: PipelineHost, axis: str) -> Evidence:
     [found] = [item for item in session.prove() if item.axis == axis]
     return found
 
 
-def pipeline(session: Session) -> DiffusionPipeline:
+def pipeline(session: PipelineHost) -> DiffusionPipeline:
     return session._pipe
 
 
@@ -134,8 +134,8 @@ class TestEveryOption:
         assert variant("attention=math", "precision=bf16").contract is Contract.LOSSY
 
 
-def image(session: Session, folder: Path) -> np.ndarray:
-    [record] = session.generate(0, timed_draw(session._variant), str(folder))
+def image(session: PipelineHost, folder: Path) -> np.ndarray:
+    [record] = session.generate(0, timed_draw(session._variant), folder)
     return np.asarray(Image.open(folder / record.path), dtype=float)
 
 
@@ -419,5 +419,6 @@ class TestOnCuda:
 
     def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
         memory = on_cuda("precision=fp16").measure_memory()
+        assert memory.headline is not None
         assert memory.headline[0] == "peak_allocated_gib"
         assert 0 < memory.cuda_loaded_gib < memory.cuda_peak_allocated_gib <= memory.cuda_peak_reserved_gib

@@ -42,7 +42,7 @@ class TestCache:
         finished = start(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, **environment).finish(timeout_s=600)
         assert finished.code == 0, finished.err
         assert [row.status for row in finished.result.variants] == [Status.OK] * 2
-        assert finished.result.config["model"]["hub_id"] == "somebody/small-emoji"
+        assert finished.result.config.model.hub_id == "somebody/small-emoji"
         assert finished.result.variants[0].images
 
     def test_without_the_model_is_a_usage_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

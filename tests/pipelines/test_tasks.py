@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.measure.stages import observed
 from sdopt.results.records import Status
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import Session
+from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE, sdopt
 from tests.conftest import Compose, Load, operations_of
 from tests.pipelines.test_models import small_xl  # noqa: F401
@@ -30,19 +30,17 @@ def model(request: pytest.FixtureRequest) -> list[str]:
     return ["model=folder", f"model.path={folder}", "model.size=64"]
 
 
-def images(session: Session, folder: Path, batches: int = 1) -> list[np.ndarray]:
+def images(session: PipelineHost, folder: Path, batches: int = 1) -> list[np.ndarray]:
     from PIL import Image
 
     folder.mkdir(parents=True)
     records = [
-        record
-        for batch in range(batches)
-        for record in session.generate(batch, timed_draw(session._variant), str(folder))
+        record for batch in range(batches) for record in session.generate(batch, timed_draw(session._variant), folder)
     ]
     return [np.asarray(Image.open(folder / record.path)).astype(float) for record in records]
 
 
-def calls_of(session: Session) -> dict[str, int]:
+def calls_of(session: PipelineHost) -> dict[str, int]:
     seen: list[str] = []
     with observed(session._pipe, seen.append, lambda stage, output: None):
         session._call()

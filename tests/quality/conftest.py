@@ -1,6 +1,7 @@
 """A small CLIP, untrained, in a folder as the packaged one is, and images to look at."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from sdopt.quality.features import ClipFeatures, feature_extractor
 from sdopt.reference import MODEL
+
+Change = Callable[[np.ndarray, float], np.ndarray]
+"""Makes images worse, by a strength."""
 
 
 @pytest.fixture(scope="session")

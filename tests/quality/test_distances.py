@@ -1,6 +1,7 @@
 """FID, KID and CMMD against torchmetrics, scipy and arithmetic; what a leave-one-out gives; what is refused."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,12 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from sdopt.errors import UsageError
-from sdopt.quality.distances import LeaveOneOut, ReferenceSet, cmmd, digest_of, fid, kid, reference_set
+from sdopt.quality.distances import LeaveOneOut, ReferenceSet, SquaredMMD, cmmd, digest_of, fid, kid, reference_set
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
-from tests.quality.conftest import blurred, noisy
+from tests.quality.conftest import Change, blurred, noisy
+
+Distance = Callable[..., SquaredMMD]
 
 
 def sample(n: int, d: int, seed: int, shift: float = 0.0) -> Tensor:
@@ -115,7 +118,7 @@ def test_cmmd_is_the_authors_but_for_the_likeness_of_each_image_to_itself(clip: 
 
 
 @pytest.mark.parametrize("distance", [kid, cmmd])
-def test_kernel_distances_are_unbiased(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+def test_kernel_distances_are_unbiased(clip: ClipFeatures, distance: Distance) -> None:
     """Over many pairs of small samples from one population the mean is nothing; some are below it."""
     values = [distance(gathered(sample(8, 24, 2 * i), clip))(sample(8, 24, 2 * i + 1)) for i in range(400)]
     assert abs(np.mean(values)) < 3 * np.std(values) / math.sqrt(len(values))
@@ -123,10 +126,10 @@ def test_kernel_distances_are_unbiased(clip: ClipFeatures, distance) -> None:  #
 
 
 @pytest.mark.parametrize("distance", [kid, cmmd])
-def test_leaving_out_a_prompt_is_doing_without_its_images(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+def test_leaving_out_a_prompt_is_doing_without_its_images(clip: ClipFeatures, distance: Distance) -> None:
     x, reference = sample(20, 24, 8, shift=0.2), gathered(sample(33, 24, 9), clip)
     groups = np.array([i % 7 for i in range(20)])
-    found = distance(reference).leave_one_out(x, groups)
+    found = distance(reference).leave_one_out(x, groups.tolist())
     assert found.value == pytest.approx(distance(reference)(x), rel=1e-9)
     np.testing.assert_array_equal(found.groups, np.arange(7))
     expected = [distance(reference)(x[groups != group]) for group in range(7)]
@@ -134,19 +137,21 @@ def test_leaving_out_a_prompt_is_doing_without_its_images(clip: ClipFeatures, di
 
 
 @pytest.mark.parametrize("distance", [kid, cmmd])
-def test_a_prompt_leaves_a_paired_reference_too(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+def test_a_prompt_leaves_a_paired_reference_too(clip: ClipFeatures, distance: Distance) -> None:
     x, y = sample(20, 24, 10, shift=0.2), sample(15, 24, 11)
     groups, others = np.array([f"prompt {i % 5}" for i in range(20)]), np.array([f"prompt {i % 5}" for i in range(15)])
-    found = distance(gathered(y, clip), others).leave_one_out(x, groups)
+    found = distance(gathered(y, clip), others).leave_one_out(x, groups.tolist())
     expected = []
     for label in sorted(set(groups.tolist())):
         mine, theirs = groups != label, others != label
-        expected.append(distance(gathered(y[theirs], clip), others[theirs]).leave_one_out(x[mine], groups[mine]).value)
+        expected.append(
+            distance(gathered(y[theirs], clip), others[theirs]).leave_one_out(x[mine], groups[mine].tolist()).value
+        )
     np.testing.assert_allclose(found.without, expected, rtol=1e-7, atol=1e-10)
 
 
 @pytest.mark.parametrize("distance", [kid, cmmd])
-def test_images_of_the_same_prompts_are_no_nearer_than_they_are(clip: ClipFeatures, distance) -> None:  # type: ignore[no-untyped-def]
+def test_images_of_the_same_prompts_are_no_nearer_than_they_are(clip: ClipFeatures, distance: Distance) -> None:
     """Held against itself a set is at distance 0; with pairs of one prompt counted it would be far below."""
     x, groups = sample(24, 24, 14), [i // 2 for i in range(24)]
     reference = gathered(x, clip)
@@ -180,7 +185,7 @@ def test_a_kernel_matrix_in_pieces(clip: ClipFeatures, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("change", [noisy, blurred])
-def test_the_worse_the_images_the_larger_the_distance(clip: ClipFeatures, drawings: np.ndarray, change) -> None:  # type: ignore[no-untyped-def]
+def test_the_worse_the_images_the_larger_the_distance(clip: ClipFeatures, drawings: np.ndarray, change: Change) -> None:
     reference = ReferenceSet.of_images("drawings", drawings, clip)
     strengths = (0.02, 0.1, 0.4) if change is noisy else (1.0, 2.0, 6.0)
     worse = [clip(channels_first(change(drawings, strength))) for strength in strengths]

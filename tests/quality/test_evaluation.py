@@ -4,13 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from sdopt.quality.evaluation import Evaluator, Pictures, Settings
-from sdopt.results.records import ImageRecord
+from sdopt.quality import evaluation
+from sdopt.quality.evaluation import Evaluator, Settings
+from sdopt.quality.inputs import Pictures
+from sdopt.quality.metrics import measured_metrics
+from sdopt.results.records import ImageRecord, StudyResult
+from sdopt.schema import Model, Quality
 from tests.quality.conftest import noisy
 
-AGAINST_BASELINE = Settings(("emojiclip",), None, lpips=False, device="cpu", trained=True)
+AGAINST_BASELINE = Settings(measured_metrics(Quality(), Model()))
 
 
 def kept(folder: Path, images: np.ndarray, seed: int = 0) -> Pictures:
@@ -60,6 +65,22 @@ def test_pairs_of_other_noise_have_no_distance(plain: Pictures, tmp_path: Path, 
 
 
 def test_of_random_weights_only_pixels_and_latents_are_compared(plain: Pictures, worse: Pictures) -> None:
-    evaluator = Evaluator(Settings(("emojiclip",), None, lpips=False, device="cpu", trained=False))
+    evaluator = Evaluator(Settings.of(Quality(), Model("emoji", "random"), "cpu"))
     assert evaluator.of_variant(plain, plain) == {}
     assert set(evaluator.of_pair(plain, worse)) == {"mse", "psnr_db", "ssim"}
+
+
+def test_networks_are_not_rounded_to_tf32(result: StudyResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU rounds convolutions by default, and a figure would depend on where it was computed."""
+    seen = []
+
+    def evaluator(_settings: Settings) -> Evaluator:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+        return Evaluator(AGAINST_BASELINE)
+
+    result.variants.clear()
+    monkeypatch.setattr(evaluation, "Evaluator", evaluator)
+    before = torch.backends.cudnn.allow_tf32
+    evaluation.evaluate(result, tmp_path, AGAINST_BASELINE, lambda text: None)
+    assert seen == [(False, "highest")]
+    assert torch.backends.cudnn.allow_tf32 is before

@@ -1,29 +1,62 @@
-"""The table of metrics: names, and what each of them needs."""
+"""The table of metrics: names, what each of them needs, and that a row is all that a metric takes."""
+
+from pathlib import Path
 
 import pytest
 
+from sdopt.analysis.figures import figures_by_variant
 from sdopt.errors import UsageError
-from sdopt.quality.metrics import FAMILIES, metric_named, slug
+from sdopt.quality import metrics
+from sdopt.quality.inputs import Inputs
+from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
+from sdopt.results.records import Score
+from sdopt.schema import Model, Quality
+from tests.command import SMOKE, sdopt
+
+PACKAGED, FULL_SIZE, UNTRAINED = Model(), Model("sd15", "hub"), Model("sd15", "random")
 
 
-def test_every_metric_is_found_by_its_name() -> None:
-    names = set()
-    for family in FAMILIES:
-        name = f"{family.name}_emojiclip" if family.over_features else family.name
-        metric = metric_named(name)
-        assert metric.name == name
-        assert metric.family is family
-        names.add(name)
-    assert len(names) == len(FAMILIES)
+def names(quality: Quality, model: Model = PACKAGED) -> set[str]:
+    return {metric.name for metric in measured_metrics(quality, model)}
+
+
+def test_every_measured_metric_is_found_by_its_name_and_by_its_family() -> None:
+    for metric in measured_metrics(Quality(lpips=True), PACKAGED):
+        assert family_of(metric.name) is metric.family
+        assert family_of(metric.family.name) is metric.family
 
 
 def test_the_needs_and_limits_of_each_metric_fit() -> None:
     for family in FAMILIES:
-        assert family.needs_prompts + family.needs_pair + family.needs_reference_set <= 1, family.name
-        assert family.per_image != family.needs_reference_set, family.name
-        assert 1 <= family.least <= family.decides_from, family.name
+        assert family.decides_from == 1 or family.least <= family.decides_from, family.name
         # Parity with the reference is all that random weights can show.
-        assert not family.on_random_weights or (family.needs_pair and not family.over_features), family.name
+        assert not family.on_random_weights or (family.needs_pair and not family.over), family.name
+
+
+class TestMeasured:
+    def test_of_the_packaged_model(self) -> None:
+        assert names(Quality()) >= {"mse", "clip_score_emojiclip", "cmmd_emojiclip", "perceptual_emojiclip"}
+        assert "lpips_alex" not in names(Quality())
+
+    def test_of_a_full_size_model_nothing_over_features_that_are_not_named(self) -> None:
+        assert not [name for name in names(Quality(), FULL_SIZE) if family_of(name).over]
+
+    def test_over_features_that_suit(self) -> None:
+        found = names(Quality(features=["inception", "effnet", "clip:openai/clip-vit-base-patch32"]), FULL_SIZE)
+        assert {"fid_inception", "fid_effnet", "clip_score_clip_vit_base_patch32"} <= found
+        assert not {"perceptual_inception", "clip_score_effnet", "perceptual_clip_vit_base_patch32"} & found
+        assert "perceptual_effnet" in found
+
+    def test_of_random_weights_numerical_parity_alone(self) -> None:
+        assert names(Quality(lpips=True), UNTRAINED) == {"mse", "psnr_db", "ssim", "latents_error"}
+
+    def test_on_request_and_not_at_all(self) -> None:
+        assert "lpips_alex" in names(Quality(lpips=True))
+        assert names(Quality(metrics=False)) == set()
+
+    def test_two_features_of_one_name_are_refused(self) -> None:
+        with pytest.raises(UsageError, match="called alike"):
+            measured_metrics(Quality(features=["clip:/a/clip", "clip:/b/clip"]), FULL_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -38,20 +71,28 @@ def test_features_in_names(features: str, expected: str) -> None:
     assert slug(features) == expected
 
 
-def test_other_features_are_named_too() -> None:
-    metric = metric_named("clip_score_clip_vit_base_patch32", ["emojiclip", "clip:openai/clip-vit-base-patch32"])
-    assert metric.features == "clip:openai/clip-vit-base-patch32"
-    assert metric.name == "clip_score_clip_vit_base_patch32"
-
-
-@pytest.mark.parametrize(
-    "name", ["fid", "clip_score", "mse_emojiclip", "clip_score_effnet", "perceptual_inception", "x"]
-)
+@pytest.mark.parametrize("name", ["mse_emojiclip", "lpips", "x"])
 def test_names_of_no_metric(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{name}: no such metric; there are .*psnr_db, .*fid_<features>"):
-        metric_named(name)
+    with pytest.raises(UsageError, match=rf"^{name}: no such metric; there are .*psnr_db, .*fid"):
+        family_of(name)
 
 
-def test_two_features_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="called alike"):
-        metric_named("fid_clip", ["clip:/a/clip", "clip:/b/clip"])
+def redness(given: Inputs, _features: str) -> Score:
+    """The metric of the test below: the mean of the red channel."""
+    return given.by_prompt(given.pictures.images[..., 0].mean(axis=(1, 2)) / 255)
+
+
+def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Family("redness", "mean of the red channel", False, redness, unit="dB")
+    monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
+    rules = "gate.rules={lossy: [{metric: redness, margin: 1, confidence: null}]}"
+    few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.cache=null"]
+    run = sdopt(tmp_path, "run", *SMOKE, *few, "workload.steps=1", "precision=bf16", "gate=default", f"+{rules}")
+    result = run.result
+    scores = [result.variant(name).quality["redness"] for name in ("baseline", "precision=bf16")]
+    assert all(score.estimate is not None and len(score.per_prompt) == 3 for score in scores)
+    [ruling] = [ruling for judgement in result.judgements for ruling in judgement.rulings if ruling.metric == "redness"]
+    assert ruling.verdict == "pass", ruling.reason
+    assert "redness (dB) ↓" in (run.folder / "table.md").read_text()
+    flat = figures_by_variant(result)["precision=bf16"].flat
+    assert flat["quality/redness"] == scores[1].estimate

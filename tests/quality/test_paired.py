@@ -21,7 +21,7 @@ from sdopt.quality.paired import (
     psnr_db,
     require_lpips,
 )
-from tests.quality.conftest import blurred, noisy
+from tests.quality.conftest import Change, blurred, noisy
 
 
 def test_pixels_by_hand() -> None:
@@ -63,7 +63,9 @@ def test_one_value_in_one_pixel_is_seen(drawings: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("change", [noisy, blurred])
-def test_the_worse_the_image_the_larger_the_difference(drawings: np.ndarray, clip: ClipFeatures, change) -> None:  # type: ignore[no-untyped-def]
+def test_the_worse_the_image_the_larger_the_difference(
+    drawings: np.ndarray, clip: ClipFeatures, change: Change
+) -> None:
     strengths = (0.02, 0.05, 0.2) if change is noisy else (0.7, 1.5, 4.0)
     worse = [change(drawings, strength) for strength in strengths]
     pixels = [pixel_differences(images, drawings) for images in worse]

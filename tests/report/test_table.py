@@ -1,20 +1,16 @@
-"""The tables of a study, in a terminal and as Markdown, and its pictures."""
+"""The tables of a study, in a terminal and as Markdown."""
 
 import re
 from io import StringIO
-from pathlib import Path
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
-from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
 from sdopt.report.markdown import markdown_table, sweep_markdown
-from sdopt.report.plots import study_plot
-from sdopt.report.rows import rows_of
+from sdopt.report.rows import quality_heading, rows_of
 from sdopt.report.table import sweep_table, terminal_table
-from sdopt.results.records import BrokenImage, Evidence, Interval, Status, StudyResult
-from tests.command import Finished
+from sdopt.results.records import Evidence, Interval, Score, Status, StudyResult
+from tests.records import reconfigure
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
 
@@ -125,7 +121,7 @@ class TestTerminal:
     def test_says_the_floor_the_rounds_and_which_memory(self, result: StudyResult) -> None:
         text = " ".join(rendered(result, 100).split())
         assert "A/A floor: two identical baselines differed by" in text
-        assert "6 interleaved rounds, 1 process per variant, 95 % intervals" in text
+        assert "6 interleaved rounds, 1 process per variant, two-sided 95 % intervals" in text
         assert "peak resident set of the process during a call" in text
 
     def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:
@@ -162,55 +158,18 @@ class TestMarkdown:
         assert rows[2][1].strip() == "bfloat16"
 
 
-class TestPictures:
-    def test_a_sheet_has_a_column_for_each_variant_and_a_row_for_each_prompt(
-        self, finished: Finished, result: StudyResult
-    ) -> None:
-        with Image.open(finished.folder / "comparison.png") as sheet:
-            whole = sheet.size
-        result.variants = [row for row in result.variants if row.name != "bfloat16"]
-        result.variant("baseline").images = result.variant("baseline").images[:2]
-        path = comparison_sheet(result, finished.folder)
-        assert path is not None
-        try:
-            with Image.open(path) as sheet:
-                assert whole[0] - sheet.size[0] == 168
-                assert whole[1] - sheet.size[1] == 2 * 168
-        finally:
-            comparison_sheet(finished.result, finished.folder)
+class TestQuality:
+    def test_headings_say_the_unit_and_the_better_way(self, result: StudyResult) -> None:
+        assert quality_heading("clip_score_emojiclip") == "clip_score_emojiclip ↑"
+        assert quality_heading("psnr_db") == "psnr (dB) ↑"
+        assert quality_heading("cmmd_emojiclip") == "cmmd_emojiclip ↓"
+        assert quality_heading("brightness") == "brightness"
+        assert quality_heading("a_metric_of_another_version") == "a_metric_of_another_version"
+        for row in result.variants[:2]:
+            row.quality["clip_score_emojiclip"] = Score(25.0)
+        for text in (markdown_table(result), rendered(result, 120)):
+            assert "↑ more is better, ↓ less is better. clip_score: 100 · cosine" in " ".join(text.split())
 
-    def test_without_images_there_is_none(self, result: StudyResult, tmp_path: Path) -> None:
-        for row in result.variants:
-            row.images = []
-        assert comparison_sheet(result, tmp_path) is None
-        assert list(tmp_path.iterdir()) == []
-
-    def test_broken_images_are_shown_beside_the_baselines(self, finished: Finished, result: StudyResult) -> None:
-        assert broken_sheet(result, finished.folder) is None
-        variant = result.variant("bfloat16")
-        shown = variant.images[1].path
-        variant.trips = [
-            BrokenImage("black", shown, "all of it"),
-            BrokenImage("clipping", shown, "too"),
-            BrokenImage("alike", "", "all images"),
-        ]
-        path = broken_sheet(result, finished.folder)
-        assert path is not None
-        with Image.open(path) as sheet:
-            assert sheet.size == (150 + 2 * 168, 34 + 168)
-            for left, shown in ((150, "baseline"), (318, "bfloat16")):
-                with Image.open(finished.folder / result.variant(shown).images[1].path) as image:
-                    expected = image.convert("RGB").resize((160, 160), Image.Resampling.NEAREST)
-                assert sheet.crop((left, 34, left + 160, 194)).tobytes() == expected.tobytes()
-        path.unlink()
-
-    def test_a_plot_of_the_comparisons(self, result: StudyResult, tmp_path: Path) -> None:
-        path = study_plot(renamed(result, "bfloat16", "$cost$ [of] |it|"), tmp_path)
-        assert path is not None
-        with Image.open(path) as picture:
-            assert len(set(picture.convert("RGB").getdata())) > 10
-
-    def test_without_a_comparison_there_is_none(self, result: StudyResult, tmp_path: Path) -> None:
-        for edge in result.comparisons:
-            edge.speedup = None
-        assert study_plot(result, tmp_path) is None
+    def test_two_processes_have_no_interval_of_a_time(self, result: StudyResult) -> None:
+        reconfigure(result, "protocol", replicates=2)
+        assert "two-sided 95 % intervals of ratios (of a time from 3 processes on)" in markdown_table(result)

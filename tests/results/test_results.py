@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from sdopt.errors import UsageError
+from sdopt.gate.judge import judge
+from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result, write_atomically, write_result
-from sdopt.results.records import StudyResult
-from tests.command import Finished
+from sdopt.results.records import SCHEMA_VERSION, StudyResult
+from sdopt.schema import Rule
+from sdopt.study.resume import merge_resumed
+from tests.command import ROOT, Finished
 
 
 def test_round_trip(result: StudyResult, tmp_path: Path) -> None:
@@ -23,7 +27,7 @@ def test_a_study_is_kept_whole(finished: Finished, result: StudyResult) -> None:
     assert result.environment.command[:2] == ["sdopt", "run"]
     assert result.environment.packages["torch"]
     assert result.environment.device["type"] == "cpu"
-    assert result.config["protocol"]["rounds"] == 6
+    assert result.config.protocol.rounds == 6
     for row in result.variants:
         for record in row.images:
             assert (finished.folder / record.path).is_file()
@@ -88,6 +92,57 @@ def test_a_result_of_a_later_schema_is_refused(result: StudyResult, tmp_path: Pa
     path.write_text(json.dumps(content))
     with pytest.raises(UsageError, match="schema"):
         read_result(path)
+
+
+VERSION_1 = ROOT / "outputs" / "records" / "quickstart"
+
+
+class TestVersion1:
+    def test_is_read_with_its_sections_and_options(self) -> None:
+        assert json.loads((VERSION_1 / "result.json").read_text())["schema_version"] == 1
+        result = read_result(VERSION_1)
+        assert result.schema_version == SCHEMA_VERSION
+        assert result.config.protocol.replicates == 3
+        assert result.config.gate.rules["exact"][0] == Rule("mse", "exact")
+        assert result.config.objective == ("latency/p50_s",)
+        assert result.variant("bfloat16").config.options["precision"]["weights"] == "bfloat16"
+        assert result.config.flat()["precision.weights"] == "float32"
+
+    def test_is_shown_judged_and_written_anew(self, tmp_path: Path) -> None:
+        result = read_result(VERSION_1)
+        table = markdown_table(result)
+        assert all(f"| {variant.name} |" in table for variant in result.variants)
+        judge(result, result.config.gate, None)
+        assert {judgement.candidate for judgement in result.judgements} == {row.name for row in result.candidates}
+        write_result(result, tmp_path)
+        assert read_result(tmp_path) == result
+
+    def test_sections_with_other_keys_take_defaults(self, tmp_path: Path) -> None:
+        document = json.loads((VERSION_1 / "result.json").read_text())
+        for owner in (document, *document["variants"]):
+            del owner["config"]["hardware"]["emulate_memory"], owner["config"]["task"]
+            owner["config"]["workload"]["a_key_of_old"] = 1
+        document["config"]["objective"] = ["speedup/paired", "latency/p50_s"]
+        (tmp_path / "result.json").write_text(json.dumps(document))
+        result = read_result(tmp_path)
+        assert result.config.hardware.emulate_memory is False
+        assert result.config.task.kind == "txt2img"
+        assert result.config.objective == ("speedup/paired", "latency/p50_s")
+
+    def test_a_broken_one_is_refused_in_one_line(self, tmp_path: Path) -> None:
+        document = json.loads((VERSION_1 / "result.json").read_text())
+        for change in ({"config": 3}, {"variants": [3]}, {"variants": None}, {"schema_version": "x"}):
+            (tmp_path / "result.json").write_text(json.dumps(document | change))
+            with pytest.raises(UsageError, match="not a result of schema version") as caught:
+                read_result(tmp_path)
+            assert len(caught.value.problems) == 1
+
+    def test_its_samples_are_not_continued(self, result: StudyResult, tmp_path: Path) -> None:
+        with pytest.raises(UsageError) as caught:
+            merge_resumed(read_result(VERSION_1), result, tmp_path, retry_failed=False)
+        [said] = [problem for problem in caught.value.problems if "another sdopt" in problem]
+        assert "start anew" in said
+        assert not [problem for problem in caught.value.problems if "workload" in problem or "sdopt_commit" in problem]
 
 
 def test_no_variant_of_that_name(result: StudyResult) -> None:

@@ -204,7 +204,7 @@ class TestObjective:
         assert latency == pytest.approx(sum(samples) / 2)
         assert math.isnan(nonsense)
         assert "objective=nonsense: there are " in finished.err
-        assert "speedup/paired" in finished.err
+        assert "speedup, speedup_" in finished.err
 
     def test_of_a_mistake_is_not_a_number(self, tmp_path: Path, values: list[Any]) -> None:
         sdopt(tmp_path, "run", "-m", self.SPY, *SMOKE, "workload.steps=0")

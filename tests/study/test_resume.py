@@ -15,11 +15,12 @@ from sdopt.results.records import Measurement, Memory, Status, StudyResult
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
 from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
+from tests.records import reconfigure
 
 
 def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]]:
-    """Raw samples by variant, sitting and replicate."""
-    return {(row.name, m.sitting, m.replicate): tuple(m.latency_s) for row in result.variants for m in row.measurements}
+    """Raw samples by variant, session and replicate."""
+    return {(row.name, m.session, m.replicate): tuple(m.latency_s) for row in result.variants for m in row.measurements}
 
 
 def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str) -> StudyResult:
@@ -57,7 +58,7 @@ def assert_whole(result: StudyResult, rounds: int) -> None:
 
 
 KILLED_WHEN: dict[str, Callable[[StudyResult], bool]] = {
-    "loading": lambda result: len(result.sittings) == 1,
+    "loading": lambda result: len(result.sessions) == 1,
     "the solo pass": lambda result: any(m.cold_start_s for m in measured(result)),
     "the rounds": lambda result: min((len(m.latency_s) for m in measured(result)), default=0) > 1,
     "the evidence": lambda result: any(m.complete for m in measured(result)),
@@ -81,15 +82,15 @@ class TestKilled:
         assert_whole(resumed.result, rounds)
         assert resumed.result.id == before.id
         assert samples(resumed.result).items() >= samples(before).items()
-        again = [m for m in measured(resumed.result) if m.sitting == 1]
+        again = [m for m in measured(resumed.result) if m.session == 1]
         done = min(len(m.latency_s) for m in measured(before))
         assert max(len(m.latency_s) for m in again) == rounds - done
         if point == "the evidence":
             # All rounds were there: nothing is timed again, and nobody shows evidence again who has.
-            assert {row.name for row in resumed.result.variants for m in row.measurements if m.sitting == 1} == {
+            assert {row.name for row in resumed.result.variants for m in row.measurements if m.session == 1} == {
                 row.name for row in before.variants for m in row.measurements if not m.complete
             }
-        assert "Measured in 2 sittings" in resumed.shown
+        assert "Measured in 2 sessions" in resumed.shown
 
     @pytest.mark.slow
     def test_in_a_block(self, tmp_path: Path) -> None:
@@ -173,10 +174,10 @@ class TestMissing:
         result = resumed.result
         assert_whole(result, 2)
         assert samples(result).items() >= samples(before).items()
-        # Its reference is the step before it; a baseline and a control belong to every sitting.
-        again = {row.name for row in result.variants for m in row.measurements if m.sitting == 1}
+        # Its reference is the step before it; a baseline and a control belong to every session.
+        again = {row.name for row in result.variants for m in row.measurements if m.session == 1}
         assert again == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
-        assert [m.sitting for m in result.variant("+ attention=math").measurements] == [1]
+        assert [m.session for m in result.variant("+ attention=math").measurements] == [1]
         assert len({record.path for row in result.variants for record in row.images}) == 4
 
     def test_nothing(self, folder: Path) -> None:
@@ -195,7 +196,7 @@ class TestMissing:
     def test_another_tracker_may_be_named(self, broken_off: Path) -> None:
         resumed = resume(broken_off, "tracking=none", "tracking.images=false")
         assert resumed.code == 0, resumed.shown
-        assert resumed.result.config["tracking"]["images"] is False
+        assert resumed.result.config.tracking.images is False
 
     def test_can_be_resumed_again(self, broken_off: Path) -> None:
         assert resume(broken_off).code == 0
@@ -256,17 +257,15 @@ class TestRefused:
         before = (broken_off / "result.json").read_bytes()
         resumed = resume(broken_off)
         assert resumed.code == 2
-        assert [line.partition("any more: ")[2].partition(":")[0] for line in resumed.err.splitlines()] == [
-            "packages.torch",
-            "device.name",
-            "code",
-        ]
+        named = ["packages.torch: was 2.0.0", "device.name: was NVIDIA A10", "it was measured by another sdopt (0.1.0"]
+        for line, said in zip(resumed.err.splitlines(), named, strict=True):
+            assert line.partition("any more: ")[2].startswith(said)
         assert "was NVIDIA A10, now" in resumed.err
         assert (broken_off / "result.json").read_bytes() == before
 
     def test_a_configuration_that_was_changed_meanwhile(self, broken_off: Path) -> None:
         result = read_result(broken_off)
-        result.config["workload"]["guidance_scale"] = 7.51
+        reconfigure(result, "workload", guidance_scale=7.51)
         write_result(result, broken_off)
         resumed = resume(broken_off)
         assert resumed.code == 2
@@ -345,9 +344,9 @@ class TestMissingOf:
     def test_a_whole_one_nothing(self, study: StudyResult) -> None:
         assert missing_of(study).variants == frozenset()
 
-    def test_rounds_of_different_sittings_are_no_pairs(self, study: StudyResult) -> None:
+    def test_rounds_of_different_sessions_are_no_pairs(self, study: StudyResult) -> None:
         last = study.variant("+ attention=math")
-        last.status, last.measurements[0].sitting = Status.PENDING, 1
+        last.status, last.measurements[0].session = Status.PENDING, 1
         missing = missing_of(study)
         assert missing.rounds == 2
         assert missing.timed == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
@@ -381,7 +380,7 @@ class TestMissingOf:
             assert missing_of(study).variants == frozenset()
 
 
-def test_a_result_from_before_there_were_sittings_can_be_read(whole: Finished, tmp_path: Path) -> None:
+def test_a_result_from_before_there_were_sessions_can_be_read(whole: Finished, tmp_path: Path) -> None:
     content = json.loads((whole.folder / "result.json").read_text())
     del content["sittings"], content["environment"]["code"]
     for row in content["variants"]:

@@ -21,7 +21,10 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     folder.mkdir()
     try:
         made = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError:
         pytest.skip("there is no mount to make a small disk with")
@@ -152,7 +155,7 @@ class TestMemory:
         candidate = result.variant("sabotage=wants_too_much_in_a_round")
         assert result.schedule.kind == "blocks"
         assert "ran out of memory beside 2 others, in round 3" in result.schedule.reason
-        assert [sitting.schedule for sitting in result.sittings] == ["interleaved", "blocks"]
+        assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
         assert all(row.status is Status.OK for row in result.variants)
         # Two rounds were whole; the block makes up for the other two.
         assert [len(m.latency_s) for m in candidate.measurements] == [2, 2]
@@ -169,6 +172,74 @@ class TestMemory:
         row = interleaved.result.variant("sabotage=wants_too_much_in_a_round")
         assert row.status is Status.OUT_OF_MEMORY
         assert "2 other processes were in memory: try protocol.schedule=blocks" in row.reason
+
+    def test_that_never_suffices_for_one_variant_leaves_the_others_interleaved(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *SABOTAGE, *QUICK, "study=explicit"),
+            "study.variants={baseline: [], hopeless: ['+sabotage=wants_a_tensor'], sound: ['+sabotage=harmless']}",
+        )
+        assert finished.code == 3
+        result = finished.result
+        assert result.schedule.kind == "interleaved"
+        hopeless = result.variant("hopeless")
+        assert hopeless.status is Status.OUT_OF_MEMORY
+        assert "other processes" not in hopeless.reason
+        for row in result.variants:
+            if row is not hopeless:
+                assert row.status is Status.OK
+                assert [len(m.latency_s) for m in row.measurements] == [2]
+        assert [edge.speedup and edge.speedup.n for edge in result.comparisons] == [None, 2, 2]
+
+    def test_that_runs_out_for_good_within_the_rounds_leaves_the_others_interleaved(self, tmp_path: Path) -> None:
+        finished = sdopt(
+            tmp_path,
+            *("run", *SABOTAGE, *QUICK, "study=explicit", "protocol.rounds=4", "protocol.warmup=0"),
+            "study.variants={baseline: [], late: ['+sabotage=wants_too_much_from_a_round_on'], sound: ['+sabotage=harmless']}",
+        )
+        assert finished.code == 3
+        result = finished.result
+        assert result.variant("late").status is Status.OUT_OF_MEMORY
+        assert [session.schedule for session in result.sessions] == ["interleaved", "interleaved"]
+        for name in ("baseline", "sound"):
+            first, second = result.variant(name).measurements
+            assert len(first.latency_s) in (2, 3)  # whether it came before the one that ran out in round 3
+            assert len(second.latency_s) in (1, 2)
+        assert all(edge.speedup is not None for edge in result.comparisons if edge.candidate != "late")
+
+
+class TestFloors:
+    """The control draws images in larger batches than anything that is timed: that must not cost it its timings."""
+
+    @staticmethod
+    def run(folder: Path, *options: str) -> Finished:
+        quality = ("quality=default", "quality.cache=null", "quality.prompt_count=4", "quality.floor_prompts=4")
+        baseline = f"study.baseline=['+sabotage=wants_small_batches',{','.join(options)}]"
+        finished = sdopt(folder, "run", *SABOTAGE, *QUICK, *quality, baseline)
+        assert finished.code == 0, finished.shown
+        assert finished.result.schedule.kind == "interleaved"
+        assert all(row.status is Status.OK for row in finished.result.variants)
+        assert finished.result.floor is not None
+        return finished
+
+    def test_are_drawn_in_smaller_batches(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path, "'+sabotage.samples=4'").result
+        assert {kind: len(records) for kind, records in result.redrawn.items()} == {"numerical": 4, "sampling": 4}
+        assert "numerical" in result.floors
+        assert "the numerical floor was drawn in smaller batches; in batches of 4: " in result.variants[-1].reason
+
+    def test_are_left_out(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path, "'+sabotage.samples=2'").result
+        assert set(result.redrawn) == set(result.floors) == {"sampling"}
+        reason = result.variants[-1].reason
+        assert "the numerical floor was not drawn; in batches of 4: " in reason
+        assert "in batches of 2: " in reason
+
+    def test_are_left_out_where_they_kill_the_process(self, tmp_path: Path) -> None:
+        result = self.run(tmp_path, "'+sabotage.samples=2'", "'+sabotage.killed=true'").result
+        assert set(result.redrawn) == {"sampling"}
+        assert "in batches of 4: killed by SIGKILL during 'generate'" in result.variants[-1].reason
+        assert "in batches of 2" not in result.variants[-1].reason
 
 
 @pytest.mark.slow
@@ -191,7 +262,7 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     assert len(results) == 2
     assert all(row.status is Status.OK for result in results for row in result.variants)
     # Which of them came first nobody knows; both were disturbed, and both are told.
-    assert all(len(result.sittings[0].disturbed_by) == 1 for result in results)
+    assert all(len(result.sessions[0].disturbed_by) == 1 for result in results)
     assert all("the timings of both are disturbed" in one.shown for one in ended)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])

@@ -1,7 +1,6 @@
 """Whole studies on the packaged model: what they measure and keep, and how they end when a variant does not."""
 
 import json
-import multiprocessing.forkserver
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
-from sdopt.worker.session import Session
-from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, parents, sdopt, start
+from sdopt.worker.session import PipelineHost
+from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, sdopt, start, workers
 from tests.conftest import Compose, Load
 
 
@@ -28,15 +27,6 @@ def rows(result: StudyResult) -> dict[str, VariantResult]:
 def image(finished: Finished, variant: str, prompt: int) -> np.ndarray:
     record = rows(finished.result)[variant].images[prompt]
     return np.asarray(Image.open(finished.folder / record.path), dtype=float)
-
-
-def workers() -> list[int]:
-    """Processes that this process's fork server has started, and theirs."""
-    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    found, tree = [server], parents()
-    for pid in found:
-        found += [child for child, parent in tree.items() if parent == pid]
-    return found[1:]
 
 
 def _read(path: Path) -> bytes:
@@ -63,7 +53,7 @@ class TestFinished:
         for row in result.variants:
             for measured in row.measurements:
                 assert len(measured.latency_s) == 6
-                assert len(measured.warmup_s) == 1
+                assert len(measured.warmup_s) == len(measured.discarded_s) == 1
                 assert measured.energy_j == []
                 assert measured.compile_s is None
                 assert min([*measured.latency_s, measured.load_s, measured.cold_start_s]) > 0
@@ -77,6 +67,7 @@ class TestFinished:
         for row in result.variants:
             for measured in row.measurements:
                 assert measured.memory is not None
+                assert measured.memory.process_peak_gib is not None
                 assert 0 < measured.memory.process_peak_gib < 2
                 assert measured.memory.process_loaded_gib <= measured.memory.process_peak_gib
                 assert measured.memory.cuda_peak_allocated_gib is None
@@ -140,17 +131,17 @@ class TestFinished:
 
     def test_the_whole_configuration_is_kept(self, result: StudyResult) -> None:
         row = rows(result)["batches of four"]
-        assert row.config["workload"]["batch_size"] == 4
+        assert row.config.workload.batch_size == 4
         assert row.overrides[-1] == "workload.batch_size=4"
-        assert result.config["workload"]["batch_size"] == 1
-        assert "hydra" not in result.config
+        assert result.config.workload.batch_size == 1
+        assert "hydra" not in result.config.options
 
     @pytest.mark.usefixtures("finished")
     def test_no_worker_is_left(self) -> None:
         assert workers() == []
 
 
-def batch_of(loaded: Session, index: int = 0) -> dict[str, Any]:
+def batch_of(loaded: PipelineHost, index: int = 0) -> dict[str, Any]:
     return loaded._batch(index, timed_draw(loaded._variant))
 
 
@@ -179,7 +170,7 @@ class TestNoise:
         loaded = session("workload.prompt_count=3", "workload.batch_size=2", "workload.images_per_prompt=2")
         draw = timed_draw(loaded._variant)
         assert draw.calls == 2
-        records = [record for batch in range(2) for record in loaded.generate(batch, draw, str(tmp_path))]
+        records = [record for batch in range(2) for record in loaded.generate(batch, draw, tmp_path)]
         assert [(record.prompt_index, record.image_index) for record in records] == [
             (prompt, number) for prompt in range(3) for number in range(2)
         ]
@@ -208,9 +199,9 @@ class TestBlocks:
         for name in ("grad_mode=inference_mode", CONTROL):
             [measured] = found[name].measurements
             assert len(measured.latency_s) == len(measured.latency_before_s) == len(measured.latency_after_s) == 2
-        sittings = found["baseline"].measurements[0].latency_s
+        around = found["baseline"].measurements[0].latency_s
         first, second = (found[name].measurements[0] for name in (CONTROL, "grad_mode=inference_mode"))
-        assert first.latency_before_s + first.latency_after_s + second.latency_after_s == sittings
+        assert first.latency_before_s + first.latency_after_s + second.latency_after_s == around
         assert second.latency_before_s == first.latency_after_s
 
     def test_drift_and_comparisons(self, blocks: Finished) -> None:
@@ -220,6 +211,26 @@ class TestBlocks:
         assert all(drift > 0 for drift in result.schedule.drift.values())
         assert all(edge.speedup is not None for edge in result.comparisons)
         assert result.floor is not None
+
+    def test_no_round_is_discarded_right_after_a_warm_up(self, blocks: Finished) -> None:
+        assert all(m.discarded_s == [] for row in blocks.result.variants for m in row.measurements)
+
+    def test_each_process_compiles_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
+        (tmp_path / "temporary").mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        finished = sdopt(
+            tmp_path,
+            *("run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=blocks", "protocol.stage_calls=0"),
+            *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache", "grad_mode=inference_mode"),
+        )
+        assert finished.code == 0, finished.shown
+        for path in (finished.folder / "logs").iterdir():
+            found = [line for line in path.read_text().splitlines() if line.startswith("cache: ")]
+            assert found[0] == "cache: cold"
+            assert len(found) > 1
+            assert set(found[1:]) == {"cache: warm"}
+        assert not list((tmp_path / "temporary").glob("sdopt-inductor-*"))
 
     def test_says_so(self, blocks: Finished) -> None:
         assert "Measured in blocks (protocol.schedule=blocks)" in blocks.shown
@@ -517,7 +528,8 @@ class TestProcess:
 
 def test_the_sabotages_are_all_used() -> None:
     files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
-    elsewhere = {"fills_the_disk", "wants_too_much_in_a_round"}
+    elsewhere = {"fills_the_disk", "uses_the_cache", "wants_small_batches"}
+    elsewhere |= {"wants_too_much_in_a_round", "wants_too_much_from_a_round_on"}
     assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", *elsewhere}
 
 

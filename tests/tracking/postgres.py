@@ -1,5 +1,6 @@
-"""A PostgreSQL server of one's own, from Debian's package or any other: in a temporary folder, on a free port, gone
-afterwards. `python -m tests.tracking.postgres` starts one, prints its address, and ends it with Ctrl-C.
+"""A PostgreSQL server in a temporary folder, on a free port, from Debian's package or any other; gone afterwards.
+
+`python -m tests.tracking.postgres` starts one, prints its address, and ends it with Ctrl-C.
 """
 
 import os

@@ -21,6 +21,7 @@ from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import TrackingError, require_mlflow
 from tests.command import SMOKE, Finished, sdopt
+from tests.records import reconfigure
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -124,12 +125,12 @@ class TestStudy:
     def test_metrics_of_a_variant(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
         metrics = children["bfloat16"].data.metrics
-        assert metrics["speedup/paired"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
+        assert metrics["speedup"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
         assert metrics["latency/p50_s"] > 0
         history = logged.client.get_metric_history(children["bfloat16"].info.run_id, "latency/round_s")
         samples = result.variant("bfloat16").measurements[0].latency_s
         assert [metric.value for metric in sorted(history, key=lambda m: m.step)] == pytest.approx(samples)
-        assert "speedup/paired" not in children["baseline"].data.metrics
+        assert "speedup" not in children["baseline"].data.metrics
 
     def test_images_and_evidence_of_a_variant(self, logged: Store, result: StudyResult) -> None:
         _, children = logged.of_study(result)
@@ -206,7 +207,7 @@ class TestContent:
     def test_long_notes_and_values_are_cut(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
         result.variants[0].reason = "because | " * 2000
-        result.config["workload"]["prompts"] = ["a prompt"] * 2000
+        reconfigure(result, "workload", prompts=["a prompt"] * 2000)
         log_study(result, folder, store.tracking)
         parent, children = store.of_study(result)
         assert len(parent.data.tags["mlflow.note.content"]) <= 8000

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diffusers import StableDiffusionPipeline
 
 from sdopt.reference import MODEL
-from sdopt.training.data import DRAWINGS, EMOJIBASE, Dataset, DrawingSet, Package, build
-from sdopt.training.loras import STYLES, Style, icon_key
+from sdopt.training.data import Dataset, build
+from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package
+from sdopt.training.styles import STYLES, Style, icon_key
 
 COLOURS = ("red", "blue", "green", "orange", "purple", "brown", "black", "teal")
 SHAPES = {
@@ -37,6 +39,14 @@ def pack(folder: Path, package: Package, files: dict[str, Any]) -> Package:
             tar.addfile(entry, io.BytesIO(raw))
     digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     return replace(package, integrity=f"sha512-{digest}")
+
+
+@pytest.fixture(scope="session")
+def pipeline() -> StableDiffusionPipeline:
+    """The packaged pipeline. A test that changes it changes it back."""
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 @pytest.fixture

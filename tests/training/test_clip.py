@@ -11,20 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from runners.train_reference import configure
+from sdopt.config.training import training_config
 from sdopt.training.architecture import build_clip
-from sdopt.training.clip import (
-    contrastive_loss,
+from sdopt.training.clip import contrastive_loss, earlier_settings, embed_visible
+from sdopt.training.clip_data import (
     draw_any_background,
-    earlier_settings,
-    embed_visible,
     hold_out_pictures,
     loose_caption,
     may_be_mirrored,
     place_drawings,
 )
-from sdopt.training.clip_evaluation import METRICS, Degraded, clip_score, monotonicity, retrieve
+from sdopt.training.clip_evaluation import METRICS, Degraded, clip_score, monotonicity
 from sdopt.training.data import BACKGROUNDS, Dataset, Record
+from sdopt.training.retrieval import retrieve
 from sdopt.training.stages import run
 
 
@@ -202,10 +201,10 @@ def test_it_trains_and_writes_a_folder_that_transformers_loads(
         "clip.warmup_steps=5",
         "clip.held_out_share=0.5",
     ]
-    run(configure([*options, "clip.steps=60"]))
+    run(training_config([*options, "clip.steps=60"]))
     losses = [json.loads(line)["loss"] for line in (work_folder / "clip/log.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.8 * losses[0]
-    CLIPModel.from_pretrained(target, local_files_only=True)
+    assert CLIPModel.from_pretrained(target, local_files_only=True).dtype == torch.float32
     CLIPProcessor.from_pretrained(target, local_files_only=True)
     card = (target / "README.md").read_text()
     assert "60 steps of 8 pictures" in card

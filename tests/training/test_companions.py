@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderTiny, StableDiffusionPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
-from sdopt.training.loras import STYLES, TARGETS
+from sdopt.training.loras import TARGETS
+from sdopt.training.styles import STYLES
 
 SIZE_LIMIT = 24e6
 TINY_LIMIT = 0.45e6
@@ -21,28 +26,19 @@ LORA_LIMIT = 0.35e6
 STYLE_FILES = [f"{style.name}.safetensors" for style in STYLES]
 
 
-@pytest.fixture(scope="module")
-def pipeline():  # type: ignore[no-untyped-def]
-    from diffusers import StableDiffusionPipeline
-
-    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
 @pytest.fixture
-def without_loras(pipeline):  # type: ignore[no-untyped-def]
+def without_loras(pipeline: StableDiffusionPipeline) -> Iterator[StableDiffusionPipeline]:
     """The pipeline; whatever a test loads into it is gone afterwards."""
     yield pipeline
     pipeline.unload_lora_weights()
 
 
-def draw(pipeline, caption: str = "red apple", steps: int = 4, **options) -> np.ndarray:  # type: ignore[no-untyped-def]
+def draw(pipeline: StableDiffusionPipeline, caption: str = "red apple", steps: int = 4) -> np.ndarray:
     """One picture, float (64, 64, 3) in [0, 1], always from the same noise."""
     noise = torch.Generator().manual_seed(0)
-    return pipeline(
-        caption, num_inference_steps=steps, guidance_scale=4.5, generator=noise, output_type="np", **options
-    ).images[0]
+    made: Any = pipeline(caption, num_inference_steps=steps, guidance_scale=4.5, generator=noise, output_type="np")
+    picture: np.ndarray = made.images[0]
+    return picture
 
 
 def psnr(left: np.ndarray, right: np.ndarray) -> float:
@@ -72,7 +68,7 @@ def test_everything_shipped_is_weights_json_text_or_an_image_within_the_limit() 
         *[pytest.param(LORAS, {name}, LORA_LIMIT) for name in STYLE_FILES],
     ],
 )
-def test_weights_are_in_half_precision_and_small(folder, names: set[str], limit: float) -> None:  # type: ignore[no-untyped-def]
+def test_weights_are_in_half_precision_and_small(folder: Path, names: set[str], limit: float) -> None:
     for name in names:
         assert (folder / name).stat().st_size <= limit
         with safe_open(folder / name, "pt") as weights:
@@ -93,8 +89,6 @@ def test_the_folder_of_the_loras_holds_nothing_else() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_tiny_autoencoder_encodes_and_decodes(dtype: torch.dtype) -> None:
-    from diffusers import AutoencoderTiny
-
     tiny = AutoencoderTiny.from_pretrained(TINY_AUTOENCODER, torch_dtype=dtype, local_files_only=True)
     assert tiny.config.scaling_factor == 1.0
     with torch.inference_mode():
@@ -106,9 +100,7 @@ def test_the_tiny_autoencoder_encodes_and_decodes(dtype: torch.dtype) -> None:
     assert torch.isfinite(latents).all()
 
 
-def test_the_tiny_autoencoder_takes_the_place_of_the_full_one(pipeline) -> None:  # type: ignore[no-untyped-def]
-    from diffusers import AutoencoderTiny
-
+def test_the_tiny_autoencoder_takes_the_place_of_the_full_one(pipeline: StableDiffusionPipeline) -> None:
     full = pipeline.vae
     expected = draw(pipeline, steps=12)
     try:
@@ -128,7 +120,7 @@ def test_the_loras_have_the_same_layers_and_rank() -> None:
 
 
 @pytest.mark.parametrize("file", STYLE_FILES)
-def test_every_update_of_a_lora_is_loaded(without_loras, file: str) -> None:  # type: ignore[no-untyped-def]
+def test_every_update_of_a_lora_is_loaded(without_loras: StableDiffusionPipeline, file: str) -> None:
     weights = load_file(LORAS / file)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -139,7 +131,7 @@ def test_every_update_of_a_lora_is_loaded(without_loras, file: str) -> None:  # 
         assert torch.equal(loaded[place], tensor.float())
 
 
-def test_a_lora_changes_the_style(without_loras) -> None:  # type: ignore[no-untyped-def]
+def test_a_lora_changes_the_style(without_loras: StableDiffusionPipeline) -> None:
     # None of them names a colour: a caption with one, as "red apple", wins over the style's black lines.
     captions = ("airplane", "banana", "file folder", "frog")
     plain = [draw(without_loras, caption, steps=12) for caption in captions]
@@ -150,7 +142,7 @@ def test_a_lora_changes_the_style(without_loras) -> None:  # type: ignore[no-unt
     assert np.array_equal(draw(without_loras, captions[0], steps=12), plain[0])
 
 
-def test_a_lora_swapped_in_place_draws_as_one_freshly_loaded(without_loras) -> None:  # type: ignore[no-untyped-def]
+def test_a_lora_swapped_in_place_draws_as_one_freshly_loaded(without_loras: StableDiffusionPipeline) -> None:
     first, second = STYLE_FILES
     without_loras.load_lora_weights(LORAS, weight_name=second)
     expected = draw(without_loras)
@@ -164,7 +156,7 @@ def test_a_lora_swapped_in_place_draws_as_one_freshly_loaded(without_loras) -> N
     assert not np.allclose(before, expected, atol=0.05)
 
 
-def test_a_fused_lora_draws_the_same_and_can_be_taken_out_again(without_loras) -> None:  # type: ignore[no-untyped-def]
+def test_a_fused_lora_draws_the_same_and_can_be_taken_out_again(without_loras: StableDiffusionPipeline) -> None:
     original = copy.deepcopy(without_loras.unet.state_dict())
     without_loras.load_lora_weights(LORAS, weight_name=STYLE_FILES[0])
     expected = draw(without_loras)

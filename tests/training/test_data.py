@@ -9,25 +9,11 @@ import numpy as np
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.training.data import (
-    BACKGROUNDS,
-    WHITE,
-    DataError,
-    Dataset,
-    DrawingSet,
-    Package,
-    Record,
-    caption,
-    choose_held_out,
-    code_points,
-    draw_background,
-    fetch,
-    on_background,
-    render,
-    slug,
-    svg,
-)
+from sdopt.training.captions import caption, draw_background, on_background
+from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, choose_held_out, code_points, slug
+from sdopt.training.packages import DataError, DrawingSet, Package, fetch
 from sdopt.training.prompts import choose_prompts
+from sdopt.training.rendering import render, svg
 
 RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
 

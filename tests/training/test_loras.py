@@ -10,8 +10,11 @@ import pytest
 
 from sdopt.errors import UsageError
 from sdopt.training.architecture import build_denoiser
-from sdopt.training.data import Dataset, Record, plain_caption
-from sdopt.training.loras import STYLES, TARGETS, Style, add_lora, draw_style, fit_probe, icon_key
+from sdopt.training.captions import plain_caption
+from sdopt.training.data import Dataset, Record
+from sdopt.training.lora_evaluation import fit_probe
+from sdopt.training.loras import TARGETS, add_lora
+from sdopt.training.styles import STYLES, Style, draw_style, icon_key
 
 RECORD = Record("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
 

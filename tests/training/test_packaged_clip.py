@@ -32,13 +32,15 @@ def disc(colour: str, side: int = 64, behind: str = "white") -> Image.Image:
 
 
 def embedded(extractor: ClipFeatures, *pictures: Image.Image) -> torch.Tensor:
-    return extractor(channels_first(np.stack([np.asarray(picture) for picture in pictures])))
+    features: torch.Tensor = extractor(channels_first(np.stack([np.asarray(picture) for picture in pictures])))
+    return features
 
 
 def test_it_loads_offline_as_transformers_documents_it() -> None:
     from transformers import CLIPModel, CLIPProcessor
 
-    model = CLIPModel.from_pretrained(CLIP, dtype=torch.float32, local_files_only=True)
+    model = CLIPModel.from_pretrained(CLIP, local_files_only=True)
+    assert model.dtype == torch.float32
     processor = CLIPProcessor.from_pretrained(CLIP, local_files_only=True)
     picture = disc("#0074ba", side=256)
     inputs = processor(text=["red circle", "blue circle"], images=[picture], padding=True, return_tensors="pt")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 
 from sdopt.reference import MODEL, PROMPTS
 from sdopt.training.architecture import parameters
@@ -15,27 +17,30 @@ from sdopt.training.prompts import read_prompts
 SIZE_LIMIT = 19.5e6
 
 
-@pytest.fixture(scope="module")
-def pipeline():  # type: ignore[no-untyped-def]
-    from diffusers import StableDiffusionPipeline
-
-    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
-
-
-def draw(pipeline, captions: list[str], steps: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+def draw(pipeline: StableDiffusionPipeline, captions: list[str], steps: int) -> np.ndarray:
     noise = [torch.Generator().manual_seed(i) for i in range(len(captions))]
-    return pipeline(captions, num_inference_steps=steps, guidance_scale=4.5, generator=noise, output_type="np").images
+    made: Any = pipeline(captions, num_inference_steps=steps, guidance_scale=4.5, generator=noise, output_type="np")
+    pictures: np.ndarray = made.images
+    return pictures
 
 
-def test_it_draws_finite_pictures_in_two_steps(pipeline) -> None:  # type: ignore[no-untyped-def]
+def test_it_draws_finite_pictures_in_two_steps(pipeline: StableDiffusionPipeline) -> None:
     images = draw(pipeline, ["police officer"], steps=2)
     assert images.shape == (1, 64, 64, 3)
     assert np.isfinite(images).all()
 
 
-def test_captions_steer_the_picture(pipeline) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
+def test_all_networks_load_in_one_type(dtype: torch.dtype | None) -> None:
+    asked = {} if dtype is None else {"dtype": dtype}
+    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, local_files_only=True, **asked)
+    pipeline.set_progress_bar_config(disable=True)
+    networks = (pipeline.unet, pipeline.vae, pipeline.text_encoder)
+    assert {network.dtype for network in networks} == {dtype or torch.float32}
+    assert np.isfinite(draw(pipeline, ["red circle"], steps=2)).all()
+
+
+def test_captions_steer_the_picture(pipeline: StableDiffusionPipeline) -> None:
     red, blue = draw(pipeline, ["red circle", "blue circle"], steps=12)
     centre = (slice(24, 40), slice(24, 40))
     assert red[centre][..., 0].mean() > red[centre][..., 2].mean() + 0.2
@@ -53,7 +58,7 @@ def test_captions_steer_the_picture(pipeline) -> None:  # type: ignore[no-untype
         "UniPCMultistepScheduler",
     ],
 )
-def test_every_solver_works_from_the_shipped_schedule(pipeline, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_every_solver_works_from_the_shipped_schedule(pipeline: StableDiffusionPipeline, name: str) -> None:
     import diffusers
 
     original = pipeline.scheduler

@@ -6,25 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from runners.train_reference import configure, main
-from sdopt.training.config import Stage
+from runners.train_reference import main
+from sdopt.config.training import training_config
+from sdopt.training.config import STAGES
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("nonsense=1", "nonsense"),
-        ("autoencoder.nonsense=1", "autoencoder.nonsense"),
+        ("nonsense=1", "nonsense: there is no such key; `sdopt train-reference --help` lists all"),
+        ("denoiser.batchsize=1", "denoiser.batchsize: there is no such key; did you mean denoiser.batch_size"),
+        ("+autoencoder.nonsense=1", "autoencoder.nonsense: unknown key; there are share, steps"),
+        ("~clip.target", "clip.target: must be given"),
+        ("~seed", "sdopt: seed: must be given, as in seed=…"),
         ("stage=nonsense", "all, data, tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, clip, export"),
-        ("device=tpu", "auto, cpu, cuda"),
-        ("seed=many", "seed"),
+        ("device=tpu", "device=tpu: choose one of auto, cpu, cuda"),
+        ("seed=many", "seed: Value 'many'"),
+        ("clip=3", "clip: must be a group of keys, not 3"),
+        ("loras.rank=null", "loras.rank: "),
         ("denoiser.batch_size=1.5", "denoiser.batch_size"),
-        ("denoiser.batch_size=0", "denoiser.batch_size=0: must be positive"),
-        ("loras.rank=0", "loras.rank=0: must be positive"),
+        ("denoiser.batch_size=0", "denoiser.batch_size=0: must be at least 1"),
+        ("loras.rank=0", "loras.rank=0: must be at least 1"),
         ("loras.held_out_concepts=0", "loras.held_out_concepts"),
-        ("tiny_autoencoder.latent_noise=-1", "tiny_autoencoder.latent_noise=-1.0: must be 0 or more"),
-        ("budget_minutes=-1", "budget_minutes"),
-        ("seed=", "seed"),
+        ("tiny_autoencoder.latent_noise=-1", "tiny_autoencoder.latent_noise=-1.0: must be at least 0"),
+        ("budget_minutes=-1", "budget_minutes=-1.0: must be above 0"),
+        ("export.companions=${folder}", "choose another folder than `folder`"),
+        ("seed=", "seed: "),
         ("(", "("),
     ],
 )
@@ -38,15 +45,16 @@ def test_a_mistake_exits_with_2_and_names_the_key(
     assert not list(tmp_path.iterdir())
 
 
-def test_all_values_out_of_range_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["denoiser.ema=1", "autoencoder.share=2", "clip.hidden_patches=1", "threads=0"]) == 2
-    shown = capsys.readouterr().err
-    assert all(key in shown for key in ("denoiser.ema", "autoencoder.share", "clip.hidden_patches", "threads"))
+def test_all_wrong_values_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("denoiser.ema", "autoencoder.share", "clip.hidden_patches", "threads", "seed")
+    values = (1, 2, 1, 0, "many")
+    assert main([f"{key}={value}" for key, value in zip(keys, values, strict=True)]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == len(keys)
+    assert all(any(line.startswith(f"sdopt: {key}") for line in shown) for key in keys)
 
 
-@pytest.mark.parametrize(
-    "stage", ["tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "clip", "export"]
-)
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "data"])
 def test_a_stage_without_its_predecessor_says_which_to_run(
     stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,11 +73,11 @@ def test_data_that_cannot_be_fetched_exits_with_3(
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(key in shown for key in ("budget_minutes", "caption_dropout", "every_minutes"))
+    assert all(key in shown for key in ("budget_minutes", "caption_dropout", "every_minutes", *STAGES))
 
 
 def test_defaults_and_overrides_are_typed() -> None:
-    config = configure(["stage=denoiser", "denoiser.steps=7"])
-    assert config.stage is Stage.denoiser
+    config = training_config(["stage=denoiser", "denoiser.steps=7"])
+    assert config.stage == "denoiser"
     assert config.denoiser.steps == 7
     assert config.autoencoder.learning_rate == 1e-3

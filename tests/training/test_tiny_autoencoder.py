@@ -8,7 +8,7 @@ import torch
 
 from sdopt.training.architecture import build_autoencoder, build_tiny_autoencoder
 from sdopt.training.data import Dataset
-from sdopt.training.tiny_autoencoder import compare_on_latents, compare_on_pictures, compare_speed, count_operations
+from sdopt.training.tiny_evaluation import compare_on_latents, compare_on_pictures, compare_speed, count_operations
 
 
 def test_it_decodes_with_a_third_of_the_operations_at_most() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
-from runners.train_reference import configure
+from sdopt.config.training import training_config
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
 from sdopt.training.architecture import build_autoencoder
@@ -25,11 +26,12 @@ from sdopt.training.autoencoder import (
     pixels,
     scaling_factor,
 )
-from sdopt.training.config import Device, Precision
+from sdopt.training.checkpoints import Progress
+from sdopt.training.compute import generator, pick_device, pick_precision
 from sdopt.training.data import Dataset
 from sdopt.training.denoiser import join, loss_weights, spread_timesteps
 from sdopt.training.export import assemble
-from sdopt.training.loop import Progress, Schedule, fit, generator, pick_device, pick_precision
+from sdopt.training.loop import DivergenceError, Saving, Schedule, fit
 from sdopt.training.sheet import draw_sheet, generate
 from sdopt.training.stages import run
 
@@ -44,10 +46,11 @@ def train_toy(folder: Path, *, steps: int, resume: bool, stop_at: int | None = N
         if step == stop_at:
             raise KeyboardInterrupt
         x = torch.randn(16, 4, generator=generator(0, 9, step))
-        return (network(x) - x.sum(dim=1, keepdim=True)).square().mean()
+        error: Tensor = network(x) - x.sum(dim=1, keepdim=True)
+        return error.square().mean()
 
     schedule = Schedule(learning_rate=0.05, warmup_steps=3, ema=0.9, seconds=60, steps=steps)
-    done = fit(network, loss, schedule, folder, title="toy", resume=resume, checkpoint_seconds=0, average=average)
+    done = fit(network, average, loss, schedule, Saving(folder, resume, checkpoint_seconds=0), "toy")
     return average, done
 
 
@@ -77,16 +80,14 @@ def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     network = nn.Linear(1, 1)
     schedule = Schedule(learning_rate=0.1, warmup_steps=0, ema=0.9, seconds=60, steps=5)
-    with pytest.raises(FloatingPointError, match="step 0"):
+    with pytest.raises(DivergenceError, match="step 0"):
         fit(
             network,
+            copy.deepcopy(network),
             lambda step: network(torch.full((1, 1), math.nan)).sum(),
             schedule,
-            tmp_path,
-            title="toy",
-            resume=False,
-            checkpoint_seconds=60,
-            average=copy.deepcopy(network),
+            Saving(tmp_path, resume=False, checkpoint_seconds=60),
+            "toy",
         )
 
 
@@ -151,11 +152,11 @@ def test_normalised_latents_leave_the_pictures_as_they_were() -> None:
 
 def test_device_and_precision_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert pick_device(Device.auto).type == "cpu"
+    assert pick_device("auto").type == "cpu"
     with pytest.raises(UsageError, match="device=cuda"):
-        pick_device(Device.cuda)
-    assert pick_precision(Precision.fp32, torch.device("cpu")) is Precision.fp32
-    assert pick_precision(Precision.auto, torch.device("cpu")) in (Precision.fp32, Precision.bf16)
+        pick_device("cuda")
+    assert pick_precision("fp32", torch.device("cpu")) == "fp32"
+    assert pick_precision("auto", torch.device("cpu")) in ("fp32", "bf16")
 
 
 def losses(folder: Path) -> list[float]:
@@ -167,7 +168,7 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.usefixtures("styles")
 def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("sdopt.training.loras.COMPARED", 2)
+    monkeypatch.setattr("sdopt.training.lora_evaluation.COMPARED", 2)
     monkeypatch.setattr("sdopt.training.export.DECODED_CAPTIONS", 4)
     common = [
         f"folder={work_folder}",
@@ -186,27 +187,29 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
         "loras.held_out_concepts=2",
     ]
 
-    run(configure([*common, "stage=autoencoder", "autoencoder.steps=40"]))
+    run(training_config([*common, "stage=autoencoder", "autoencoder.steps=40"]))
     autoencoder = losses(work_folder / "autoencoder")
     assert autoencoder[-1] < 0.9 * autoencoder[0]
     assert 0 < load_autoencoder(work_folder / "autoencoder").config.scaling_factor < 100
 
-    run(configure([*common, "stage=tiny_autoencoder", "tiny_autoencoder.steps=40"]))
+    run(training_config([*common, "stage=tiny_autoencoder", "tiny_autoencoder.steps=40"]))
     tiny_autoencoder = losses(work_folder / "tiny_autoencoder")
     assert tiny_autoencoder[-1] < 0.9 * tiny_autoencoder[0]
 
-    run(configure([*common, "stage=denoiser", "denoiser.steps=40"]))
+    run(training_config([*common, "stage=denoiser", "denoiser.steps=40"]))
     denoiser = losses(work_folder / "denoiser")
     assert denoiser[-1] < 0.9 * denoiser[0]
 
-    run(configure([*common, "stage=denoiser", "denoiser.steps=45"]))
+    run(training_config([*common, "stage=denoiser", "denoiser.steps=45"]))
     assert json.loads((work_folder / "denoiser/checkpoint/state.json").read_text())["steps"] == 45
     assert len(losses(work_folder / "denoiser")) == 45
 
     with pytest.raises(UsageError, match="stage=loras"):
-        run(configure([*common, "stage=export"]))
-    run(configure([*common, "stage=loras", "loras.steps=1"]))
-    run(configure([*common, "stage=export"]))
+        run(training_config([*common, "stage=export"]))
+    run(training_config([*common, "stage=loras", "loras.steps=1"]))
+    run(training_config([*common, "stage=export"]))
+    exported = StableDiffusionPipeline.from_pretrained(work_folder / "emoji", local_files_only=True)
+    assert exported.text_encoder.dtype == exported.unet.dtype == torch.float32
     assert (work_folder / "sheet.png").exists()
     assert set(json.loads((work_folder / "prompts.json").read_text())) == {
         "gate",
@@ -238,18 +241,17 @@ def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the packaged weights: on those of a few steps there is nothing for a LoRA to restyle."""
-    from diffusers import StableDiffusionPipeline
     from safetensors.torch import save_file
 
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("sdopt.training.loras.COMPARED", 4)
+    monkeypatch.setattr("sdopt.training.lora_evaluation.COMPARED", 4)
     packaged = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32)
     packaged.vae.save_pretrained(work_folder / "autoencoder/model")
     (work_folder / "denoiser/checkpoint").mkdir(parents=True)
     networks = join(packaged.unet, packaged.text_encoder).state_dict()
     save_file({k: v.contiguous() for k, v in networks.items()}, work_folder / "denoiser/checkpoint/average.safetensors")
     common = [f"folder={work_folder}", "stage=loras", "device=cpu", "arithmetic=fp32", "loras.held_out_concepts=2"]
-    run(configure([*common, "loras.batch_size=16", "loras.warmup_steps=1", "loras.steps=30"]))
+    run(training_config([*common, "loras.batch_size=16", "loras.warmup_steps=1", "loras.steps=30"]))
     for style in ("fxemoji", "high_contrast"):
         log = losses(work_folder / "loras" / style)
         assert log[-1] < 0.8 * log[0]
@@ -265,8 +267,8 @@ def test_a_contact_sheet_has_a_picture_for_every_caption(work_folder: Path, tmp_
     from PIL import Image
 
     common = [f"folder={work_folder}", "device=cpu", "autoencoder.steps=1", "denoiser.steps=1"]
-    run(configure([*common, "stage=autoencoder", "autoencoder.batch_size=2"]))
-    run(configure([*common, "stage=denoiser", "denoiser.batch_size=2"]))
+    run(training_config([*common, "stage=autoencoder", "autoencoder.batch_size=2"]))
+    run(training_config([*common, "stage=denoiser", "denoiser.batch_size=2"]))
     captions = Dataset.load(work_folder / "data").labels(held_out=False)[:7]
     pictures = generate(assemble(work_folder), captions, seed=0, steps=2)
     assert pictures.shape == (7, 64, 64, 3)

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from sdopt.analysis.timing import memory_ratio, speedup
+from sdopt.analysis.measures import MEASURES
 from sdopt.gate.calibration import Calibration
 from sdopt.gate.judge import RuleContext, worst
-from sdopt.gate.rules import PERFORMANCE
 from sdopt.optimizations.base import Contract
-from sdopt.quality.evaluation import Evaluator, Pictures, Settings
+from sdopt.quality.evaluation import Evaluator, Settings
+from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import family_of
 from sdopt.results.records import (
     ImageRecord,
@@ -30,7 +30,7 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import Gate
+from sdopt.schema import Gate, Model, Quality
 
 TRIALS = 59
 """With none of 59 false, their rate is below 5 % at 95 % confidence (0.95⁵⁹ < 0.05)."""
@@ -81,7 +81,7 @@ def sabotages(result: StudyResult) -> list[Caught]:
 
 
 def _caught(variant: VariantResult, judgement: Judgement) -> Caught:
-    expected = str(variant.config.get("trial", {}).get("caught_by", ""))
+    expected = str(variant.config.options.get("trial", {}).get("caught_by", ""))
     # An undecided rule is no catch by itself; where a rule fails, that is the reason.
     decisive = [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]
     fitting = [ruling for ruling in decisive if _rule(ruling) in expected.split("|")] or decisive
@@ -99,7 +99,7 @@ def _rule(ruling: Ruling) -> str:
     """A rule by its metric's family, or by its own name."""
     if not ruling.metric:
         return ruling.rule
-    return ruling.metric if ruling.metric in PERFORMANCE else family_of(ruling.metric).name
+    return ruling.metric if ruling.metric in MEASURES else family_of(ruling.metric).name
 
 
 def _effect(ruling: Ruling) -> float | None:
@@ -125,11 +125,11 @@ def false_alarms(
         `numerical`: same noise, other order of computation, as `equivalent`. `sampling`: other noise, by the rules of
         `lossy` that compare a variant's own scores: pairs of other noise are other pictures.
     """
-    settings = Settings(("emojiclip",), "packaged", False, "cpu", trained=True)
+    settings = Settings.of(Quality(), Model(), "cpu")
     evaluator = Evaluator(settings)
     baseline = result.variant(result.baseline)
     processes = [m for v in result.variants if v.role == "control" or v is baseline for m in v.measurements]
-    own = [rule for rule in gate.rules.get(Contract.LOSSY, []) if rule.metric in PERFORMANCE or _unpaired(rule.metric)]
+    own = [rule for rule in gate.rules.get(Contract.LOSSY, []) if rule.metric in MEASURES or _unpaired(rule.metric)]
     judged = {
         "numerical": (Contract.EQUIVALENT, gate),
         "sampling": (Contract.LOSSY, replace(gate, rules={Contract.LOSSY: own})),
@@ -175,7 +175,7 @@ def _same_twice(
     whole = [found for found in by_replicate.values() if len(found) > 1]
     pairs = [[found[i] for i in random.permutation(len(found))[:2]] for found in whole]
     sides = [
-        _variant(baseline, records, [replace(pair[side], sitting=0) for pair in pairs], random)
+        _variant(baseline, records, [replace(pair[side], session=0) for pair in pairs], random)
         for side, records in enumerate((second, first))
     ]
     pictures = [Pictures(folder, side.images) for side in sides]
@@ -185,7 +185,7 @@ def _same_twice(
     candidate, other = sides
 
     def ratio(metric: str, confidence: float) -> Interval | None:
-        return (speedup if metric == "speedup" else memory_ratio)(candidate, other, confidence)
+        return MEASURES[metric].ratio(candidate, other, confidence)
 
     return RuleContext(candidate, other, evaluator.of_pair(*pictures), calibration, ratio, lambda _metric: result.floor)
 

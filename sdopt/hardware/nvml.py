@@ -1,0 +1,213 @@
+"""NVIDIA's management library: what the driver says of a card, and of the processes on it."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from sdopt.results.records import GpuState
+
+if TYPE_CHECKING:
+    from sdopt.hardware.device import Device
+
+T = TypeVar("T")
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that hold clocks below what was asked for. An idle card and
+# clocks that somebody fixed (application clocks) are none of these.
+_SLOWED = {
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "clocks tied to another card",
+    0x20: "temperature (driver)",
+    0x40: "temperature (hardware)",
+    0x80: "external power brake",
+}
+
+# Policies of nvmlDeviceGetViolationStatus, which counts the time for which each held the clocks down.
+_POLICIES = {0: "power limit", 1: "temperature", 3: "board limit", 5: "reliability"}
+
+SLOWED_SHARE = 0.01
+"""A call counts as throttled where a policy held the clocks down for more than this share of it."""
+
+_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+
+
+def ask_nvml(question: Callable[[Any], T]) -> T | None:
+    """Returns what NVML answers; None where there is no NVML, or it does not say.
+
+    Virtual GPUs, slices of a GPU and containers leave many questions unanswered, and none of them is worth a variant.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            return question(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def nvml_handle(nvml: Any, device: "Device") -> Any:
+    """Returns NVML's handle of a CUDA device, or of the slice (MIG) of a card that the device is.
+
+    It is found by UUID, because NVML does not know `CUDA_VISIBLE_DEVICES`. PyTorch's UUID has no prefix, and NVML's
+    has: `GPU-` for a card, `MIG-` for a slice.
+
+    Raises:
+        NVMLError: NVML knows neither.
+    """
+    uuid = str(torch.cuda.get_device_properties(device.index).uuid).removeprefix("GPU-").removeprefix("MIG-")
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+def _card_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
+    """Returns the handle of the whole card, and whether the given handle was that of a slice of it."""
+    try:
+        sliced = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
+        return (nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if sliced else handle), sliced
+    except nvml.NVMLError:  # a driver from before slices
+        return handle, False
+
+
+def process_gib(device: "Device") -> float | None:
+    """Returns the memory that this process holds on a CUDA device, in GiB; None where NVML does not say."""
+
+    def held(nvml: Any) -> float | None:
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(nvml, device)):
+            # In a container the driver may report another pid namespace, or no figure at all.
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                return float(process.usedGpuMemory) / 2**30
+        return None
+
+    return ask_nvml(held)
+
+
+def describe_gpu(device: "Device") -> dict[str, Any]:
+    """Returns the settings of a CUDA device, and the other processes on it; what NVML does not say is left out.
+
+    `processes` holds pid and memory in GiB of each; in a container the driver may list none.
+    """
+    return (ask_nvml(lambda nvml: _settings(nvml, device)) or {}) if device.is_cuda else {}
+
+
+def _settings(nvml: Any, device: "Device") -> dict[str, Any]:
+    handle = nvml_handle(nvml, device)
+    card, sliced = _card_of(nvml, handle)
+
+    def processes() -> list[dict[str, Any]]:
+        return [
+            {"pid": other.pid, "gib": None if other.usedGpuMemory is None else other.usedGpuMemory / 2**30}
+            for other in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            if other.pid != os.getpid()
+        ]
+
+    questions: dict[str, Callable[[], Any]] = {
+        "compute_mode": lambda: _COMPUTE_MODES.get(nvml.nvmlDeviceGetComputeMode(card), "unknown"),
+        "persistence_mode": lambda: bool(nvml.nvmlDeviceGetPersistenceMode(card)),
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
+        "default_power_limit_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(card) / 1000,
+        "max_sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
+        "max_memory_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_MEM),
+        "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(card)[0]),
+        "processes": processes,
+    }
+    answers = {name: _answer(nvml, question) for name, question in questions.items()}
+    return {"mig_slice": sliced} | {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _answer(nvml: Any, question: Callable[[], T]) -> T | None:
+    try:
+        return question()
+    except nvml.NVMLError:
+        return None
+
+
+class GpuMonitor:
+    """Reads the state of a CUDA device around calls. It keeps NVML open, because opening it takes milliseconds.
+
+    Where there is no NVML, or on a CPU, every reading is None.
+    """
+
+    def __init__(self, device: "Device") -> None:
+        self._opened = _open(device) if device.is_cuda else None
+
+    def throttled_ns(self) -> Mapping[str, int]:
+        """Returns for how long each policy has held the clocks down since the driver was loaded, in nanoseconds."""
+        if self._opened is None:
+            return {}
+        nvml, card = self._opened.nvml, self._opened.card
+
+        def violated(policy: int) -> int:
+            return int(nvml.nvmlDeviceGetViolationStatus(card, policy).violationTime)
+
+        found = {name: _answer(nvml, partial(violated, policy)) for policy, name in _POLICIES.items()}
+        return {name: time for name, time in found.items() if time is not None}
+
+    def state(self, before: Mapping[str, int], seconds: float) -> GpuState | None:
+        """Returns the state of the device now, right after a call.
+
+        Args:
+            before: `throttled_ns()` just before the call.
+            seconds: how long the call took.
+        """
+        if self._opened is None:
+            return None
+        nvml, card = self._opened.nvml, self._opened.card
+        power = _answer(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(card))
+        limit = _answer(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card))
+        return GpuState(
+            sm_clock_mhz=_answer(nvml, lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
+            memory_clock_mhz=_answer(nvml, lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM)),
+            temperature_c=_answer(nvml, lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)),
+            power_w=None if power is None else power / 1000,
+            power_limit_w=None if limit is None else limit / 1000,
+            throttled=self._throttled(before, seconds),
+        )
+
+    def _throttled(self, before: Mapping[str, int], seconds: float) -> list[str]:
+        assert self._opened is not None
+        nvml, card = self._opened.nvml, self._opened.card
+        after = self.throttled_ns()
+        lasting = [name for name, time in after.items() if time - before.get(name, time) > SLOWED_SHARE * seconds * 1e9]
+        # The counters are exact where there are any; what holds now is a sample at the end of the call.
+        reasons = _answer(nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))) or 0
+        return sorted({*lasting, *(name for bit, name in _SLOWED.items() if reasons & bit)})
+
+    def energy_j(self) -> float | None:
+        """Returns what the card has taken since its driver was loaded, in joules; None where nothing counts it.
+
+        Nothing does for a slice of a card: the card's counter includes the other slices.
+        """
+        if self._opened is None or self._opened.sliced:
+            return None
+        nvml, card = self._opened.nvml, self._opened.card
+        return _answer(nvml, lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(card)) / 1000)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    nvml: Any
+    card: Any
+    sliced: bool
+
+
+def _open(device: "Device") -> _Opened | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return _Opened(pynvml, *_card_of(pynvml, nvml_handle(pynvml, device)))
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,150 @@
+"""What quality metrics are computed from: images, features, reference sets; each is made once, when needed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sdopt.quality.distances import ReferenceSet, reference_set
+from sdopt.quality.features import FeatureExtractor, feature_extractor
+from sdopt.quality.images import channels_first, read_images
+from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
+from sdopt.results.records import ImageRecord, Score
+from sdopt.worker.draws import LATENTS
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The images of one variant, read when they are asked for."""
+
+    folder: Path
+    records: Sequence[ImageRecord]
+
+    @cached_property
+    def images(self) -> np.ndarray:
+        """All images, uint8 (n, height, width, 3)."""
+        return read_images([self.folder / record.path for record in self.records])
+
+    @cached_property
+    def latents(self) -> np.ndarray | None:
+        """Final latents, float32 (n, channels, height, width); None where they were not kept for every image."""
+        file = (self.folder / self.records[0].path).with_name(LATENTS)
+        if not file.is_file():
+            return None
+        latents = load_file(file)["latents"].float().numpy()
+        return latents if len(latents) == len(self.records) else None
+
+    @property
+    def draws(self) -> list[tuple[str, int]]:
+        """What tells the images apart: prompt and seed."""
+        return [(record.prompt, record.seed) for record in self.records]
+
+    @property
+    def prompts(self) -> list[int]:
+        """The number of the prompt of each image."""
+        return [record.prompt_index for record in self.records]
+
+
+class Networks:
+    """Loads feature extractors, LPIPS and reference sets, each once for all variants.
+
+    Args:
+        device: where they run.
+        reference: the reference set; None or `baseline` stands for the baseline's images.
+    """
+
+    def __init__(self, device: str, reference: str | None) -> None:
+        self._device, self._reference = device, reference
+        self._extractors: dict[str, FeatureExtractor] = {}
+        self._references: dict[tuple[str, tuple[str, ...]], ReferenceSet] = {}
+        self._lpips: dict[str, Lpips] = {}
+
+    def extractor(self, features: str) -> FeatureExtractor:
+        """Returns the extractor of some features. Raises UsageError where it cannot be loaded."""
+        if features not in self._extractors:
+            self._extractors[features] = feature_extractor(features, self._device)
+        return self._extractors[features]
+
+    def lpips(self, net: str) -> Lpips:
+        """Returns LPIPS over a network. Raises UsageError where it cannot be loaded."""
+        if net not in self._lpips:
+            self._lpips[net] = Lpips(net, self._device)
+        return self._lpips[net]
+
+    @property
+    def against_baseline(self) -> bool:
+        """Whether sets of images are compared with those of the study's own baseline."""
+        return self._reference in (None, "baseline")
+
+    def reference(self, features: str, baseline: Pictures) -> ReferenceSet:
+        """Returns what sets of images are compared with. Raises UsageError where it cannot be read."""
+        key = features, tuple(record.path for record in baseline.records) if self.against_baseline else ()
+        if key not in self._references:
+            extractor = self.extractor(features)
+            self._references[key] = (
+                ReferenceSet.of_images("the baseline's images", baseline.images, extractor)
+                if self.against_baseline
+                else reference_set(str(self._reference), extractor)
+            )
+        return self._references[key]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digest of the weights of every extractor that was used."""
+        return {name: extractor.digest for name, extractor in self._extractors.items()}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one variant's metrics are computed from, or those of a pair of variants.
+
+    Attributes:
+        pictures: the variant's images.
+        other: the images that they are compared with: of a pair the reference variant's, of the same prompts and noise,
+            else the baseline's.
+        networks: what is shared with other variants.
+    """
+
+    pictures: Pictures
+    other: Pictures
+    networks: Networks
+    _features: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def pixels(self) -> PairedValues:
+        """Differences in pixels, pair by pair."""
+        return pixel_differences(self.pictures.images, self.other.images)
+
+    def features(self, name: str) -> Tensor:
+        """Returns the features of the variant's images, (n, d)."""
+        if name not in self._features:
+            self._features[name] = self.networks.extractor(name)(channels_first(self.pictures.images))
+        return self._features[name]
+
+    def reference(self, features: str) -> ReferenceSet:
+        """Returns what a set of images is compared with."""
+        return self.networks.reference(features, self.other)
+
+    @property
+    def groups(self) -> list[int] | None:
+        """The prompts of the reference's images where they are the variant's own: those of one are not compared."""
+        own = self.networks.against_baseline and {*self.pictures.prompts} == {*self.other.prompts}
+        return self.other.prompts if own else None
+
+    def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:
+        """Returns the mean of each prompt's images, and of all prompts; None where a value is not finite."""
+        found: dict[int, list[float]] = {}
+        for prompt, value in zip(self.pictures.prompts, values, strict=True):
+            found.setdefault(prompt, []).append(math.nan if value is None else float(value))
+        means = [float(np.mean(those)) for _, those in sorted(found.items())]
+        return Score(finite(float(np.mean(means))), [finite(mean) for mean in means])
+
+
+def finite(value: float) -> float | None:
+    """Returns a value, or None where it is infinite or no number."""
+    return value if math.isfinite(value) else None

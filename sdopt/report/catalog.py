@@ -1,0 +1,67 @@
+"""The reports of a study: the one list that whatever writes, announces or logs them reads."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
+from sdopt.report.junit import junit
+from sdopt.report.markdown import markdown_table
+from sdopt.report.plots import study_plot
+from sdopt.report.verdicts import verdict_json, verdict_markdown
+from sdopt.results.files import write_atomically
+from sdopt.results.records import Judgement, StudyResult
+
+
+@dataclass(frozen=True)
+class Report:
+    """One file that is made from a result.
+
+    Attributes:
+        name: what it shows, in a word or two.
+        file: its name in the run's folder and among a tracker's artifacts.
+        render: makes its content, of a result and the run's folder; None where the study has nothing to show in it.
+    """
+
+    name: str
+    file: str
+    render: Callable[[StudyResult, Path], bytes | None]
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is an image, which takes longer to draw than a text does."""
+        return self.file.endswith(".png")
+
+
+def _of_verdicts(
+    render: Callable[[StudyResult, Sequence[Judgement]], bytes],
+) -> Callable[[StudyResult, Path], bytes | None]:
+    return lambda result, _: render(result, result.judgements) if result.judgements else None
+
+
+REPORTS = (
+    Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
+    Report("plot", "plot.png", lambda result, _: study_plot(result)),
+    Report("images", "comparison.png", comparison_sheet),
+    Report("broken images", "broken.png", broken_sheet),
+    Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),
+    Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
+    Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
+)
+
+
+def write_reports(result: StudyResult, folder: Path) -> Iterator[tuple[Report, Exception | None]]:
+    """Writes every report that a study has something for into the run's folder, each with the error that prevented it.
+
+    One that cannot be made keeps no other from being written.
+    """
+    for report in REPORTS:
+        try:
+            content = report.render(result, folder)
+            if content is not None:
+                write_atomically(folder / report.file, content)
+        except Exception as error:
+            yield report, error
+        else:
+            if content is not None:
+                yield report, None

@@ -1,0 +1,39 @@
+"""A study as a pandas data frame, from the same rows as every table."""
+
+from typing import TYPE_CHECKING
+
+from sdopt.analysis.figures import figures_of
+from sdopt.results.records import StudyResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def to_dataframe(result: StudyResult) -> "pd.DataFrame":
+    """Returns a row for the baseline and one for each comparison.
+
+    The first columns say what the row is: `variant`, `role`, `status`, `reason`, `contract`, `against`, `verdict` and
+    the option of each axis. The others are all figures by their flat names, as MLflow has them, with two-sided bounds
+    (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`); NaN stands for what was not measured.
+    """
+    import pandas as pd
+
+    rows = figures_of(result)
+    verdicts = {(judged.candidate, judged.reference): str(judged.verdict) for judged in result.judgements}
+    facts = [
+        {
+            "variant": row.variant.name,
+            "role": "baseline" if row.variant.name == result.baseline else row.variant.role,
+            "status": str(row.variant.status),
+            "reason": row.variant.reason or None,
+            "contract": row.variant.contract,
+            "against": row.reference or None,
+            "verdict": verdicts.get((row.variant.name, row.reference)),
+            **row.variant.choices,
+        }
+        for row in rows
+    ]
+    figures = [row.flat for row in rows]
+    names = list(dict.fromkeys(name for flat in figures for name in flat))
+    frame = pd.DataFrame(facts)
+    return frame.join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))

@@ -1,0 +1,40 @@
+"""A study's result as a library call or a notebook receives it: the record, and what can be made of it."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdopt.report.dataframe import to_dataframe
+from sdopt.report.markdown import markdown_table
+from sdopt.results.files import read_result
+from sdopt.results.records import StudyResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass
+class Outcome(StudyResult):
+    """A `StudyResult` that also shows itself; it shares the variants and comparisons of the one that it is made of."""
+
+    @classmethod
+    def of(cls, result: StudyResult) -> "Outcome":
+        """Returns the same result with the methods of this class."""
+        return cls(**{field.name: getattr(result, field.name) for field in fields(StudyResult)})
+
+    def table(self) -> "pd.DataFrame":
+        """Returns a row per comparison with all its figures: see `to_dataframe`."""
+        return to_dataframe(self)
+
+    def _repr_markdown_(self) -> str:
+        """Returns the table that a notebook shows."""
+        return markdown_table(self)
+
+
+def load_result(path: str | Path) -> Outcome:
+    """Reads a `result.json`, or the one in a run's folder.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    return Outcome.of(read_result(Path(path)))

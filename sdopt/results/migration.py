@@ -1,0 +1,47 @@
+"""Brings a result that an earlier sdopt wrote up to the present schema."""
+
+from dataclasses import fields
+from typing import Any
+
+from sdopt.errors import UsageError
+from sdopt.results.records import SCHEMA_VERSION, RecordedConfig
+
+_SECTIONS = {field.name for field in fields(RecordedConfig)}
+
+
+def migrated(document: Any) -> Any:
+    """Returns a parsed `result.json` in the present schema; what is none is left for validation to name.
+
+    Version 1 kept the configuration flat, with the options' axes among the sections. Keys that a section has no more
+    are dropped when it is typed, and those that it did not have yet take their defaults.
+
+    Raises:
+        UsageError: a later sdopt wrote it.
+    """
+    if not isinstance(document, dict):
+        return document
+    version = document.get("schema_version", 1)
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise UsageError(f"written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
+    if version != 1:
+        return document
+    variants = document.get("variants")
+    if isinstance(variants, list):
+        variants = [_with_sections(variant) for variant in variants]
+    return {**_with_sections(document), "variants": variants, "schema_version": SCHEMA_VERSION}
+
+
+def _with_sections(owner: Any) -> Any:
+    return {**owner, "config": _sectioned(owner.get("config"))} if isinstance(owner, dict) else owner
+
+
+def _sectioned(config: Any) -> Any:
+    """A flat configuration with what is no section below `options`, and a single objective as a list of one."""
+    if not isinstance(config, dict):
+        return config
+    objective = config.get("objective", [])
+    return {
+        **{key: value for key, value in config.items() if key in _SECTIONS},
+        "options": {key: value for key, value in config.items() if key not in _SECTIONS},
+        "objective": [objective] if isinstance(objective, str) else objective,
+    }

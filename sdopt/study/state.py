@@ -1,0 +1,194 @@
+"""Holds a study that is being measured: its processes, its current session, and what is written of it so far."""
+
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sdopt.locks import Presence
+from sdopt.results.files import write_result
+from sdopt.results.records import (
+    Measurement,
+    MeasurementSession,
+    Schedule,
+    Status,
+    StudyResult,
+    VariantResult,
+)
+from sdopt.schema import Protocol, Quality
+from sdopt.study.designs import Plan
+from sdopt.study.image_cache import ImageCache
+from sdopt.study.progress import Progress
+from sdopt.study.status import append_reason
+from sdopt.variant import Variant
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.machine import Machine
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import WorkerError
+
+
+@dataclass
+class VariantProcess:
+    """One process of one variant in one session, and where its figures go.
+
+    In blocks it is started several times; the workers that follow find what the compiler of the first one made.
+    """
+
+    row: VariantResult
+    variant: Variant
+    measurement: Measurement
+    slug: str
+    """Names its files."""
+    timed: bool
+    """Whether it takes part in the rounds; else only evidence, stages or images are missing."""
+    running: Worker | None = None
+    footprint_gib: dict[str, float] = field(default_factory=dict)
+    """What it needs of each memory that may run out: `device`, `host`."""
+    graphs: int = 0
+    """Graphs that its worker had compiled after the first call."""
+    active: bool = True
+    """False after its variant has failed."""
+
+    @property
+    def worker(self) -> Worker:
+        """The worker, which must have been started."""
+        assert self.running is not None
+        return self.running
+
+    def stop(self) -> None:
+        """Ends its worker, gently."""
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+
+    def kill(self) -> None:
+        """Ends its worker at once."""
+        if self.running is not None:
+            self.running.kill()
+            self.running = None
+
+
+@dataclass
+class StudyRun:
+    """What a study holds while it is measured. It starts, fails and records processes; it measures nothing itself."""
+
+    plan: Plan
+    result: StudyResult
+    protocol: Protocol
+    quality: Quality
+    machine: Machine
+    context: StartContext
+    folder: Path
+    scratch: Path
+    """Folder for the compilers' caches, one for each process."""
+    progress: Progress
+    presence: Presence
+    images: ImageCache
+    processes: list[VariantProcess] = field(default_factory=list)
+    """Those of the current session."""
+    rounds: int = 0
+    """Rounds of the current session."""
+    operations: dict[str, float | None] = field(default_factory=dict)
+    """TFLOP of one image, by the work that variants share."""
+    unwritten: bool = False
+    """Whether `result.json` could not be written the last time."""
+
+    @property
+    def session(self) -> MeasurementSession:
+        """The current session."""
+        return self.result.sessions[-1]
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether all processes live side by side; in blocks there is one at a time."""
+        return self.session.schedule == "interleaved"
+
+    @property
+    def living(self) -> list[VariantProcess]:
+        """The processes that have a worker now."""
+        return [process for process in self.processes if process.running is not None]
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Changes the schedule of the current session; the drift of earlier blocks is kept."""
+        self.result.schedule = Schedule(schedule.kind, schedule.reason, self.result.schedule.drift)
+        self.session.schedule = schedule.kind
+
+    def slug(self, row: VariantResult) -> str:
+        """Returns a name for files, with the row's number: two names may differ only in what a file's cannot hold."""
+        letters = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()[:60]
+        return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
+
+    def checkpoint(self) -> None:
+        """Writes `result.json`. If it cannot be written, measuring goes on, and the user is warned once."""
+        self.note_other_studies()
+        try:
+            with self.progress.timeline.during("writing result.json"):
+                write_result(self.result, self.folder)
+        except OSError as error:
+            if not self.unwritten:
+                problem = f"{self.folder / 'result.json'}: {error.strerror}"
+                self.progress.warn(f"{problem}; measuring goes on, and it is tried again after every round")
+            self.unwritten = True
+        else:
+            self.unwritten = False
+
+    def note_other_studies(self) -> None:
+        """Records, and warns of, other studies that are measured on the same device now."""
+        for other in self.presence.others():
+            if other not in self.session.disturbed_by:
+                self.session.disturbed_by.append(other)
+                self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
+
+    def start(self, process: VariantProcess) -> tuple[Worker, float]:
+        """Starts a worker and loads its pipeline; returns it with the seconds that loading took. Raises WorkerError."""
+        self.progress.phase(process.row.name, "starting")
+        try:
+            process.running = Worker(
+                self.context,
+                process.variant,
+                self.machine.device,
+                self.folder / "logs" / f"{process.slug}.log",
+                self.scratch,
+                self.protocol.timeout_s,
+                self.progress.timeline.called,
+                self.progress.warn,
+            )
+        except OSError as error:
+            raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
+        process.worker.hello()
+        self.progress.phase(process.row.name, "loading")
+        load_s = process.worker.prepare()
+        self.progress.advance()
+        return process.worker, load_s
+
+    def fail(self, process: VariantProcess, error: WorkerError) -> None:
+        """Ends all processes of a variant, with the error as its status and reason."""
+        row = process.row
+        if row.status is Status.PENDING:
+            row.status, row.reason = error.status, error.reason
+        else:
+            # It was measured whole before, and was to be timed again beside what is missing.
+            row.reason = append_reason(row, f"when timed again: {error.reason}")
+        for other in self.processes:
+            if other.row is row:
+                other.active = False
+                other.kill()
+                self._forget(other)
+
+    def retire(self, process: VariantProcess) -> None:
+        """Ends the worker of a process that will not be started again, with what its compiler left."""
+        process.stop()
+        self._forget(process)
+
+    def stop_all(self) -> None:
+        """Ends all workers; they may be started again."""
+        for process in self.processes:
+            process.stop()
+
+    def kill_all(self) -> None:
+        """Ends all workers at once."""
+        for process in self.processes:
+            process.kill()
+
+    def _forget(self, process: VariantProcess) -> None:
+        shutil.rmtree(self.scratch / process.slug, ignore_errors=True)

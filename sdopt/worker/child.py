@@ -1,0 +1,238 @@
+"""Runs a process at the other end of a pipe: messages, notes on progress, time limits, its death, and its end."""
+
+import os
+import pickle
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import process as multiprocessing_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+from sdopt.worker.forkserver import StartContext, start
+
+KILL_LIMIT_S = 10.0
+"""How long the kernel may take to end a killed process. One that waits within a driver may take forever."""
+
+_STOP_LIMIT_S = 5.0
+"""How long a process may take to end by itself after its pipe was closed."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a child sends before its answer, as progress."""
+
+    content: Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a child was asked for."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error that a child ended its work with, instead of an answer."""
+
+    error: Exception
+
+
+class ChildDiedError(Exception):
+    """A process ended before it answered; reads as what happened to "the process"."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        self.exit_code = exit_code
+        super().__init__(exit_code)
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that killed it, if one did."""
+        return signal.Signals(-self.exit_code).name if self.exit_code is not None and self.exit_code < 0 else None
+
+    def __str__(self) -> str:
+        if self.exit_code is None:
+            return "closed its pipe"
+        return f"killed by {self.signal}" if self.signal else f"ended with exit code {self.exit_code}"
+
+
+class ChildTimeoutError(Exception):
+    """A process took too long to answer, and was killed."""
+
+
+def print_warning(text: str) -> None:
+    """Prints a warning to stderr."""
+    print(f"sdopt: warning: {text}", file=sys.stderr)
+
+
+def _ignore(content: object) -> None:
+    pass
+
+
+class ChildProcess:
+    """A process in a process group of its own, with a pipe to it. The group is killed if this process dies.
+
+    A Ctrl-C in the terminal does not reach the child: the parent alone decides what ends.
+
+    Args:
+        context: starts the process.
+        target: runs in the process, with its end of the pipe and `arguments`.
+        arguments: of `target`; they are pickled.
+        scratch: folder that is removed if the parent dies before it can.
+        warn: is told of a process that does not end.
+
+    Raises:
+        OSError: the process cannot be started, for example because the fork server has ended (ServerError).
+    """
+
+    def __init__(
+        self,
+        context: StartContext,
+        target: Callable[..., None],
+        *arguments: Any,
+        scratch: Path | None = None,
+        warn: Callable[[str], None] = print_warning,
+    ) -> None:
+        self._warn = warn
+        self._ended = False
+        self._connection, theirs = context.Pipe()
+        life, self._life = context.Pipe(duplex=False)
+        # Not a daemon: those may not start processes, and compilers do.
+        self._process = context.Process(target=_main, args=(theirs, life, scratch, target, arguments), daemon=False)
+        start(self._process)
+        theirs.close()
+        life.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs and has not been killed."""
+        return not self._ended and self._process.is_alive()
+
+    def send(self, message: Any) -> None:
+        """Sends a message to the child. Raises ChildDiedError."""
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise self._died() from None
+
+    def receive(self, timeout_s: float | None = None, note: Callable[[Any], None] = _ignore) -> Any:
+        """Returns the child's next answer, without spinning while it waits.
+
+        Args:
+            timeout_s: limit for the answer, in seconds; None waits for as long as the process lives.
+            note: is told the content of each note that comes before the answer.
+
+        Raises:
+            ChildTimeoutError: there was no answer in time; the child is killed.
+            ChildDiedError: the process ended; what is left of its group is killed.
+            Exception: the error that the child sent instead of an answer.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            message = self._next(deadline)
+            if isinstance(message, Answer):
+                return message.value
+            if isinstance(message, Failure):
+                raise message.error
+            note(message.content)
+
+    def _next(self, deadline: float | None) -> Note | Answer | Failure:
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            ready = wait([self._connection, self._process.sentinel], timeout_s)
+            if not ready:
+                self.kill()
+                raise ChildTimeoutError
+            if self._connection not in ready and not self._connection.poll(0.2):
+                raise EOFError
+            message: Note | Answer | Failure = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._died() from None
+        return message
+
+    def stop(self) -> None:
+        """Ends the process, gently if it still listens."""
+        self._connection.close()
+        self._process.join(_STOP_LIMIT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the process and all that it started, at once; gives up after `KILL_LIMIT_S`, with a warning."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            self._process.kill()  # it has no group of its own yet
+        self._process.join(KILL_LIMIT_S)
+        if self._process.is_alive():
+            self._warn(f"process {self.pid} was killed and has not ended within {KILL_LIMIT_S:g} s; it is left behind")
+            # At exit Python waits without limit for every process that it knows of.
+            multiprocessing_process._children.discard(self._process)  # type: ignore[attr-defined]
+        self._connection.close()
+        self._life.close()
+
+    def _died(self) -> ChildDiedError:
+        self._process.join(KILL_LIMIT_S)
+        code = self._process.exitcode
+        self.kill()
+        return ChildDiedError(code)
+
+
+def send_answer(connection: Connection, function: Callable[[], Any]) -> None:
+    """Sends what `function` returns to the parent, or the error that it raises; if nobody listens, nothing."""
+    try:
+        pickled = ForkingPickler.dumps(Answer(function()))
+    except Exception as error:
+        pickled = ForkingPickler.dumps(Failure(_portable(error)))
+    with suppress(OSError):
+        connection.send_bytes(pickled)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one of the same text where the error itself cannot travel between processes."""
+    try:
+        pickle.loads(ForkingPickler.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _main(
+    connection: Connection,
+    life: Connection,
+    scratch: Path | None,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    """Is the child's main function: leaves the parent's group, and runs `target`."""
+    os.setsid()
+    threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
+    target(connection, *arguments)
+
+
+def _end_with_the_parent(life: Connection, scratch: Path | None) -> None:
+    """Waits for the end of a pipe that the parent holds and never writes to; then ends all that runs here.
+
+    A parent that is killed can do that no more, and a compiler or a call would go on for minutes.
+    """
+    with suppress(OSError, EOFError):
+        life.recv_bytes()
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""Each figure is derived once: table, plot, tracker, data frame and objective say the same."""
+
+import math
+
+import pytest
+
+from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, metrics_of
+from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, SPEEDUP
+from sdopt.report.dataframe import to_dataframe
+from sdopt.report.outcome import Outcome
+from sdopt.report.rows import ratio_text, rows_of, seconds_text
+from sdopt.results.records import Interval, Status, StudyResult
+from tests.records import reconfigure
+
+
+class TestRatio:
+    @pytest.mark.parametrize(
+        ("estimate", "inside"), [(1.0, True), (1.1, True), (1 / 1.1, True), (1.2, False), (0.8, False)]
+    )
+    def test_must_exceed_the_floor_in_either_direction(self, estimate: float, inside: bool) -> None:
+        assert Ratio(SPEEDUP, Interval(estimate), 1.1 + 1e-9).within_floor is inside
+
+    def test_does_not_exceed_a_floor_that_is_not_known(self) -> None:
+        assert Ratio(SPEEDUP, Interval(9.0), None).within_floor
+
+    @pytest.mark.parametrize(
+        ("interval", "gain"),
+        [
+            (Interval(1.5, 1.2, 1.9), 1),
+            (Interval(1.5), 1),
+            (Interval(0.5, 0.4, 0.6), -1),
+            (Interval(1.5, 0.9, 2.5), 0),
+            (Interval(1.05, 1.04, 1.06), 0),
+        ],
+    )
+    def test_is_a_gain_only_beyond_its_interval_and_the_floor(self, interval: Interval, gain: int) -> None:
+        assert Ratio(SPEEDUP, interval, 1.1).gain == gain
+        assert Ratio(MEMORY_RATIO, interval, 1.1).gain == -gain
+
+
+class TestOneFigureEverywhere:
+    def test_speedup(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        assert edge.speedup is not None
+        figures = figures_by_variant(result)[edge.candidate]
+        assert figures.speedup is not None
+        assert figures.speedup.interval is edge.speedup
+        flat = metrics_of(result, result.variant(edge.candidate))
+        assert (flat["speedup"], flat["speedup_low"], flat["speedup_high"]) == (
+            edge.speedup.estimate,
+            edge.speedup.low,
+            edge.speedup.high,
+        )
+        [row] = [row for row in rows_of(result) if row.variant == edge.candidate]
+        assert row.speedup.removeprefix("≈") == ratio_text(edge.speedup)
+        frame = to_dataframe(result).set_index("variant")
+        assert frame.loc[edge.candidate, "speedup"] == edge.speedup.estimate
+        assert [name for name in flat if "speedup" in name] == [
+            "speedup",
+            "speedup_low",
+            "speedup_high",
+            "speedup_within_floor",
+        ]
+
+    @pytest.mark.parametrize(("estimator", "name"), [("median", "p50"), ("mean", "mean"), ("min", "min")])
+    def test_latency(self, result: StudyResult, estimator: str, name: str) -> None:
+        reconfigure(result, "protocol", estimator=estimator)
+        for row, figures in zip(rows_of(result), figures_of(result), strict=True):
+            if figures.latency is not None:
+                assert figures.flat[f"latency/{name}_s"] == figures.latency.estimate
+                assert row.latency == seconds_text(figures.latency)
+
+    def test_memory(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        assert edge.memory_ratio is not None
+        flat = metrics_of(result, result.variant(edge.candidate))
+        assert flat["memory_ratio"] == edge.memory_ratio.estimate
+        headline = figures_by_variant(result)[edge.candidate].headline_memory
+        assert headline is not None
+        assert flat[f"memory/{headline[0]}"] == headline[1]
+
+    def test_every_measure_is_a_field_of_a_comparison(self, result: StudyResult) -> None:
+        for name, measure in MEASURES.items():
+            assert measure.recorded(result.comparisons[0]) is getattr(result.comparisons[0], name)
+
+
+class TestDataFrame:
+    def test_has_a_row_per_comparison_and_nothing_for_what_was_not_measured(self, result: StudyResult) -> None:
+        frame = Outcome.of(result).table()
+        assert list(frame["variant"]) == [row.variant for row in rows_of(result)]
+        skipped = frame.set_index("variant").loc["TensorFloat-32"]
+        assert skipped["status"] == Status.SKIPPED
+        assert math.isnan(skipped["speedup"])
+        assert math.isnan(frame.loc[0, "speedup"])
+        assert list(frame["against"].isna()) == [not row.reference for row in rows_of(result)]
+        assert frame.set_index("variant").loc["bfloat16", "precision"] == "bf16"
+
+    def test_of_a_study_that_measured_nothing(self, result: StudyResult) -> None:
+        for variant in result.variants:
+            variant.status = Status.FAILED
+        assert "speedup" not in to_dataframe(result).columns
+        assert len(to_dataframe(result)) == len(rows_of(result))
+
+    def test_the_library_shows_the_table_and_shares_the_record(self, result: StudyResult) -> None:
+        outcome = Outcome.of(result)
+        assert outcome.variants is result.variants
+        assert "| bfloat16 |" in outcome._repr_markdown_()

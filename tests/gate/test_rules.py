@@ -1,0 +1,85 @@
+"""A gate whose rules could not be judged ends before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import UsageError
+from sdopt.gate.rules import require_measured, require_rules
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.results.records import ImageRecord, Score, Verdict
+from sdopt.schema import Gate, Rule
+from tests.command import sdopt
+from tests.gate.test_judge import study, variant, verdict
+
+
+def problems(composer: type[HydraComposer], *overrides: str) -> list[str]:
+    made = composer(["tracking=none", *overrides])
+    run = made.current
+    try:
+        require_measured(run.study.plan(made), run.gate, run.quality, run.model)
+    except UsageError as error:
+        return error.problems
+    return []
+
+
+class TestMeasured:
+    def test_the_packaged_gates_judge_the_packaged_model(self, composer: type[HydraComposer]) -> None:
+        for gate in ("default", "strict", "report_only", "none"):
+            assert problems(composer, f"gate={gate}", "precision=bf16") == []
+
+    def test_features_that_are_not_named_are_asked_for(self, tmp_path: Path) -> None:
+        found = sdopt(tmp_path, "run", "model=sdxl", "gate=default", "precision=bf16", "tracking=none")
+        assert found.code == 2
+        named = [line.split(": ")[2].split(" (")[0] for line in found.err.splitlines()]
+        assert named == ["perceptual", "clip_score", "cmmd"]
+        assert "clip_score (gate.rules.lossy[2]) needs features" in found.err
+        assert "quality.features=[clip:openai/clip-vit-base-patch32]" in found.err
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_features_of_another_kind_do_not_help(self, composer: type[HydraComposer]) -> None:
+        rule = "+gate.rules={lossy: [{metric: fid_inception, test: at_most, limit: 1}]}"
+        [said] = problems(composer, "gate=none", rule, "precision=bf16", "quality.prompt_count=2000")
+        assert "quality.features=[inception]" in said
+
+    def test_random_weights_are_judged_by_parity_alone(self, composer: type[HydraComposer]) -> None:
+        random = ["model=sd15", "model.weights=random", "gate=default"]
+        assert any(
+            "clip_score" in said and "random weights" in said for said in problems(composer, *random, "precision=bf16")
+        )
+        parity = (
+            "+gate.rules={lossy: [{metric: mse, test: at_most, limit: 1}, {metric: speedup, test: at_least, limit: 1}]}"
+        )
+        assert problems(composer, "model=sd15", "model.weights=random", parity, "precision=bf16") == []
+
+    def test_rules_for_contracts_that_no_variant_has_are_left_alone(self, composer: type[HydraComposer]) -> None:
+        exact = ["model=sd15", "model.weights=random", "gate=default", "study=explicit"]
+        variants = 'study.variants={baseline: [], inference: ["grad_mode=inference_mode"]}'
+        assert problems(composer, *exact, variants) == []
+
+    def test_too_few_images_and_more_than_one_metric(self, composer: type[HydraComposer]) -> None:
+        rule = "+gate.rules={lossy: [{metric: fid, test: at_most, limit: 1}]}"
+        [said] = problems(composer, rule, "precision=bf16", "quality.prompt_count=24")
+        assert "decides nothing below 2,000 images, and 24 are drawn" in said
+        features = f"quality.features=[emojiclip,'clip:{PACKAGED / 'clip'}']"
+        [said] = problems(composer, rule, "precision=bf16", features, "quality.prompt_count=2000")
+        assert "is ambiguous: name one of fid_emojiclip, fid_clip" in said
+
+    def test_what_is_measured_on_request(self, composer: type[HydraComposer]) -> None:
+        rule = "+gate.rules={lossy: [{metric: lpips_alex, test: at_most, limit: 1}]}"
+        [said] = problems(composer, rule, "precision=bf16")
+        assert "quality.lpips=true" in said
+
+
+def test_what_has_no_better_way_is_not_tested_for_being_worse() -> None:
+    with pytest.raises(UsageError, match="neither more nor less of it is better"):
+        require_rules(Gate("g", {"lossy": [Rule("brightness", margin=0.1)]}))
+    require_rules(Gate("g", {"lossy": [Rule("brightness", "equivalent", margin=0.1)]}))
+
+
+def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> None:
+    many = [ImageRecord("a", number, 0, 0, f"images/{number}.png") for number in range(2000)]
+    for images, expected in ((many[:1999], Verdict.NOT_COMPARABLE), (many, Verdict.PASS)):
+        result = study(variant("it", quality={"fid_x": Score(1.0, note="against a set")}, images=images))
+        assert verdict(result, Rule("fid", "at_most", limit=2.0, confidence=None)).verdict is expected

@@ -1,0 +1,91 @@
+"""Cards that cannot be used: a driver that is too old, a build without their kernels, a build without CUDA."""
+
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sdopt.errors import UsageError
+from sdopt.hardware import device
+from sdopt.hardware.device import list_cards, probe_device
+from tests.conftest import CPU
+from tests.hardware.stubs import Nvml
+
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+
+
+def one_card(monkeypatch: pytest.MonkeyPatch, properties: object) -> None:
+    """A card that NVML counts, as with PYTORCH_NVML_BASED_CUDA_CHECK; its properties, or the error on asking."""
+
+    def asked(index: int) -> object:
+        if isinstance(properties, Exception):
+            raise properties
+        return properties
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(TOO_OLD), AssertionError("libcudart functions unavailable")])
+class TestCudaThatDoesNotStart:
+    def test_is_a_mistake_with_a_way_out(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        one_card(monkeypatch, error)
+        with pytest.raises(UsageError) as caught:
+            probe_device("cuda:0")
+        [problem] = caught.value.problems
+        assert problem.startswith(f"hardware.device=cuda:0: CUDA does not start: {str(error)[:40]}")
+        assert "update the driver, or install PyTorch for an older CUDA" in problem
+        assert problem.endswith("choose hardware=cpu or hardware=auto")
+
+    def test_leaves_auto_the_cpu_and_a_warning(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        one_card(monkeypatch, error)
+        found = probe_device("auto")
+        assert (found.type, found.name) == ("cpu", CPU.name)
+        assert found.warning.startswith("hardware.device=auto: CUDA does not start: ")
+        assert found.warning.endswith("this runs on the CPU instead")
+
+    def test_is_listed_all_the_same(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        one_card(monkeypatch, error)
+        [card] = list_cards()
+        assert card.name.startswith("a card that cannot be used: CUDA does not start: ")
+        assert card.capability is None
+
+
+def test_a_card_without_kernels_leaves_auto_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_card(monkeypatch, SimpleNamespace(name="Tesla P100", major=6, minor=0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    assert "has kernels for sm_75, sm_90, and Tesla P100 has compute capability 6.0" in probe_device("auto").warning
+    with pytest.raises(UsageError, match=r"hardware\.device=cuda: this PyTorch .*; otherwise choose hardware=cpu"):
+        probe_device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("hidden", "cards", "warned"), [(False, 1, True), (True, 1, False), (False, 0, False)])
+def test_a_card_that_pytorch_has_no_cuda_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, hidden: bool, cards: int, warned: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(DeviceGetCount=cards, Count=cards))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ("install PyTorch for CUDA" in probe_device("auto").warning) == warned
+
+
+def test_what_cudnn_takes_is_asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest head differs by card, cuDNN and PyTorch."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch, "zeros", lambda *size, dtype, device: zeros(*size, dtype=dtype))
+    for largest, found in ((256, 256), (192, 160), (128, 128), (64, 0)):
+        monkeypatch.setattr(
+            torch.backends.cuda,
+            "can_use_cudnn_attention",
+            lambda params, largest=largest: params.query.shape[-1] <= largest,
+        )
+        assert device._largest_cudnn_head(0) == found

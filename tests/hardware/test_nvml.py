@@ -1,0 +1,127 @@
+"""What NVML says of a card: found by UUID, sliced or whole; throttled calls; energy; what it leaves unanswered."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import GpuMonitor, ask_nvml, describe_gpu, process_gib
+from sdopt.results.records import GpuState
+from tests.conftest import CPU
+from tests.hardware.stubs import UUID, Nvml, install
+
+CARD = Device("cuda", name="a card")
+GIB = 2**30
+
+
+def process(pid: int, used: int | None) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=used)
+
+
+class TestHandle:
+    @pytest.mark.parametrize("prefix", ["", "GPU-", "MIG-"])
+    def test_of_a_card_whatever_prefix_pytorch_gives(self, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+        own = process(os.getpid(), 3 * GIB)
+        install(monkeypatch, Nvml(ComputeRunningProcesses=[process(1, GIB), own]), prefix + UUID)
+        assert process_gib(CARD) == 3.0
+
+    def test_of_a_slice_has_a_prefix_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvml = Nvml(ComputeRunningProcesses=[process(os.getpid(), 2 * GIB)], TotalEnergyConsumption=5000)
+        nvml.known = {f"MIG-{UUID}": "slice"}
+        install(monkeypatch, nvml)
+        assert process_gib(CARD) == 2.0
+        assert describe_gpu(CARD)["mig_slice"] is True
+
+    def test_that_nvml_does_not_know_answers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvml = Nvml()
+        nvml.known = {}
+        install(monkeypatch, nvml)
+        assert process_gib(CARD) is None
+        assert describe_gpu(CARD) == {}
+        assert GpuMonitor(CARD).state({}, 1.0) is None
+
+    def test_a_process_without_a_figure_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(monkeypatch, Nvml(ComputeRunningProcesses=[process(os.getpid(), None)]))
+        assert process_gib(CARD) is None
+
+
+class TestSettings:
+    def test_are_told_with_the_other_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        others = [process(os.getpid(), GIB), process(7, 4 * GIB), process(8, None)]
+        install(
+            monkeypatch, Nvml(ComputeMode=3, EnforcedPowerLimit=450000, ComputeRunningProcesses=others, EccMode=(1, 1))
+        )
+        assert describe_gpu(CARD) == {
+            "mig_slice": False,
+            "compute_mode": "exclusive process",
+            "power_limit_w": 450.0,
+            "ecc": True,
+            "processes": [{"pid": 7, "gib": 4.0}, {"pid": 8, "gib": None}],
+        }
+
+    def test_of_a_cpu_there_are_none(self) -> None:
+        assert describe_gpu(CPU) == {}
+
+
+class TestMonitor:
+    def state(self, nvml: Nvml, before: dict[str, int], seconds: float = 1.0) -> GpuState:
+        found = GpuMonitor(CARD).state(before, seconds)
+        assert found is not None
+        return found
+
+    def test_reads_clocks_temperature_and_power(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clocks = {"ClockInfo:1": 1980, "ClockInfo:2": 3201, "Temperature:0": 61}
+        nvml = Nvml(PowerUsage=612345, EnforcedPowerLimit=700000, CurrentClocksThrottleReasons=0x1)
+        nvml.answers |= clocks
+        install(monkeypatch, nvml)
+        assert self.state(nvml, {}) == GpuState(1980, 3201, 61, 612.345, 700.0, [])
+
+    @pytest.mark.parametrize(
+        ("bits", "reasons"),
+        [
+            (0x0, []),
+            (0x1 | 0x2, []),
+            (0x4, ["power limit"]),
+            (0x40 | 0x8, ["hardware slowdown", "temperature (hardware)"]),
+        ],
+    )
+    def test_idle_and_fixed_clocks_are_no_throttling(
+        self, monkeypatch: pytest.MonkeyPatch, bits: int, reasons: list[str]
+    ) -> None:
+        nvml = Nvml(CurrentClocksThrottleReasons=bits)
+        install(monkeypatch, nvml)
+        assert self.state(nvml, {}).throttled == reasons
+
+    @pytest.mark.parametrize(("ns", "throttled"), [(0, []), (5_000_000, []), (20_000_000, ["temperature"])])
+    def test_counters_show_what_was_over_before_the_call_ended(
+        self, monkeypatch: pytest.MonkeyPatch, ns: int, throttled: list[str]
+    ) -> None:
+        nvml = Nvml(CurrentClocksThrottleReasons=0x1)
+        nvml.answers["ViolationStatus:1"] = SimpleNamespace(violationTime=1_000)
+        install(monkeypatch, nvml)
+        monitor = GpuMonitor(CARD)
+        before = monitor.throttled_ns()
+        assert before == {"temperature": 1_000}
+        nvml.answers["ViolationStatus:1"] = SimpleNamespace(violationTime=1_000 + ns)
+        found = monitor.state(before, seconds=1.0)
+        assert found is not None
+        assert found.throttled == throttled
+
+    def test_counts_energy_of_a_whole_card_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvml = Nvml(TotalEnergyConsumption=5250)
+        install(monkeypatch, nvml)
+        assert GpuMonitor(CARD).energy_j() == 5.25
+        nvml.known = {f"MIG-{UUID}": "slice"}
+        assert GpuMonitor(CARD).energy_j() is None
+
+    def test_of_a_cpu_reads_nothing(self) -> None:
+        monitor = GpuMonitor(CPU)
+        assert (monitor.throttled_ns(), monitor.state({}, 1.0), monitor.energy_j()) == ({}, None, None)
+
+
+def test_without_nvml_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert ask_nvml(lambda nvml: nvml.nvmlSystemGetDriverVersion()) is None
+    assert GpuMonitor(CARD).energy_j() is None

@@ -1,0 +1,41 @@
+"""What a profile of a GPU shows of the denoiser: replayed graphs, kernels, and how long the device worked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.measure.trace import Trace, _sort
+
+EVENTS = json.loads((Path(__file__).parent / "gpu_trace.json").read_text())
+"""In the form of Kineto's Chrome traces: two calls of a denoiser that replays a graph, and a decoder."""
+
+
+def trace_of(events: list[dict[str, Any]]) -> Trace:
+    trace = Trace()
+    trace.denoiser.calls = 2
+    _sort(events, trace)
+    return trace
+
+
+def test_replayed_graphs_of_the_denoiser_are_counted() -> None:
+    assert trace_of(EVENTS).graph_launches == 2
+    assert trace_of([event for event in EVENTS if "Graph" not in event["name"]]).graph_launches == 0
+
+
+def test_kernels_are_those_of_the_denoiser() -> None:
+    found = trace_of(EVENTS).kernels
+    assert sum(found.values()) == 3
+    assert not [name for name in found if "xmma" in name]
+
+
+def test_work_that_overlaps_counts_once() -> None:
+    """20 µs of copying, 100 of two kernels that overlap by 30, and 80 in the second call."""
+    assert trace_of(EVENTS).denoiser_busy_s == pytest.approx((20 + 100 + 80) / 2 * 1e-6)
+
+
+def test_a_cpu_has_no_such_time() -> None:
+    assert (
+        trace_of([event for event in EVENTS if event["cat"] in ("user_annotation", "cpu_op")]).denoiser_busy_s is None
+    )

@@ -1,0 +1,69 @@
+"""Memory in sandboxes that keep no high-water mark, and what CUDA graphs hold for their replays."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdopt.analysis.timing import memory_ratio
+from sdopt.hardware.device import Device
+from sdopt.measure import memory as memory_module
+from sdopt.measure.memory import PeakMemory, graph_pools_gib
+from sdopt.report.rows import rows_of
+from sdopt.results.files import parse_result, to_json
+from sdopt.results.records import Memory, StudyResult
+from tests.conftest import CPU
+
+MIB = 2**20
+SNAPSHOT = json.loads((Path(__file__).parent / "snapshot.json").read_text())
+"""In the form of `torch.cuda.memory_snapshot()`: a common segment, two of a graph, one of a user's pool, one of
+another device."""
+
+
+class TestSandbox:
+    @pytest.fixture(params=["no clear_refs", "no VmHWM"])
+    def sandboxed(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PeakMemory:
+        if request.param == "no clear_refs":
+            monkeypatch.setattr(memory_module, "_CLEAR", tmp_path / "none" / "clear_refs")
+        else:
+            status = tmp_path / "status"
+            status.write_text("VmSize:\t 9000 kB\nVmRSS:\t 4000 kB\n")
+            monkeypatch.setattr(memory_module, "_STATUS", status)
+        return PeakMemory(CPU)
+
+    def test_leaves_the_peak_of_the_host_empty(self, sandboxed: PeakMemory) -> None:
+        sandboxed.loaded()
+        sandboxed.reset()
+        found = sandboxed.read()
+        assert found.process_peak_gib is None
+        assert found.headline is None
+
+    def test_a_study_without_peaks_has_no_ratios_and_a_table(self, result: StudyResult) -> None:
+        for row in result.variants:
+            for measured in row.measurements:
+                measured.memory = Memory(0.1, None)
+        result = parse_result(to_json(result))
+        assert memory_ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
+        assert all(row.memory == "" for row in rows_of(result))
+
+
+class TestGraphs:
+    def test_pools_count_beside_what_is_allocated(self) -> None:
+        assert graph_pools_gib(SNAPSHOT, 0) == pytest.approx((256 + 1.5 + 128) * MIB / 2**30)
+        assert graph_pools_gib(SNAPSHOT, 1) == pytest.approx(64 * MIB / 2**30)
+        assert graph_pools_gib([s for s in SNAPSHOT if s["segment_pool_id"] == [0, 0]], 0) == 0
+
+    def test_are_part_of_the_figure_that_ratios_are_made_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, amount in (("memory_allocated", 17), ("max_memory_allocated", 20), ("max_memory_reserved", 420)):
+            monkeypatch.setattr(torch.cuda, name, lambda amount=amount: amount * MIB)
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+        monkeypatch.setattr(memory_module, "process_gib", lambda device: None)
+        memory = PeakMemory(Device("cuda"))
+        memory.loaded()
+        memory.reset()
+        found = memory.read()
+        assert found.cuda_peak_allocated_gib == 20 * MIB / 2**30
+        assert found.headline is not None
+        assert found.headline == ("peak_allocated_gib", (20 + 385.5) * MIB / 2**30)

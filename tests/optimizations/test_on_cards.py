@@ -1,0 +1,178 @@
+"""What a card, its libraries and its compiler cannot do is a conflict; what ran there is told by its exact names."""
+
+import shutil
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace
+from sdopt.optimizations import compiler
+from sdopt.optimizations.attention import Sdpa, backend_of
+from sdopt.optimizations.base import Finding
+from sdopt.optimizations.compiler import Inductor
+from sdopt.pipelines.loading import head_dimensions
+from tests.conftest import Compose, Load
+
+
+def card(major: int, minor: int, **attributes: Any) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, memory_free_gib=80.0)
+
+
+class TestHeads:
+    @pytest.mark.parametrize(
+        ("model", "dimensions"), [("emoji", [24, 40]), ("sd15", [40, 80, 160]), ("sd21", [64]), ("sdxl", [64])]
+    )
+    def test_are_read_from_the_configuration(self, variant: Compose, model: str, dimensions: list[int]) -> None:
+        weights = [] if model == "emoji" else ["model.weights=random"]
+        assert head_dimensions(variant(f"model={model}", *weights).model) == dimensions
+
+    @pytest.mark.parametrize(
+        ("model", "device", "fits"),
+        [
+            ("sd15", card(8, 0), False),
+            ("sd15", card(8, 9, cudnn_head_dimension=128), False),
+            ("sd15", card(9, 0), True),
+            ("sd15", card(9, 0, cudnn_head_dimension=128), False),
+            ("sd15", card(9, 0, cudnn_head_dimension=160), True),
+            ("sd15", card(12, 0), False),
+            ("sdxl", card(8, 0), True),
+            ("emoji", card(8, 0), True),
+        ],
+    )
+    def test_wider_than_cudnn_takes_are_a_conflict(
+        self, variant: Compose, model: str, device: Device, fits: bool
+    ) -> None:
+        weights = [] if model == "emoji" else ["model.weights=random"]
+        found = variant(f"model={model}", *weights, "precision=fp16", "attention=cudnn").conflicts(device)
+        if fits:
+            assert found == []
+        else:
+            [reason] = found
+            assert reason.startswith("attention=cudnn: the cudnn kernel takes attention heads of up to 128, in ")
+            assert reason.endswith("this model's have 160: choose attention=default or mem_efficient")
+
+    def test_flash_takes_all_of_these(self, variant: Compose) -> None:
+        options = ("model=sd15", "model.weights=random", "precision=fp16", "attention=flash")
+        assert variant(*options).conflicts(card(8, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("_scaled_dot_product_flash_attention", "flash"),
+        ("_scaled_dot_product_flash_attention_for_cpu", "flash"),
+        ("_scaled_dot_product_cudnn_attention", "cudnn"),
+        ("_scaled_dot_product_efficient_attention", "mem_efficient"),
+        ("_scaled_dot_product_attention_math", "math"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0", "cudnn"),
+        ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>", "flash"),
+        ("void pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>", "flash"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<...>>>", "flash"),
+        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)", "mem_efficient"),
+        ("_scaled_dot_product_fused_attention_overrideable", None),
+        ("triton_poi_fused_add_0", None),
+    ],
+)
+def test_back_ends_are_told_apart_by_exact_names(name: str, backend: str | None) -> None:
+    assert backend_of(name) == backend
+
+
+@pytest.mark.parametrize(("option", "engaged"), [("cudnn", True), ("flash", False)])
+def test_cudnns_kernel_in_a_graph_is_no_flash_kernel(session: Load, option: str, engaged: bool) -> None:
+    trace = Trace(kernels=Counter({"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7": 12}))
+    assert Sdpa(backend=option).apply(session()._pipe)(trace).engaged == engaged
+
+
+class TestToolchain:
+    HERE = card(8, 0, cuda="13.0")
+
+    @pytest.fixture(autouse=True)
+    def complete(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A machine that has everything; each test takes something away."""
+        (tmp_path / "Python.h").touch()
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setattr(compiler, "find_spec", lambda name: object())
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
+        monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+
+    def test_that_is_complete_is_no_conflict(self, variant: Compose) -> None:
+        assert variant("compiler=inductor").conflicts(self.HERE) == []
+
+    def test_without_triton(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert found == "compiler=inductor: Inductor on CUDA needs the package triton: pip install triton"
+
+    def test_without_a_c_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert "needs a C compiler: install gcc" in found
+
+    def test_with_a_compiler_of_the_users_that_is_none(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CC", "no-such-cc")
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert "CC=no-such-cc is none" in found
+
+    def test_without_pythons_headers(self, variant: Compose, tmp_path: Path) -> None:
+        (tmp_path / "Python.h").unlink()
+        [found] = variant("compiler=inductor").conflicts(self.HERE)
+        assert found.endswith(f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
+
+    def test_is_not_that_of_a_card_that_is_planned(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+        assert variant("compiler=inductor").conflicts(card(8, 0)) == []
+
+
+class TestGraphs:
+    """`reduce-overhead` on a card: stand-ins for the compiler and the pipeline, and traces with and without replays."""
+
+    def finding(
+        self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, device: str = "cuda", mode: str = ""
+    ) -> Finding:
+        unet = torch.nn.Identity()
+        pipe: Any = SimpleNamespace(unet=unet, device=torch.device(device))
+        monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+        proof = Inductor(mode=mode or "reduce-overhead").apply(pipe)
+        counters["stats"]["unique_graphs"] = 1
+        counters["inductor"]["cudagraph_skips"] = skips
+        trace = Trace(graph_launches=launches)
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
+        found = proof(trace)
+        counters.clear()
+        return found
+
+    @pytest.mark.parametrize(("launches", "skips", "engaged"), [(2, 0, True), (0, 0, False), (2, 1, False)])
+    def test_must_be_replayed_and_none_skipped(
+        self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, engaged: bool
+    ) -> None:
+        found = self.finding(monkeypatch, launches, skips)
+        assert found.engaged == engaged
+        assert f"{launches} CUDA graphs replayed, {skips} skipped" in found.summary
+
+    @pytest.mark.parametrize(("device", "mode"), [("cpu", "reduce-overhead"), ("cuda", "default")])
+    def test_are_not_asked_for_elsewhere(self, monkeypatch: pytest.MonkeyPatch, device: str, mode: str) -> None:
+        assert self.finding(monkeypatch, 0, 1, device, mode).engaged
+
+
+class TestTf32:
+    def test_convolutions_that_are_still_rounded_refute_it(
+        self, session: Load, variant: Compose, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Products are in full in any case: `fp32_ieee` changes convolutions alone."""
+        from sdopt.optimizations import precision
+
+        loaded = session("precision=fp32_ieee")
+        [found] = [item for item in loaded.prove() if item.axis == "precision"]
+        assert found.engaged
+        assert found.summary.endswith("float32 products in full, convolutions in full")
+        monkeypatch.setattr(precision, "convolutions_are_rounded", lambda device: True)
+        [found] = [item for item in loaded.prove() if item.axis == "precision"]
+        assert not found.engaged
+        assert found.summary.endswith("convolutions rounded to TF32")

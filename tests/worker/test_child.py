@@ -1,0 +1,153 @@
+"""Processes with a pipe: answers, errors, notes, time limits, and how they end, whatever happens to either side."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.worker import child as child_module
+from sdopt.worker.calls import call_apart, in_process
+from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, send_answer
+from sdopt.worker.forkserver import StartContext, start_fork_server
+from tests.command import ROOT, workers
+
+
+class OddError(Exception):
+    """Cannot be pickled: what it is made from is not what it keeps."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def count(number: int, note: Callable[[Any], None]) -> str:
+    for found in range(number):
+        note(found)
+    return "done"
+
+
+def refuse(what: str) -> None:
+    raise UsageError([what, "and more"])
+
+
+def fail_oddly() -> None:
+    raise OddError(1, 2)
+
+
+def return_what_cannot_travel() -> Callable[[], None]:
+    return lambda: None
+
+
+def end(code: int) -> None:
+    os._exit(code)
+
+
+def sleep() -> None:
+    subprocess.Popen(["sleep", "600"])
+    time.sleep(600)
+
+
+def sleeper(connection: Connection) -> None:
+    send_answer(connection, os.getpid)
+    time.sleep(600)
+
+
+@pytest.fixture
+def context() -> StartContext:
+    return start_fork_server()
+
+
+class TestCall:
+    def test_returns_what_the_function_returns(self, context: StartContext) -> None:
+        assert call_apart(context, double, 21) == 42
+
+    def test_tells_notes_in_their_order(self, context: StartContext) -> None:
+        notes: list[int] = []
+        assert call_apart(context, count, 3, note=notes.append) == "done"
+        assert notes == [0, 1, 2]
+
+    def test_raises_what_the_function_raises(self, context: StartContext) -> None:
+        with pytest.raises(UsageError) as caught:
+            call_apart(context, refuse, "no")
+        assert caught.value.problems == ["no", "and more"]
+
+    def test_says_what_an_error_was_that_cannot_be_pickled(self, context: StartContext) -> None:
+        with pytest.raises(RuntimeError, match="OddError: 1 and 2"):
+            call_apart(context, fail_oddly)
+
+    def test_says_that_a_result_cannot_be_pickled(self, context: StartContext) -> None:
+        with pytest.raises(Exception, match="pickle"):
+            call_apart(context, return_what_cannot_travel)
+
+    def test_says_how_a_process_died(self, context: StartContext) -> None:
+        with pytest.raises(ChildDiedError, match="ended with exit code 7"):
+            call_apart(context, end, 7)
+        with pytest.raises(UsageError, match="the device: the process that was asked ended with exit code 7"):
+            in_process(context, end, 7, what="the device")
+
+    def test_ends_one_that_takes_too_long_with_all_that_it_started(self, context: StartContext) -> None:
+        others = workers()
+        with pytest.raises(ChildTimeoutError):
+            call_apart(context, sleep, timeout_s=0.5)
+        assert workers() == others
+
+    def test_leaves_no_process_when_it_is_interrupted(self, context: StartContext) -> None:
+        def interrupt(content: object) -> None:
+            raise KeyboardInterrupt
+
+        others = workers()
+        with pytest.raises(KeyboardInterrupt):
+            call_apart(context, count, 3, note=interrupt)
+        assert workers() == others
+
+
+class TestKill:
+    @pytest.fixture
+    def sleeping(self, context: StartContext) -> Iterator[tuple[ChildProcess, list[str]]]:
+        warnings: list[str] = []
+        child = ChildProcess(context, sleeper, warn=warnings.append)
+        child.receive()
+        yield child, warnings
+        os.kill(child.pid, 9)
+
+    def test_gives_up_after_a_limit_with_a_warning(
+        self, sleeping: tuple[ChildProcess, list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As of a process that waits within a driver, where no signal reaches it."""
+        child, warnings = sleeping
+        monkeypatch.setattr(child_module, "KILL_LIMIT_S", 0.2)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "killpg", lambda *_: None)
+            begun = time.monotonic()
+            child.kill()
+        assert time.monotonic() - begun < 5
+        assert warnings == [f"process {child.pid} was killed and has not ended within 0.2 s; it is left behind"]
+        assert not child.alive
+
+    def test_of_one_that_does_not_end_does_not_keep_the_parent_from_exiting(self) -> None:
+        code = """
+import os
+from sdopt.worker import child
+from sdopt.worker.forkserver import start_fork_server
+from tests.worker.test_child import sleeper
+
+if __name__ == "__main__":
+    stuck = child.ChildProcess(start_fork_server(), sleeper)
+    stuck.receive()
+    child.KILL_LIMIT_S = 0.2
+    os.killpg = lambda *_: None
+    stuck._life.close = lambda: None
+    stuck.kill()
+"""
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "was killed and has not ended within 0.2 s" in done.stderr

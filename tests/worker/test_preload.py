@@ -1,0 +1,141 @@
+"""Preloading: a library that fails or crashes on import costs the warm start, and nothing else."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.schema import Hardware
+from sdopt.worker import machine
+from sdopt.worker.forkserver import ServerError, start
+from sdopt.worker.machine import Machine, find_machine
+from sdopt.worker.preload import import_all
+from tests.command import ROOT
+from tests.conftest import CPU
+
+XFORMERS = """
+import os
+if os.environ.get("XFORMERS_FORCE_DISABLE_TRITON", "0") != "1":
+    raise RuntimeError("asked for the compute capability, which starts CUDA")
+"""
+"""As xformers 0.0.35 behaves where there is a card."""
+
+PROBE = """
+import multiprocessing
+from sdopt.worker.forkserver import start_fork_server
+
+if __name__ == "__main__":
+    context = start_fork_server()
+    from sdopt.schema import Hardware
+    from sdopt.worker.machine import find_machine
+
+    machine, context = find_machine(context, Hardware(device="cpu"), dict)
+    print(machine.preloaded, context.get_start_method(), *machine.warnings, sep="|")
+"""
+
+
+def library(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+class TestImports:
+    def test_xformers_does_not_start_cuda_in_the_server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        library(tmp_path, monkeypatch, "like_xformers", XFORMERS)
+        assert import_all(["like_xformers"]) == {}
+
+    @pytest.mark.parametrize("users", [None, "0", "1"])
+    def test_leave_the_users_variable_as_it_was(self, monkeypatch: pytest.MonkeyPatch, users: str | None) -> None:
+        monkeypatch.delenv("XFORMERS_FORCE_DISABLE_TRITON", raising=False)
+        if users is not None:
+            monkeypatch.setenv("XFORMERS_FORCE_DISABLE_TRITON", users)
+        import_all(["json"])
+        assert os.environ.get("XFORMERS_FORCE_DISABLE_TRITON") == users
+
+    @pytest.mark.parametrize(
+        ("source", "said"),
+        [
+            ("raise RuntimeError('no\\n  kernels')", "RuntimeError: no kernels"),
+            ("import sys\nsys.exit(3)", "SystemExit: 3"),
+            ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        ],
+    )
+    def test_that_fail_say_why_and_the_others_are_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+    ) -> None:
+        library(tmp_path, monkeypatch, "broken_one", source)
+        library(tmp_path, monkeypatch, "sound_one", "")
+        assert import_all(["broken_one", "sound_one"]) == {"broken_one": said}
+        assert "sound_one" in sys.modules
+
+
+def probe(folder: Path, xformers: str) -> list[str]:
+    """What a command finds on a machine where diffusers imports this xformers."""
+    (folder / "xformers").mkdir()
+    (folder / "xformers" / "__init__.py").write_text(xformers)
+    (folder / "xformers" / "ops.py").touch()
+    (folder / "xformers-0.0.35.dist-info").mkdir()
+    (folder / "xformers-0.0.35.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: xformers\nVersion: 0.0.35\n"
+    )
+    (folder / "probe.py").write_text(PROBE)
+    path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(folder / "probe.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout.strip().split("|")
+
+
+class TestServer:
+    def test_lives_though_a_library_fails(self, tmp_path: Path) -> None:
+        preloaded, method, *warnings = probe(tmp_path, "raise RuntimeError('built for another PyTorch')")
+        assert (preloaded, method) == ("True", "forkserver")
+        assert warnings
+        assert all("by themselves, because it failed before: RuntimeError: " in warning for warning in warnings)
+        assert "built for another PyTorch" in warnings[0]
+
+    @pytest.mark.slow
+    def test_that_a_library_crashes_is_replaced_by_spawning(self, tmp_path: Path) -> None:
+        preloaded, method, warning = probe(tmp_path, "import os\nos._exit(11)")
+        assert (preloaded, method) == ("False", "spawn")
+        assert warning == (
+            "the process that workers are forked from has ended: each worker imports PyTorch anew, in seconds"
+        )
+
+    def test_that_has_ended_is_no_end_of_file(self) -> None:
+        class Process:
+            def start(self) -> None:
+                raise EOFError("unexpected EOF")
+
+        process: Any = Process()
+        with pytest.raises(ServerError, match="the process that workers are forked from has ended"):
+            start(process)
+
+    @pytest.mark.parametrize("trouble", ["ended", "bad fork"])
+    def test_that_cannot_fork_is_replaced_by_spawning(self, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+        found, asked = Machine(CPU, {}, preloaded=True, bad_fork=trouble == "bad fork"), []
+
+        def probe_machine(context: Any, wanted: str) -> Machine:
+            asked.append(context)
+            if len(asked) == 1 and trouble == "ended":
+                raise ServerError("the process that workers are forked from has ended")
+            return found if len(asked) == 1 else replace(found, bad_fork=False, warnings=("another",))
+
+        monkeypatch.setattr(machine, "probe_machine", probe_machine)
+        given: Any = object()
+        chosen, context = find_machine(given, Hardware(device="cpu"), dict)
+        assert asked == [given, context]
+        assert context.get_start_method() == "spawn"
+        assert chosen.warnings[0].endswith("each worker imports PyTorch anew, in seconds")
+        assert chosen.warnings[1:] == ("another",)

@@ -1,0 +1,137 @@
+"""The parent's handle on a worker: what it answers, and how it ends."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdopt.results.records import Status
+from sdopt.worker.forkserver import start_fork_server
+from sdopt.worker.process import Worker
+from sdopt.worker.protocol import CompileReport, WorkerError
+from sdopt.worker.session import describe_error
+from tests.command import parents
+from tests.conftest import CPU, Compose
+
+
+@pytest.fixture
+def worker(variant: Compose, tmp_path: Path) -> Iterator[Worker]:
+    places = tmp_path / "log", tmp_path / "scratch"
+    worker = Worker(start_fork_server(), variant("hardware.threads=1"), CPU, *places, timeout_s=60)
+    yield worker
+    worker.kill()
+
+
+class TestWorker:
+    def test_is_a_group_of_its_own(self, worker: Worker) -> None:
+        worker.hello()
+        assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
+        assert os.getsid(worker.pid) != os.getsid(0)
+
+    def test_is_a_child_of_the_server(self, worker: Worker) -> None:
+        worker.hello()
+        tree = parents()
+        assert tree[worker.pid] != os.getpid()
+        assert tree[tree[worker.pid]] == os.getpid()
+
+    def test_answers_one_thing_after_the_other(self, worker: Worker) -> None:
+        assert worker.prepare() > 0
+        call = worker.time_once()
+        assert call.seconds > 0
+        assert call.gpu is None
+        assert worker.compile_report() == CompileReport(0.0, 0)
+
+    def test_says_how_long_it_was_in_calls(self, variant: Compose, tmp_path: Path) -> None:
+        told: list[float] = []
+        places = tmp_path / "log", tmp_path / "scratch"
+        worker = Worker(start_fork_server(), variant("hardware.threads=1"), CPU, *places, 60, told.append)
+        try:
+            worker.prepare()
+            seconds = worker.time_once().seconds
+        finally:
+            worker.stop()
+        assert told[0] == 0
+        assert 0 < told[1] <= seconds
+
+    def test_survives_a_request_that_fails(self, worker: Worker) -> None:
+        with pytest.raises(WorkerError, match="NoneType") as caught:
+            worker.measure_memory()  # before there is a pipeline
+        assert caught.value.status is Status.FAILED
+        assert caught.value.reason.startswith("AttributeError: ")
+        assert worker.alive
+        assert worker.compile_report().graphs == 0
+
+    def test_ends_when_told(self, worker: Worker) -> None:
+        worker.hello()
+        worker.stop()
+        assert worker.pid not in parents()
+        assert not worker.alive
+        worker.stop()
+        worker.kill()
+
+    def test_ends_before_it_has_begun(self, worker: Worker) -> None:
+        worker.kill()
+        assert worker.pid not in parents()
+
+    def test_says_which_signal_ended_it(self, worker: Worker) -> None:
+        worker.hello()
+        os.kill(worker.pid, signal.SIGSEGV)
+        with pytest.raises(WorkerError) as caught:
+            worker.time_once()
+        assert caught.value.status is Status.KILLED
+        assert caught.value.reason == "killed by SIGSEGV during 'time_once'"
+
+    def test_has_a_time_limit_for_each_answer(self, variant: Compose, tmp_path: Path) -> None:
+        worker = Worker(start_fork_server(), variant(), CPU, tmp_path / "log", tmp_path / "scratch", timeout_s=0.01)
+        with pytest.raises(WorkerError) as caught:
+            worker.prepare()
+        assert caught.value.status is Status.TIMEOUT
+        assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
+        assert worker.pid not in parents()
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "CUDA out of memory. Tried to allocate 2.00 GiB",
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "[Errno 12] Cannot allocate memory",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 288230376151711744 bytes",
+        ],
+    )
+    def test_that_mean_memory(self, text: str) -> None:
+        error = describe_error(RuntimeError(text))
+        assert error.status is Status.OUT_OF_MEMORY
+        assert error.starved
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            "GET was unable to find an engine to execute this computation",
+            "CUDA error: all CUDA-capable devices are busy or unavailable",
+            "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        ],
+    )
+    def test_that_may_mean_memory(self, text: str) -> None:
+        """Alone a variant that says so has failed; beside others it is tried alone."""
+        error = describe_error(RuntimeError(text))
+        assert error.status is Status.FAILED
+        assert error.starved
+
+    def test_within_others_are_found(self) -> None:
+        try:
+            try:
+                raise MemoryError
+            except MemoryError as cause:
+                raise RuntimeError("the compiler gave up") from cause
+        except RuntimeError as wrapped:
+            assert describe_error(wrapped).status is Status.OUT_OF_MEMORY
+
+    def test_of_another_kind_are_failures(self) -> None:
+        error = describe_error(ValueError("a\n  part is missing"))
+        assert (error.status, error.reason, error.starved) == (Status.FAILED, "ValueError: a part is missing", False)
