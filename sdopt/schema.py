@@ -210,6 +210,9 @@ class Quality:
     """Whether metrics are computed from the images; if not, those of the workload's prompts are drawn to look at."""
     prompt_count: int | None = bounded(None, ge=1)
     """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
+    batch_size: int | None = bounded(None, ge=1)
+    """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
+    for large ones or where an option compiled its own."""
     floor_prompts: int = bounded(24, ge=2)
     """Prompts, of those above, that the baseline draws once more for each of the two floors."""
     features: list[str] | None = None

@@ -68,9 +68,12 @@ class Optimization:
 
     Attributes:
         stage: when it is applied.
+        fixed_batch: whether calls of another batch size would be compiled or captured anew. The images of the quality
+            pass are then drawn in batches of the workload's size.
     """
 
     stage: ClassVar[Stage] = Stage.CALL
+    fixed_batch: ClassVar[bool] = False
 
     @property
     def claims(self) -> frozenset[str]:

@@ -48,6 +48,7 @@ class Inductor(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.COMPILE
+    fixed_batch: ClassVar[bool] = True
 
     @property
     @override

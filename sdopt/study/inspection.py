@@ -82,7 +82,7 @@ def _draw_images(run: StudyRun, process: VariantProcess) -> None:
 
     row = process.row
     row.content_key, row.images = _images_of(
-        run, process, draw_of(process.variant), Path("images") / run.slug(row), generate
+        run, process, draw_of(process.variant, run.drawing_batch), Path("images") / run.slug(row), generate
     )
 
 
@@ -92,7 +92,7 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
     A floor that cannot be drawn is left out and noted: it says nothing of the control, whose timings stay.
     """
     threads = process.variant.hardware.threads or int(run.machine.cpu["cores"])
-    for kind, draws in floor_draws(process.variant, run.quality.floor_prompts, threads).items():
+    for kind, draws in floor_draws(process.variant, run.quality.floor_prompts, threads, run.drawing_batch).items():
         place, problems = Path("images") / f"floor-{kind}", []
         for draw in draws:
             try:

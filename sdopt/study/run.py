@@ -128,6 +128,6 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
         with suppress(OSError):  # who needs it will say so
             (run.folder / sub).mkdir(exist_ok=True)
     calls = 5 + protocol.warmup + run.rounds + protocol.stage_calls
-    drawn = sum(draw_of(variants[row.name]).calls for row in rows)
+    drawn = sum(draw_of(variants[row.name], run.drawing_batch).calls for row in rows)
     run.progress.start(len(run.processes) * calls + drawn, run.rounds)
     run.checkpoint()

@@ -21,6 +21,7 @@ from sdopt.study.image_cache import ImageCache
 from sdopt.study.progress import Progress
 from sdopt.study.status import append_reason
 from sdopt.variant import Variant
+from sdopt.worker.draws import drawing_batch
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
@@ -102,6 +103,13 @@ class StudyRun:
     def interleaved(self) -> bool:
         """Whether all processes live side by side; in blocks there is one at a time."""
         return self.session.schedule == "interleaved"
+
+    @property
+    def drawing_batch(self) -> int | None:
+        """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
+        skipped = {row.name for row in self.result.variants if row.status is Status.SKIPPED}
+        running = [variant for variant in self.plan.variants if variant.name not in skipped]
+        return drawing_batch(running, self.quality.batch_size)
 
     @property
     def living(self) -> list[VariantProcess]:
