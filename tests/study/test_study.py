@@ -56,7 +56,7 @@ class TestFinished:
                 assert len(measured.warmup_s) == len(measured.discarded_s) == 1
                 assert measured.energy_j == []
                 assert measured.compile_s is None
-                assert min([*measured.latency_s, measured.load_s, measured.cold_start_s]) > 0
+                assert min([*measured.latency_s, measured.load_s or 0, measured.cold_start_s or 0]) > 0
                 assert {name: len(times) for name, times in measured.stages_s.items()} == {
                     "text_encoder": 1,
                     "denoiser_step": 2,
