@@ -127,7 +127,7 @@ class TestStudy:
         metrics = children["bfloat16"].data.metrics
         assert metrics["speedup"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
         assert metrics["latency/p50_s"] > 0
-        history = logged.client.get_metric_history(children["bfloat16"].info.run_id, "latency/round_s")
+        history = logged.client.get_metric_history(children["bfloat16"].info.run_id, "latency/round_s/process_0")
         samples = result.variant("bfloat16").measurements[0].latency_s
         assert [metric.value for metric in sorted(history, key=lambda m: m.step)] == pytest.approx(samples)
         assert "speedup" not in children["baseline"].data.metrics
