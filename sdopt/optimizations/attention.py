@@ -97,6 +97,7 @@ class Sdpa(Optimization):
     stage: ClassVar[Stage] = Stage.ATTENTION
 
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
+    """The kernel, as `torch.nn.attention.SDPBackend` names it."""
 
     @property
     @override
@@ -171,10 +172,7 @@ class Sdpa(Optimization):
 
 @dataclass(frozen=True)
 class Sliced(Optimization):
-    """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
-
-    `slice_size` is the number of (batch × head) rows computed at once: a number, or `auto` for half of the heads.
-    """
+    """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
@@ -184,6 +182,7 @@ class Sliced(Optimization):
         return frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1)
+    """How many (batch × head) rows are computed at once; null is half of the heads."""
 
     @property
     @override

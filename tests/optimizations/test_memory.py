@@ -13,7 +13,7 @@ from sdopt.optimizations.memory import VaeSlicing, VaeTiling
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import Session
+from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE, Finished, sdopt
 from tests.conftest import CPU, Compose, Load
 
@@ -22,11 +22,11 @@ LARGE = "workload.size=96"
 """The VAE of the packaged model has tiles of 64 pixels: 96 take two each way."""
 
 
-def pipeline(session: Session) -> DiffusionPipeline:
+def pipeline(session: PipelineHost) -> DiffusionPipeline:
     return session._pipe
 
 
-def evidence(session: Session) -> dict[str, Evidence]:
+def evidence(session: PipelineHost) -> dict[str, Evidence]:
     return {item.axis: item for item in session.prove() if item.axis.startswith("memory")}
 
 
@@ -131,7 +131,7 @@ class TestContracts:
     def test_slices_differ_by_rounding_and_tiles_by_more(self, session: Load, tmp_path: Path) -> None:
         def images(option: str) -> np.ndarray:
             loaded = session(f"memory=[{option}]", *BATCH, LARGE)
-            records = loaded.generate(0, timed_draw(loaded._variant), str(tmp_path / (option or "plain")))
+            records = loaded.generate(0, timed_draw(loaded._variant), tmp_path / (option or "plain"))
             folder = tmp_path / (option or "plain")
             return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
 
