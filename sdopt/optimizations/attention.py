@@ -97,7 +97,7 @@ class Sdpa(Optimization):
     stage: ClassVar[Stage] = Stage.ATTENTION
 
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
-    """The kernel, as `torch.nn.attention.SDPBackend` names it."""
+    """The kernel; PyTorch raises an error where it cannot serve the denoiser."""
 
     @property
     @override
@@ -172,7 +172,10 @@ class Sdpa(Optimization):
 
 @dataclass(frozen=True)
 class Sliced(Optimization):
-    """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel."""
+    """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
+
+    `slice_size` is the number of (batch × head) rows computed at once: a number, or `auto` for half of the heads.
+    """
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
@@ -182,7 +185,7 @@ class Sliced(Optimization):
         return frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1)
-    """How many (batch × head) rows are computed at once; null is half of the heads."""
+    """Rows of batch × heads that are computed at once; null is half of the heads."""
 
     @property
     @override

@@ -42,7 +42,10 @@ class Eager(Optimization):
 
 @dataclass(frozen=True)
 class Inductor(Optimization):
-    """`torch.compile` with Inductor on the denoiser."""
+    """`torch.compile` with Inductor on the denoiser.
+
+    `dynamic`: null lets the compiler generalise a shape when it first changes.
+    """
 
     stage: ClassVar[Stage] = Stage.COMPILE
 
@@ -52,11 +55,11 @@ class Inductor(Optimization):
         return frozenset({"latency"})
 
     mode: str = bounded("default", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
-    """What the compiler spends its time on; `reduce-overhead` and `max-autotune` replay CUDA graphs."""
+    """As in `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
     fullgraph: bool = False
-    """Whether a break of the graph is an error."""
+    """Whether a graph break is an error."""
     dynamic: bool | None = None
-    """Whether one graph serves all shapes; null lets the compiler generalise a shape when it first changes."""
+    """Whether shapes are symbols; null generalises a shape when it first changes."""
 
     @property
     @override

@@ -23,17 +23,20 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Precision(Optimization):
-    """Weights in one type, arithmetic in it or, with autocast, in another."""
+    """Weights in one type, arithmetic in it or, with autocast, in another.
+
+    `tf32`: `default` leaves PyTorch's settings (TF32 in cuDNN's convolutions only), `on` allows it in matrix products
+    too, `off` forbids it everywhere.
+    """
 
     stage: ClassVar[Stage] = Stage.LOAD
 
     weights: str = bounded("float32", choices=_FLOATS)
-    """The type in which the model is loaded."""
+    """The type of all parameters."""
     autocast: str | None = bounded(None, choices=_FLOATS[1:])
-    """The type of matrix products and convolutions under autocast; null is without autocast."""
+    """The type that `torch.autocast` computes in; null leaves it off."""
     tf32: str = bounded("default", choices=("default", "on", "off"))
-    """TensorFloat-32: `default` leaves PyTorch's settings (in cuDNN's convolutions only), `on` allows it in matrix products
-    too, `off` forbids it everywhere."""
+    """TensorFloat-32: PyTorch's settings, in matrix products as well, or nowhere."""
 
     @property
     @override

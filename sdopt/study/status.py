@@ -8,7 +8,7 @@ from sdopt.schema import Protocol
 
 
 def progress_of(row: VariantResult, protocol: Protocol) -> str:
-    """Returns how many rounds of an interrupted variant were measured."""
+    """Returns how far an interrupted variant had come, in words."""
     done = min((len(times) for times in row.samples.values()), default=0)
     return f"interrupted by the user after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
 
@@ -21,7 +21,7 @@ def set_final_statuses(result: StudyResult) -> None:
 
 
 def _engagement(row: VariantResult) -> tuple[Status, str]:
-    """Without evidence of every option in every replicate, a variant is not engaged."""
+    """Returns status and reason: without evidence of every option in every replicate, a variant is not engaged."""
     if not row.measurements:
         return row.status, row.reason
     idle = {
@@ -37,10 +37,10 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
 
 
 def append_reason(row: VariantResult, *more: str) -> str:
-    """The reason of a variant, and what is to be added to it."""
+    """Returns the reason of a variant with more added to it; what it says already is not repeated."""
     return "; ".join([*filter(None, [row.reason]), *(text for text in more if text not in row.reason)])
 
 
 def now() -> str:
-    """Returns the time of day in UTC, in ISO 8601."""
+    """Returns the time in UTC, as it is recorded."""
     return datetime.now(UTC).isoformat(timespec="seconds")

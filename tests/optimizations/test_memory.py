@@ -131,8 +131,8 @@ class TestContracts:
     def test_slices_differ_by_rounding_and_tiles_by_more(self, session: Load, tmp_path: Path) -> None:
         def images(option: str) -> np.ndarray:
             loaded = session(f"memory=[{option}]", *BATCH, LARGE)
-            records = loaded.generate(0, timed_draw(loaded._variant), tmp_path / (option or "plain"))
             folder = tmp_path / (option or "plain")
+            records = loaded.generate(0, timed_draw(loaded._variant), folder)
             return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
 
         plain = images("")
@@ -177,8 +177,8 @@ class TestStudy:
 
     def test_is_judged_by_the_promise_in_which_two_variants_differ(self, studied: Finished) -> None:
         def sides(candidate: str, reference: str) -> RuleContext:
-            rows = (studied.result.variant(candidate), studied.result.variant(reference))
-            return RuleContext(rows[0], rows[1], {}, None, lambda *_: None, lambda _: None)
+            mine, other = studied.result.variant(candidate), studied.result.variant(reference)
+            return RuleContext(mine, other, {}, None, lambda *_: None, lambda _: None)
 
         both, tiling = "memory=vae_slicing, memory=vae_tiling", "memory=vae_tiling"
         assert sides("memory=vae_slicing", "baseline").contract is Contract.EQUIVALENT
