@@ -57,7 +57,11 @@ def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
     problems += [f"{full}: must be given, as in {full}=…" for full in sorted(lacking)]
     if problems:
         return None
-    given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
+    try:
+        given: Any = OmegaConf.to_object(OmegaConf.masked_copy(schema, [key for key in values if key not in within]))
+    except OmegaConfBaseException as error:  # a dataclass in a list lacks a key
+        problems.append(f"{_full(path, error.full_key or '')}: must be given")
+        return None
     return cls(**given, **within)
 
 

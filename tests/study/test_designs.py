@@ -93,7 +93,7 @@ class TestExplicit:
         assert all("there are plain, half" in problem for problem in caught.value.problems)
 
     def test_an_edge_needs_both_ends(self, composer: Composers) -> None:
-        with pytest.raises(UsageError, match=r"study.*reference"):
+        with pytest.raises(UsageError, match=r"study\.edges\[0\]\.reference: must be given"):
             explicit(composer, "plain: []", "study.edges=[{candidate: plain}]")
 
     def test_needs_a_variant(self, composer: Composers) -> None:
