@@ -1,4 +1,4 @@
-"""What this machine is, how fast it can be at best, and which options run on it, or what they would need."""
+"""Collects what the doctor reports: the machine, its ceilings, and which options run on it or what they need."""
 
 import platform
 import re
@@ -20,7 +20,7 @@ from sdopt.worker.machine import Machine
 
 _TOOLS = ("gcc", "g++", "clang++", "nvcc", "ninja", "nvidia-smi")
 
-_BESIDES = ("triton", "torchao")  # found beside what sdopt asks for
+_BESIDES = ("triton", "torchao")  # reported although sdopt does not depend on them
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Diagnosis:
     """The CPU, with the machine's memory."""
     cards: list[Device]
     planned: bool
-    """Whether the device is a data sheet's, and not here."""
+    """Whether the device comes from a data sheet and is not in this machine."""
     start_method: str
     packages: dict[str, str]
     missing: dict[str, str]
-    """Packages that are not installed, with the extra that brings them."""
+    """Packages that are not installed, with the command that installs them."""
     tools: dict[str, str | None]
     disk_free_gib: dict[str, float]
     sheet: Sheet | None
@@ -50,7 +50,7 @@ class Diagnosis:
 def diagnose(
     machine: Machine, cards: list[Device], planned: bool, options: list[OptionReport], ceilings: list[Ceiling]
 ) -> Diagnosis:
-    """Adds to what was asked of the device what the host can tell."""
+    """Adds the facts of the host to those of the device."""
     packages, missing = _packages()
     here, temporary = Path.cwd(), Path(tempfile.gettempdir())
     return Diagnosis(
@@ -70,7 +70,7 @@ def diagnose(
 
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:
-    """Versions of what sdopt needs, and the extra that brings each optional package that is not here."""
+    """Returns the versions of sdopt's dependencies, and how to install each optional one that is missing."""
     try:
         wanted = [Requirement(line) for line in requires("sdopt") or []]
     except PackageNotFoundError:  # run from a checkout that is not installed

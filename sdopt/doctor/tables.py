@@ -19,7 +19,7 @@ from sdopt.schema import Sheet
 
 
 def tables(found: Diagnosis, width: int) -> Group:
-    """All of it, for a terminal of that many columns."""
+    """Returns the whole diagnosis for a terminal of `width` columns."""
     parts: list[Any] = [_machine_table(found)]
     if found.ceilings:
         parts.append(_ceilings_table(found))
@@ -52,11 +52,9 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if not found.cards:
         built = "" if torch.backends.cuda.is_built() else "; this PyTorch is built without CUDA"
         yield "CUDA devices", f"none{built}"
-    yield (
-        "CPU",
-        f"{host.name}, {host.attributes['cores']} core(s), {host.attributes['capability']}; "
-        f"{host.memory_free_gib:.1f} of {host.memory_total_gib:.1f} GiB free",
-    )
+    free, total = f"{host.memory_free_gib:.1f}", f"{host.memory_total_gib:.1f}"
+    cores, units = host.attributes["cores"], host.attributes["capability"]
+    yield "CPU", f"{host.name}, {cores} core(s), {units}; {free} of {total} GiB free"
     yield "disk", ", ".join(f"{free:.0f} GiB free in {folder}" for folder, free in found.disk_free_gib.items())
     yield "system", f"{found.platform}; Python {found.python}; sdopt {found.sdopt}"
     yield "packages", ", ".join(f"{name} {number}" for name, number in found.packages.items())
@@ -103,7 +101,7 @@ def _ceilings_table(found: Diagnosis) -> Group:
 
 
 def _rate(ceiling: Ceiling) -> str:
-    """Three digits: of a CPU's products in GFLOP/s."""
+    """Formats a rate with three digits, below one TFLOP/s in GFLOP/s."""
     value, unit = ceiling.rate, ceiling.unit
     if value < 1 and unit.startswith("T"):
         value, unit = 1000 * value, "G" + unit[1:]
@@ -117,7 +115,7 @@ def _listed(sheet: Sheet | None, ceiling: Ceiling) -> float | None:
 
 
 def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
-    """Groups with their options; where the terminal is narrow, what is to be said of one goes below the table."""
+    """Returns the table of options; on a narrow terminal the reasons follow below it."""
     table = _table(f"options on {escape(found.device.name)}", "group", "option", "runs")
     wide = width >= 110
     if wide:
@@ -135,7 +133,7 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
 
 
 def sheet_yaml(found: Diagnosis) -> str:
-    """The ceilings as an option of the group `hardware`, to hold what is achieved against."""
+    """Returns the ceilings as an option of the group `hardware`, which runs are compared with."""
     device = found.device
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
     rates = {ceiling.kind: ceiling.rate for ceiling in measured}

@@ -11,15 +11,16 @@ ARCHITECTURES = Path(__file__).parent / "architectures"
 
 
 def names_in_folder(folder: Path) -> str:
+    """Lists the models whose files a folder holds, for messages."""
     return ", ".join(sorted(path.parent.name for path in folder.glob("*/model_index.json"))) or "missing"
 
 
 def architecture_folder(model: Model) -> Path | None:
-    """Where the configurations of the architecture that the model names are; None where it names none."""
+    """Returns the folder with the configurations of the model's architecture; None if sdopt has none of that name."""
     folders = (PACKAGED / model.name, ARCHITECTURES / model.name)
     return next((folder for folder in folders if (folder / "model_index.json").is_file()), None)
 
 
 def class_name_of(folder: Path) -> str:
-    """The pipeline that a folder was saved from."""
+    """Returns the class name of the pipeline in a folder."""
     return str(json.loads((folder / "model_index.json").read_text())["_class_name"])

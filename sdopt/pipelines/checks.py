@@ -1,4 +1,4 @@
-"""Checks a model's files before anything is loaded: whole, of the right architecture, safetensors only."""
+"""Checks a model's files before anything is loaded: complete, of the right architecture, safetensors only."""
 
 import json
 import re
@@ -23,10 +23,10 @@ _ORIGINAL = {
 
 
 def require_model(model: Model) -> None:
-    """Looks at what is there, without loading or fetching it.
+    """Checks that a model's files can be loaded, without loading or fetching them.
 
     Raises:
-        UsageError: the model does not offer these weights, or its files are not there, not whole or not safetensors.
+        UsageError: the model does not come with these weights, or its files are missing, incomplete or not safetensors.
     """
     _require_no_idle_keys(model)
     if model.weights == "packaged":
@@ -55,7 +55,7 @@ def require_model(model: Model) -> None:
 
 
 def _require_no_idle_keys(model: Model) -> None:
-    """Raises UsageError for a key that these weights do not read: it would be ignored."""
+    """Raises UsageError for keys that these weights do not use: they would be ignored."""
     file = model.weights == "path" and model.path is not None and Path(model.path).expanduser().is_file()
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
@@ -73,14 +73,14 @@ def _require_no_idle_keys(model: Model) -> None:
 
 
 def require_folder(folder: Path, model: Model) -> None:
-    """Raises UsageError where a folder does not hold a pipeline that sdopt runs, whole and in safetensors."""
+    """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files."""
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
     if not (folder / "model_index.json").is_file():
-        raise UsageError(f"{at}: there is no model_index.json; save a pipeline there with save_pretrained")
+        raise UsageError(f"{at}: holds no model_index.json; save a pipeline there with save_pretrained")
     index = _read_json(folder / "model_index.json", at)
     if index.get("_class_name") not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
         raise UsageError(
-            f"{at}: a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "
+            f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "
             "StableDiffusionXLPipeline"
         )
     for network in _NETWORKS:
@@ -95,7 +95,7 @@ def require_folder(folder: Path, model: Model) -> None:
 
 
 def _require_weights(folder: Path, variant: str | None, at: str) -> None:
-    """One network's files, of one variant, complete and whole."""
+    """Raises UsageError if the files of one network, of one variant, are missing or incomplete."""
     stem = "model" if folder.name.startswith("text_encoder") else "diffusion_pytorch_model"
     name = stem + (f".{variant}" if variant else "")
     found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
@@ -103,7 +103,7 @@ def _require_weights(folder: Path, variant: str | None, at: str) -> None:
     if not found:
         raise UsageError(f"{at}: {folder.name}/ holds no .safetensors file; sdopt loads no pickled weights")
     if not files:
-        # What save_pretrained and the hub call a variant stands between the stem and the ending.
+        # The variant stands between the stem and the suffix.
         others = {match[1] for path in found if (match := re.match(rf"{re.escape(stem)}\.([^.-]+)[.-]", path.name))}
         hint = f"model.variant={min(others - {'safetensors'}, default='null')}"
         wanted = f"{name}.safetensors" if variant else "file without a variant"
@@ -116,11 +116,11 @@ def _require_weights(folder: Path, variant: str | None, at: str) -> None:
 
 
 def _require_original(path: Path, model: Model) -> None:
-    """A single file in the layout in which Stable Diffusion was published."""
+    """Raises UsageError if a file is not a Stable Diffusion in the layout of its publication."""
     at = f"model.path={path}"
     if path.suffix in _PICKLED:
         raise UsageError(
-            f"{at}: a pickled file can run any code when it is read; sdopt reads .safetensors: convert it, "
+            f"{at}: a pickled file can run any code when it is loaded; sdopt reads .safetensors: convert it, "
             "or look for the same model in that format"
         )
     if path.suffix != ".safetensors":
@@ -129,12 +129,12 @@ def _require_original(path: Path, model: Model) -> None:
     missing = [part for part, starts in _ORIGINAL.items() if not any(name.startswith(starts) for name in shapes)]
     if missing:
         raise UsageError(
-            f"{at}: not a whole Stable Diffusion in the original layout: there is no {' and no '.join(missing)} in it; "
+            f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}; "
             "a part or an adapter cannot be run alone"
         )
     if architecture_folder(model) is None:
         raise UsageError(
-            f"{at}: a single file does not say how it is to be run; "
+            f"{at}: a single file does not name its architecture; "
             f"choose model={names_in_folder(ARCHITECTURES)} with model.weights=path"
         )
     _require_vocabulary(model)
@@ -145,20 +145,20 @@ def _require_original(path: Path, model: Model) -> None:
     wanted = shapes.get("first_stage_model.post_quant_conv.weight", [channels])[0]
     if channels != wanted:
         raise UsageError(
-            f"{at}: its denoiser takes {channels} channels where latents have {wanted}: a model made for inpainting "
-            "alone, which sdopt does not run; task=inpaint takes the plain one"
+            f"{at}: its denoiser takes {channels} channels, but latents have {wanted}: a model for inpainting only, "
+            "which sdopt does not run; task=inpaint uses the text-to-image model"
         )
 
 
 def _require_vocabulary(model: Model) -> None:
-    """Trained weights need the numbers that they were trained with: no stand-in will do."""
+    """Raises UsageError if a single file's vocabulary is missing: trained weights need the one of their training."""
     folder = architecture_folder(model)
     if folder is None or has_vocabulary(folder / "tokenizer"):
         return
     if model.tokenizer is None:
         raise UsageError(
-            "model.tokenizer: a single file holds no vocabulary; give the folder of CLIP's tokenizer, "
-            "as it is in any diffusers folder of such a model: model.tokenizer=/path/of/tokenizer"
+            "model.tokenizer: a single file holds no vocabulary; give the folder of CLIP's tokenizer, which every "
+            "diffusers folder of such a model has: model.tokenizer=/path/of/tokenizer"
         )
     if not has_vocabulary(Path(model.tokenizer).expanduser()):
         raise UsageError(
@@ -167,20 +167,20 @@ def _require_vocabulary(model: Model) -> None:
 
 
 def _require_architecture(model: Model, at: str, kind: str, width: int | None) -> None:
-    """A model that names a published architecture must be of it: its size, guidance and prompts follow from that."""
+    """Raises UsageError if files are not of the architecture that the model names, which sets size and guidance."""
     folder = architecture_folder(model)
     if folder is None:
         return
     expected = _read_json(folder / "unet" / "config.json", at)["cross_attention_dim"]
     if (kind, width) != (class_name_of(folder), expected):
         raise UsageError(
-            f"{at}: this is not of the architecture model={model.name}: a {kind} whose text has {width} channels, "
+            f"{at}: not of the architecture model={model.name}: a {kind} with {width} text channels, "
             f"not a {class_name_of(folder)} with {expected}"
         )
 
 
 def _names_in(file: Path, at: str) -> dict[str, list[int]]:
-    """Names and shapes of a file's tensors, from its header, whose lengths must add up to the file's."""
+    """Reads the names and shapes of a file's tensors from its header, and checks the file's length against it."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -188,7 +188,7 @@ def _names_in(file: Path, at: str) -> dict[str, list[int]]:
             return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise UsageError(
-            f"{at}: {file.name} is not a whole safetensors file ({error}); copy or fetch it again"
+            f"{at}: {file.name} is not a complete safetensors file ({error}); copy or fetch it again"
         ) from error
 
 

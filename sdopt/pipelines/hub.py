@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: fetched once, in the parent; the workers read the local cache."""
+"""Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
 import json
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from sdopt.schema import Model
 
 
 def fetch_models(models: Iterable[Model]) -> None:
-    """Brings what is missing of the models on the hub into the local cache, before a worker looks there.
+    """Downloads what is missing of the models on the hub into the local cache, where the workers read them.
 
     Raises:
-        UsageError: for all of them at once, where one cannot be had, or is not a pipeline that sdopt runs.
+        UsageError: a model cannot be fetched, or is not a pipeline that sdopt runs; reports all of them together.
     """
     from sdopt.pipelines.checks import require_folder
 
@@ -27,10 +27,11 @@ def fetch_models(models: Iterable[Model]) -> None:
 
 
 def hub_folder(model: Model, fetch: bool) -> Path:
-    """The local copy of a repository, with the files that its pipeline needs and no others.
+    """Returns the local copy of a repository, with the files that its pipeline needs and no others.
 
     Args:
-        fetch: whether to ask the hub, and to download what is not there yet; otherwise only the cache is looked at.
+        model: names the repository, its revision and the variant of its files.
+        fetch: whether to ask the hub, and to download what is missing; otherwise only the cache is read.
 
     Raises:
         UsageError: the repository or revision does not exist, is gated, or is not in the cache and cannot be reached.
@@ -63,24 +64,25 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         ) from error
     except RepositoryNotFoundError as error:
         raise UsageError(
-            f"{at}: the hub knows no such repository, or shows it only to those who are logged in (`hf auth login`)"
+            f"{at}: unknown repository; to see private ones, log in with `hf auth login` or set HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
         raise UsageError(f"model.revision={model.revision}: {repository} has no such branch, tag or commit") from error
     except RemoteEntryNotFoundError as error:
-        raise UsageError(f"{at}: there is no model_index.json in it: it is not a diffusers pipeline") from error
+        raise UsageError(f"{at}: holds no model_index.json, so it is not a diffusers pipeline") from error
     except LocalEntryNotFoundError as error:
         raise UsageError(
-            f"{at}: it is not whole in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
-            "there is a network, give model.weights=path with model.path, or take model.weights=random for speed alone"
+            f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
+            "there is a network, give model.weights=path with model.path, or measure speed alone with "
+            "model.weights=random"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UsageError(f"{at}: it could not be fetched: {reason}") from error
+        raise UsageError(f"{at}: could not be fetched: {reason}") from error
 
 
 def _files(index: dict[str, object], variant: str | None) -> list[str]:
-    """Patterns of the files of a pipeline: configurations, vocabularies, and weights in safetensors of one variant."""
+    """Returns patterns of a pipeline's files: configurations, vocabularies, and safetensors weights of one variant."""
     infix = f".{variant}" if variant else ""
     patterns = ["model_index.json"]
     for name, value in index.items():

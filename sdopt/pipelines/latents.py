@@ -1,4 +1,4 @@
-"""Initial noise from a file, for protocols that fix it (MLPerf Inference has one latent for all of its images)."""
+"""Initial noise from a file, for protocols that fix it: MLPerf Inference has one latent for all images."""
 
 import json
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def read_latents(file: str) -> "Tensor":
-    """The one tensor in a .pt or .safetensors file: float32 (n, channels, height, width), n ≥ 1, on the CPU.
+    """Reads the only tensor in a .pt or .safetensors file: float32 (n, channels, height, width), n ≥ 1, on the CPU.
 
     Raises:
-        UsageError: there is no such file, or something else in it.
+        UsageError: the file cannot be read, or does not hold exactly one such tensor.
     """
     import torch
     from safetensors import SafetensorError
@@ -38,7 +38,7 @@ def read_latents(file: str) -> "Tensor":
         raise UsageError(f"workload.latents={file}: cannot be read as tensors ({reason})") from error
     tensors = list(content.values()) if isinstance(content, dict) else [content]
     if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
-        raise UsageError(f"workload.latents={file}: must hold one tensor, and holds {len(tensors)} things")
+        raise UsageError(f"workload.latents={file}: must hold one tensor, and holds {len(tensors)} values")
     latents = tensors[0]
     if latents.ndim != 4 or not len(latents) or not latents.is_floating_point():
         raise UsageError(
@@ -51,15 +51,17 @@ def read_latents(file: str) -> "Tensor":
 
 
 def require_latents(workload: Workload, task: Task, model: Model) -> None:
-    """Checks a workload's latents as far as it can be done without loading the model.
+    """Checks a workload's latents as far as possible without loading the model.
 
     Raises:
-        UsageError: as `read_latents` and `take`; or something else is given that they leave without effect.
+        UsageError: as in `read_latents` and `take`; or another key is set that latents make ineffective.
     """
     if workload.latents is None:
         return
     if task.kind != "txt2img":
-        raise UsageError(f"workload.latents={workload.latents}: task={task.kind} starts from its image, not from these")
+        raise UsageError(
+            f"workload.latents={workload.latents}: task={task.kind} starts from its image, not from latents"
+        )
     if workload.seed:
         raise UsageError(f"workload.seed={workload.seed}: has no effect on noise that workload.latents gives")
     latents = read_latents(workload.latents)
@@ -69,21 +71,21 @@ def require_latents(workload: Workload, task: Task, model: Model) -> None:
 
 
 def _channels(model: Model) -> int | None:
-    """Of a model's latents; None where that is not known before it is fetched or read."""
+    """Returns the number of latent channels, or None if the config is not local."""
     folder = Path(model.path or "") if model.weights == "path" else architecture_folder(model)
     config = folder / "vae" / "config.json" if folder else None
     return json.loads(config.read_text())["latent_channels"] if config and config.is_file() else None
 
 
 def take(latents: "Tensor", images: Sequence[int], shape: tuple[int, ...], file: str) -> "list[Tensor]":
-    """The latents (1, channels, height, width) of images by their number; a single one serves all.
+    """Returns the latents (1, channels, height, width) of the numbered images; a single latent serves all.
 
     Raises:
-        UsageError: they are of another shape than the model's, or too few.
+        UsageError: their shape is not the model's, or there are too few.
     """
     if tuple(latents.shape[1:]) != tuple(shape):
         has, needs = ("×".join(map(str, part)) for part in (latents.shape[1:], shape))
-        raise UsageError(f"workload.latents={file}: holds latents of {has}; this model and size start from {needs}")
+        raise UsageError(f"workload.latents={file}: holds latents of {has}; this model and size need {needs}")
     if len(latents) == 1:
         return [latents] * len(images)
     if max(images) >= len(latents):

@@ -1,5 +1,6 @@
 """From a `Model` to a pipeline on its device."""
 
+import difflib
 import inspect
 import json
 from pathlib import Path
@@ -47,13 +48,19 @@ def _heads(config: dict[str, Any]) -> list[int]:
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:
-    """Raises UsageError where diffusers has no scheduler of that name."""
+    """Returns the scheduler's class. Raises UsageError if diffusers has none of that name."""
     import diffusers
 
-    found = getattr(diffusers, scheduler.class_name, None)
-    if not (isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)):
-        raise UsageError(f"scheduler.class_name={scheduler.class_name}: no scheduler of diffusers is so called")
-    return found
+    def is_scheduler(name: str) -> bool:
+        found = getattr(diffusers, name, None)
+        return isinstance(found, type) and issubclass(found, diffusers.SchedulerMixin)
+
+    name = scheduler.class_name
+    if not is_scheduler(name):
+        known = [other for other in dir(diffusers) if other.endswith("Scheduler") and is_scheduler(other)]
+        near = difflib.get_close_matches(name, known, n=5) or known
+        raise UsageError(f"scheduler.class_name={name}: unknown scheduler; diffusers has: {', '.join(near)}")
+    return getattr(diffusers, name)
 
 
 def require_options(scheduler: Scheduler) -> None:
@@ -62,7 +69,7 @@ def require_options(scheduler: Scheduler) -> None:
     unknown = [name for name in scheduler.options if name not in known]
     if unknown:
         has = ", ".join(name for name in known if name != "self")
-        problems = [f"scheduler.options.{name}: {scheduler.class_name} has {has}" for name in unknown]
+        problems = [f"scheduler.options.{name}: unknown option; {scheduler.class_name} has: {has}" for name in unknown]
         raise UsageError(problems)
 
 
@@ -71,11 +78,11 @@ def load_pipeline(
 ) -> "DiffusionPipeline":
     """Loads or builds the task's pipeline without touching a hub, and moves it to `device`.
 
-    The safety checker that Stable Diffusion 1.x comes with is left out, and so is SDXL's watermark: they are another
-    model and another step, and would be timed too.
+    The safety checker of Stable Diffusion 1.x and the watermark of SDXL are left out: they are another model and
+    another step, and would be timed too.
 
     Raises:
-        UsageError: the files are not there.
+        UsageError: the files are missing.
     """
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
@@ -104,7 +111,7 @@ def load_pipeline(
 
 
 def folder_of(model: Model) -> Path:
-    """The pipeline's folder; of random weights and of a single file, that of its architecture's configurations."""
+    """Returns the pipeline's folder; for random weights and a single file, that of the architecture."""
     if model.weights == "hub":
         return hub_folder(model, fetch=False)
     if model.weights == "path" and Path(str(model.path)).expanduser().is_dir():

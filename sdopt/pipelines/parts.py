@@ -9,19 +9,21 @@ if TYPE_CHECKING:
 
 
 def denoiser_of(pipe: "DiffusionPipeline") -> Any:
-    """The model that is called once a step: a UNet or a transformer, compiled or not."""
+    """Returns the model that is called once per step: a UNet or a transformer, compiled or not."""
     return getattr(pipe, denoiser_name(pipe))
 
 
 def denoiser_name(pipe: "DiffusionPipeline") -> str:
+    """Returns the attribute of a pipeline that holds its denoiser."""
     return "unet" if hasattr(pipe, "unet") else "transformer"
 
 
 def unwrapped(module: torch.nn.Module) -> Any:
-    """The module itself, where `torch.compile` has wrapped it."""
+    """Returns the module that `torch.compile` wrapped, or the module itself."""
     return getattr(module, "_orig_mod", module)
 
 
 def text_encoders_of(pipe: "DiffusionPipeline") -> list[torch.nn.Module]:
+    """Returns the text encoders of a pipeline, in their order."""
     names = ("text_encoder", "text_encoder_2", "text_encoder_3")
     return [encoder for name in names if (encoder := getattr(pipe, name, None)) is not None]

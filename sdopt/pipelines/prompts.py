@@ -1,4 +1,4 @@
-"""Where prompts come from."""
+"""Reads a workload's prompts."""
 
 import csv
 import json
@@ -15,10 +15,10 @@ _GENERAL = Path(__file__).parent / "general_prompts.txt"
 
 
 def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
-    """The prompts of a workload, as many as `prompt_count` allows; by default those that suit the model.
+    """Returns a workload's first `prompt_count` prompts; by default those that suit the model.
 
     Raises:
-        UsageError: there is no such file, it cannot be read, or it holds no prompt.
+        UsageError: the file cannot be read or holds no prompt.
     """
     source, column = workload.prompts, workload.prompt_column
     if column is not None and (not isinstance(source, str) or Path(source).suffix.lower() not in _TABLES):
@@ -35,18 +35,18 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     else:
         prompts = _from_file(str(source), column)
     if not prompts:
-        raise UsageError(f"workload.prompts={source}: there is no prompt in it")
+        raise UsageError(f"workload.prompts={source}: holds no prompt")
     return tuple(prompts[: workload.prompt_count])
 
 
 _TABLES = (".csv", ".tsv", ".jsonl")
 
 _COLUMNS = ("prompt", "caption", "text")
-"""What a column of prompts is called, in the order in which they are looked for, in any case."""
+"""Names of a column of prompts, in the order in which they are looked up, ignoring case."""
 
 
 def _from_file(source: str, column: str | None) -> list[str]:
-    """The prompts of a file, by its ending; any other is text with a prompt a line. Empty ones are left out."""
+    """Reads the prompts of a table, by its suffix, or of text with one prompt per line. Skips empty ones."""
     path = Path(source).expanduser()
     suffix = path.suffix.lower()
     try:
@@ -54,7 +54,7 @@ def _from_file(source: str, column: str | None) -> list[str]:
             if suffix == ".jsonl":
                 rows = [(number, json.loads(line)) for number, line in enumerate(stream, 1) if line.strip()]
             elif suffix == ".csv":
-                # Strict, because a quote out of place would swallow the rest of the file into one prompt.
+                # Strict: a misplaced quote would make one prompt of the rest of the file.
                 table = csv.DictReader(stream, strict=True)
                 rows = [(table.line_num, row) for row in table]
             elif suffix == ".tsv":
@@ -66,11 +66,13 @@ def _from_file(source: str, column: str | None) -> list[str]:
         what = f"{suffix[1:]} file" if suffix in _TABLES else "text"
         raise UsageError(
             f"workload.prompts={source}: cannot be read as {what} ({error}); "
-            "give 'packaged', a list of prompts, or a file with one prompt a line or a column of them"
+            "give 'packaged', a list of prompts, or a file with one prompt per line or a column of them"
         ) from error
     odd = [number for number, row in rows if not isinstance(row, dict)]
     if odd:
-        raise UsageError(f"workload.prompts={source}: line {odd[0]} is no object; each line holds one, as in {{…}}")
+        raise UsageError(
+            f"workload.prompts={source}: line {odd[0]} is not a JSON object; each line must hold one, as in {{…}}"
+        )
     chosen = _column_of(source, column, rows[0][1]) if rows else ""
     prompts = [(number, row.get(chosen)) for number, row in rows]
     for number, prompt in prompts:
@@ -80,7 +82,7 @@ def _from_file(source: str, column: str | None) -> list[str]:
 
 
 def _unquoted(field: Any) -> Any:
-    """Tables of tabs are written with quotes as in .csv (COCO's captions of MLPerf) and without (PartiPrompts)."""
+    """Removes the quotes of a .tsv field. Some files quote as .csv does (MLPerf's captions), others never do."""
     quoted = isinstance(field, str) and re.fullmatch(r'"((?:[^"]|"")*)"', field)
     return quoted[1].replace('""', '"') if quoted else field
 
@@ -95,7 +97,7 @@ def _column_of(source: str, wanted: str | None, row: dict[str, Any]) -> str:
     guesses = [name for usual in _COLUMNS for name in columns if name.strip().lower() == usual]
     if not guesses:
         raise UsageError(
-            f"workload.prompts={source}: none is called {', '.join(_COLUMNS)}; {there}; "
+            f"workload.prompts={source}: no column named {' or '.join(_COLUMNS)}; {there}; "
             "choose one with workload.prompt_column=…"
         )
     return guesses[0]

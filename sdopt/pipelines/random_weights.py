@@ -1,6 +1,6 @@
-"""A pipeline of a published architecture with random weights, built where it will run, without a model hub.
+"""Builds pipelines of published architectures with random weights, directly on their device, without a model hub.
 
-Latency and memory do not depend on what the weights are; images do, and show nothing here but numerical agreement.
+Latency and memory do not depend on the values of the weights. Images do: here they only show numerical agreement.
 """
 
 import hashlib
@@ -24,8 +24,10 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
     """Builds the pipeline that a folder of configurations describes.
 
     Args:
-        folder: with a `model_index.json` and a folder for each component, as `save_pretrained` lays them out.
-        cls: the pipeline's class; another than the folder names where it takes the same components.
+        folder: has a `model_index.json` and a folder for each component, as `save_pretrained` writes them.
+        cls: the pipeline's class; any that takes the components of the folder.
+        device: where the networks are built.
+        dtype: type of their parameters.
         given: arguments of the class that are not built.
     """
     index = json.loads((folder / "model_index.json").read_text())
@@ -50,19 +52,22 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
 
 
 def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Module:
-    """The network that a configuration describes, its parameters on the meta device, its buffers in place."""
+    """Builds the network that a configuration describes, with parameters on the meta device and buffers in place."""
     from accelerate import init_empty_weights
 
     cls: Any = getattr(importlib.import_module(library), class_name)
     # Buffers are computed, not learned: with the parameters they would be lost on the meta device.
     with init_empty_weights(include_buffers=False):
-        if library == "transformers":
-            return cls(cls.config_class.from_pretrained(folder)).eval()
-        return cls.from_config(cls.load_config(folder, local_files_only=True)).eval()
+        network: torch.nn.Module = (
+            cls(cls.config_class.from_pretrained(folder))
+            if library == "transformers"
+            else cls.from_config(cls.load_config(folder, local_files_only=True))
+        )
+    return network.eval()
 
 
 def _pool() -> torch.Tensor:
-    """Numbers from a standard normal distribution, the same on every machine: parameters are slices of them.
+    """Draws the standard normal numbers, the same on every machine, of which all parameters are slices.
 
     Drawing each of billions of weights would take longer on a CPU than everything else in a short study.
     """
@@ -70,12 +75,12 @@ def _pool() -> torch.Tensor:
 
 
 def _draw(network: torch.nn.Module, prefix: str, normal: torch.Tensor, device: str, dtype: torch.dtype) -> None:
-    """Gives every parameter its values, in its final type and place.
+    """Gives every parameter its values, in its final type and on its device.
 
     Weights of linear layers and convolutions have variance 1 / fan-in (LeCun et al. 1998, *Efficient BackProp*), so
-    that a layer keeps the scale of its input; embeddings have variance 1, normalisations begin as the identity, biases
-    at 0. Every branch of these networks begins with a normalisation, so what grows is the sum of the branches, with the
-    root of their number: far below the largest number of half precision.
+    that a layer keeps the scale of its input; embeddings have variance 1, normalisations are the identity, biases 0.
+    Every branch of these networks begins with a normalisation, so only the sum of the branches grows, with the root of
+    their number: far below the largest number of half precision.
     """
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -95,6 +100,6 @@ def _fill(values: torch.Tensor, normal: torch.Tensor, scale: float, name: str) -
     filled = 0
     while filled < values.numel():
         count = min(values.numel() - filled, _POOL - start)
-        # Scaled before they are rounded, so that each type has the same numbers as closely as it can hold them.
+        # Scaled before rounding, so that every type holds the same numbers as closely as it can.
         torch.mul(normal[start : start + count], scale, out=values[filled : filled + count])
         filled, start = filled + count, 0

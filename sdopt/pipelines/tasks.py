@@ -1,4 +1,4 @@
-"""Text-to-image, image-to-image and inpainting: the pipeline of each, its inputs, and the noise that it draws."""
+"""Text-to-image, image-to-image and inpainting: each task's pipeline, its inputs, and the noise that it draws."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,14 +19,14 @@ _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "I
 
 
 def pipeline_class(text_to_image: str, task: Task) -> Any:
-    """The class that does a task with the components of `StableDiffusionPipeline` or `StableDiffusionXLPipeline`."""
+    """Returns the class for a task with the components of `StableDiffusionPipeline` or `StableDiffusionXLPipeline`."""
     import diffusers
 
     return getattr(diffusers, text_to_image.removesuffix("Pipeline") + _PIPELINES[task.kind])
 
 
 def require_inputs(task: Task, model: Model, workload: Workload) -> None:
-    """Raises UsageError where an image that the task needs is missing or cannot be read, or is given for nothing."""
+    """Raises UsageError if an image that the task needs is missing or unreadable, or one is given that it ignores."""
     problems = []
     needed = _NEEDED[task.kind]
     for name in ("image", "mask"):
@@ -44,22 +44,22 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         except OSError as error:
             problems.append(f"task.{name}={path}: cannot be read as an image ({error.strerror or error})")
     if task.kind == "txt2img" and task.strength != 1:
-        problems.append(f"task.strength={task.strength}: task=txt2img begins with noise alone")
+        problems.append(f"task.strength={task.strength}: task=txt2img starts from noise alone")
     elif int(workload.steps * task.strength) < 1:
         problems.append(
-            f"task.strength={task.strength}: of workload.steps={workload.steps} no step would be left to run"
+            f"task.strength={task.strength}: leaves none of workload.steps={workload.steps} to run; raise either"
         )
     if problems:
         raise UsageError(problems)
 
 
 def files_of(task: Task, model: Model) -> dict[str, Path]:
-    """The files that a task begins with, by what they are: `image`, `mask`."""
+    """Returns the files that a task starts from, by their role: `image`, `mask`."""
     return {name: path for name in _NEEDED[task.kind] if (path := _input(task, model, name)) is not None}
 
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
-    """The file that a task begins with: what the user gives, or for the reference model what comes with it."""
+    """Returns the user's file for a role or, for the packaged model, the file that comes with it."""
     given = getattr(task, name)
     if given is not None:
         return Path(given).expanduser()
@@ -75,13 +75,13 @@ def _open(path: Path) -> "Image":
             image.load()
             return image
     except UnidentifiedImageError as error:
-        raise OSError("no format that is known") from error
+        raise OSError("unknown format") from error
 
 
 def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any]:
-    """Arguments of the pipeline call beyond prompts, steps and noise; an image and a mask for each image that is made.
+    """Returns arguments of the pipeline call beyond prompts, steps and noise; image and mask once per image to make.
 
-    One image for all would be encoded once, with the noise of the first: the others would depend on the batch.
+    A single one for all would be encoded once, with the noise of the first: the others would depend on the batch.
     """
     if task.kind == "txt2img":
         return {"height": size, "width": size}
@@ -95,9 +95,9 @@ def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any
 
 
 def adapt(pipe: "DiffusionPipeline", task: Task) -> None:
-    """Makes diffusers' inpainting take a model whose latents have other than four channels.
+    """Makes diffusers' inpainting accept a text-to-image model whose latents do not have four channels.
 
-    It tells a text-to-image denoiser, which any number would suit, from one trained for inpainting by that number.
+    diffusers recognises a text-to-image denoiser by that number, though any number would work.
     """
     if task.kind == "inpaint" and pipe.unet.config.in_channels == pipe.vae.config.latent_channels:
         pipe.unet.register_to_config(in_channels=4)
@@ -105,9 +105,9 @@ def adapt(pipe: "DiffusionPipeline", task: Task) -> None:
 
 @contextmanager
 def noise_in_float32(pipe: "DiffusionPipeline") -> Iterator[None]:
-    """For the block, what a pipeline draws is drawn on the CPU in float32, image by image, and only then cast.
+    """Makes a pipeline draw its noise on the CPU in float32, image by image, and only then cast it.
 
-    diffusers draws in the type that it computes in: half precision would begin with other noise than single.
+    diffusers draws in the type that it computes in: half precision would start from other noise than single.
     """
     from diffusers.models.autoencoders import vae
 

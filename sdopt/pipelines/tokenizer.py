@@ -1,4 +1,4 @@
-"""CLIP's tokenizer without a model hub: the packaged model's words, under CLIP's special tokens."""
+"""A tokenizer in place of CLIP's, without a model hub: the packaged model's words with CLIP's special tokens."""
 
 import json
 from pathlib import Path
@@ -14,19 +14,20 @@ _SIZE = 49_408
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder holds a whole tokenizer, in one file or in its older two."""
+    """Returns whether a folder holds a complete tokenizer, in one file or in the older format of two."""
     return (folder / "tokenizer.json").is_file() or all((folder / n).is_file() for n in ("vocab.json", "merges.txt"))
 
 
 def load_tokenizer(folder: Path, vocabulary: Path | None = None) -> "CLIPTokenizer":
-    """The tokenizer of a pipeline folder; where that has only a configuration, one that stands in for CLIP's.
+    """Loads the tokenizer of a pipeline folder, or a substitute for CLIP's if the folder has only its configuration.
+
+    The substitute splits prompts with the packaged model's byte-level BPE, whose 2,046 tokens take the first ids of
+    CLIP's 49,408, and starts, ends and pads them as the configuration says, to CLIP's length. The ids mean other words
+    than CLIP's, which changes neither random weights nor the time that they take.
 
     Args:
-        vocabulary: a folder with CLIP's own vocabulary, which then replaces the stand-in.
-
-    The stand-in splits prompts with the packaged model's byte-level BPE, whose 2,046 tokens take the first numbers of
-    CLIP's 49,408, and starts, ends and pads them as the configuration says, to CLIP's length. The numbers mean other
-    words than CLIP's, which makes no difference to weights that are random, nor to the time they take.
+        folder: has a tokenizer, or just its `tokenizer_config.json`.
+        vocabulary: a folder with CLIP's own vocabulary, used instead of the substitute.
     """
     from transformers import CLIPTokenizer
 
@@ -38,7 +39,7 @@ def load_tokenizer(folder: Path, vocabulary: Path | None = None) -> "CLIPTokeniz
         length = config["model_max_length"]
         return CLIPTokenizer.from_pretrained(vocabulary, local_files_only=True, model_max_length=length, **special)
     words = json.loads((MODEL / "tokenizer" / "tokenizer.json").read_text())["model"]
-    # In CLIP's text encoder the end is found as the largest number.
+    # CLIP's text encoder finds the end token as the largest id.
     vocabulary = words["vocab"] | {special["bos_token"]: _SIZE - 2, special["eos_token"]: _SIZE - 1}
     merges = [tuple(pair) for pair in words["merges"]]
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=config["model_max_length"], **special)

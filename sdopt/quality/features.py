@@ -21,10 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED
-
-EMOJICLIP = PACKAGED / "clip"
-"""The small CLIP that comes with sdopt: a `CLIPModel` folder with its tokenizer and preprocessor."""
+from sdopt.reference import CLIP
 
 NAMES = ("emojiclip", "effnet", "inception", "clip:<folder or hub id>")
 
@@ -313,7 +310,7 @@ def require_features(name: str, local_files_only: bool = True) -> None:
 
 def _clip_source(name: str) -> str:
     if name == "emojiclip":
-        return str(EMOJICLIP)
+        return str(CLIP)
     kind, _, source = name.partition(":")
     if kind != "clip" or not source:
         raise UsageError(f"unknown features '{name}'; choose one of: {', '.join(NAMES)}")

@@ -74,7 +74,7 @@ class ReferenceSet:
 
     @classmethod
     def of_folder(cls, folder: Path, extractor: FeatureExtractor, name: str = "") -> "ReferenceSet":
-        """Makes a set of a folder's images, of any sizes. Raises UsageError if there are none or one is not readable."""
+        """Makes a set of a folder's images, of any sizes. Raises UsageError if none is there or one is unreadable."""
         digest = hashlib.sha256()
         parts = []
         for batch in batches(image_files(folder), extractor.batch_size):

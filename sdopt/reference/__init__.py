@@ -1,4 +1,4 @@
-"""The packaged reference models (`emoji/` and its judge, `clip/`) and everything that made them."""
+"""Paths of the packaged models and of what comes with them; `sdopt.training` makes them."""
 
 from __future__ import annotations
 

@@ -108,9 +108,12 @@ class TestMistakes:
         [
             ("workload.size=65", "workload.size=65: must be a multiple of 8"),
             ("workload.prompts=nowhere.txt", "workload.prompts=nowhere.txt: cannot be read"),
-            ("workload.prompts=[]", "workload.prompts=[]: there is no prompt in it"),
-            ("scheduler.class_name=Unheard", "scheduler.class_name=Unheard: "),
-            ("scheduler.class_name=StableDiffusionPipeline", "scheduler.class_name=StableDiffusionPipeline: "),
+            ("workload.prompts=[]", "workload.prompts=[]: holds no prompt"),
+            ("scheduler.class_name=DDIM", "scheduler.class_name=DDIM: unknown scheduler; diffusers has: "),
+            (
+                "scheduler.class_name=StableDiffusionPipeline",
+                "scheduler.class_name=StableDiffusionPipeline: unknown scheduler",
+            ),
             ("model.name=sd99", "model.name=sd99: packaged models are emoji"),
             ("model.weights=path", "model.path: "),
             ("+scheduler.options.etaa=1", "scheduler.options.etaa"),
@@ -138,7 +141,7 @@ class TestMistakes:
 
     def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
-        assert found.startswith(f"model.path={tmp_path}: there is no model_index.json")
+        assert found.startswith(f"model.path={tmp_path}: holds no model_index.json")
         (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
         assert "no .safetensors file" in found

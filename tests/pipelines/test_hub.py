@@ -50,7 +50,7 @@ class TestCache:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         finished = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE)
         assert finished.code == 2
-        assert finished.err.startswith("sdopt: model.hub_id=somebody/small-emoji: it is not whole in the local cache")
+        assert finished.err.startswith("sdopt: model.hub_id=somebody/small-emoji: not complete in the local cache")
         assert "Traceback" not in finished.err
         assert not list(tmp_path.rglob("result.json"))
         planned = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true")
@@ -65,7 +65,7 @@ class TestCache:
         fetch_models([model, model])
         [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
         file.unlink()
-        with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not whole in)"):
+        with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)"):
             fetch_models([model])
 
 
@@ -79,7 +79,11 @@ class _Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
+<<<<<<< HEAD
     do_HEAD = do_GET  # noqa: N815 (the name is the base class's)
+=======
+    do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
+>>>>>>> training
 
     def log_message(self, *_: object) -> None:
         pass
@@ -106,7 +110,7 @@ class TestRefusal:
         ("repository", "said"),
         [
             ("somebody/gated", "gated; accept its terms at https://huggingface.co/somebody/gated"),
-            ("somebody/nothing", "the hub knows no such repository"),
+            ("somebody/nothing", "unknown repository; to see private ones, log in with `hf auth login`"),
         ],
     )
     def test_says_what_to_do(self, repository: str, said: str) -> None:

@@ -19,7 +19,7 @@ SHAPE = (8, 8, 8)
 def saved(folder: Path, latents: object, name: str = "latents.pt") -> Path:
     path = folder / name
     if path.suffix == ".safetensors":
-        save_file({"latents": latents}, path)  # type: ignore[dict-item]
+        save_file({"latents": latents}, path)
     else:
         torch.save(latents, path)
     return path
@@ -58,12 +58,12 @@ def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
 @pytest.mark.parametrize(
     ("latents", "said"),
     [
-        (torch.randn(1, 4, 128, 128), "holds latents of 4×128×128; this model and size start from 8×8×8"),
+        (torch.randn(1, 4, 128, 128), "holds latents of 4×128×128; this model and size need 8×8×8"),
         (torch.randn(2, *SHAPE), "holds 2 latents; give one for all images, or one for each of at least 3"),
         (torch.randn(*SHAPE), r"must be floats \(n, channels, height / 8, width / 8\), not torch\.float32 \(8, 8, 8\)"),
         (torch.zeros(1, *SHAPE, dtype=torch.int64), "must be floats"),
         (torch.full((1, *SHAPE), float("nan")), "some values are NaN or infinite"),
-        ({"a": torch.zeros(1), "b": torch.zeros(1)}, "must hold one tensor, and holds 2 things"),
+        ({"a": torch.zeros(1), "b": torch.zeros(1)}, "must hold one tensor, and holds 2 values"),
         ([1, 2], "must hold one tensor"),
         (Path("anything but a tensor"), r"cannot be read as tensors \("),
     ],

@@ -128,7 +128,7 @@ def test_a_folder_of_another_model(clip_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be loaded as a CLIPModel"):
         feature_extractor(f"clip:{folder}")
     shutil.copy(MODEL / "text_encoder" / "model.safetensors", folder)
-    with pytest.raises(UsageError, match=r"cannot be loaded as a CLIPModel|is no whole CLIPModel"):
+    with pytest.raises(UsageError, match=r"cannot be loaded as a CLIPModel|is not a complete CLIPModel"):
         feature_extractor(f"clip:{folder}")
 
 

@@ -56,14 +56,14 @@ def test_saved_sets_that_do_not_fit(clip: ClipFeatures, drawings: np.ndarray, tm
     cases = {
         "holds features effnet of the weights .*; asked for are clip": facts | {"features": "effnet"},
         r"of the weights 0…; asked for are": facts | {"weights": "0"},
-        "is no reference set": {"name": "a"},
+        "is not a reference set": {"name": "a"},
     }
     for said, metadata in cases.items():
         save_file(tensors, tmp_path / "b.safetensors", metadata)
         with pytest.raises(UsageError, match=said):
             ReferenceSet.load(tmp_path / "b.safetensors", clip)
     save_file({"mean": made.mean}, tmp_path / "b.safetensors", facts)
-    with pytest.raises(UsageError, match="is no reference set"):
+    with pytest.raises(UsageError, match="is not a reference set"):
         ReferenceSet.load(tmp_path / "b.safetensors", clip)
     (tmp_path / "b.safetensors").write_bytes(b"nothing")
     for file in ("b.safetensors", "absent.safetensors"):
