@@ -79,11 +79,7 @@ class _Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-<<<<<<< HEAD
-    do_HEAD = do_GET  # noqa: N815 (the name is the base class's)
-=======
     do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
->>>>>>> training
 
     def log_message(self, *_: object) -> None:
         pass

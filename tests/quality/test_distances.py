@@ -137,22 +137,12 @@ def test_leaving_out_a_prompt_is_doing_without_its_images(clip: ClipFeatures, di
 def test_a_prompt_leaves_a_paired_reference_too(clip: ClipFeatures, distance: Distance) -> None:
     x, y = sample(20, 24, 10, shift=0.2), sample(15, 24, 11)
     groups, others = np.array([f"prompt {i % 5}" for i in range(20)]), np.array([f"prompt {i % 5}" for i in range(15)])
-<<<<<<< HEAD
-    found = distance(gathered(y, clip), others).leave_one_out(x, groups.tolist())
-    expected = []
-    for label in sorted(set(groups.tolist())):
-        mine, theirs = groups != label, others != label
-        expected.append(
-            distance(gathered(y[theirs], clip), others[theirs]).leave_one_out(x[mine], groups[mine].tolist()).value
-        )
-=======
     found = distance(gathered(y, clip), others.tolist()).leave_one_out(x, groups.tolist())
     expected = []
     for label in sorted(set(groups.tolist())):
         mine, theirs = groups != label, others != label
         rest = distance(gathered(y[theirs], clip), others[theirs].tolist())
         expected.append(rest.leave_one_out(x[mine], groups[mine].tolist()).value)
->>>>>>> training
     np.testing.assert_allclose(found.without, expected, rtol=1e-7, atol=1e-10)
 
 
