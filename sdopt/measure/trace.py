@@ -152,7 +152,8 @@ def _observed_layouts(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[N
 @contextmanager
 def _observed_decoder(vae: Any, shapes: list[tuple[int, ...]]) -> Iterator[None]:
     """Notes the shape of each input of the network within `vae.decode`, which may take the latents in pieces."""
-    handle = vae.decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(tuple(inputs[0].shape)))
+    decoder: torch.nn.Module = vae.decoder
+    handle = decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(tuple(inputs[0].shape)))
     try:
         yield
     finally:

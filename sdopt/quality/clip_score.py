@@ -1,4 +1,4 @@
-"""CLIP score: how well an image fits its prompt, as a CLIP sees it."""
+"""CLIP score: how well an image fits its prompt, according to a CLIP."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,17 @@ from sdopt.quality.images import channels_first
 
 
 def clip_scores(images: np.ndarray, prompts: Sequence[str], clip: ClipFeatures) -> tuple[float, ...]:
-    """100 · max(cos(image, prompt), 0) of each image (Hessel et al. 2021, with torchmetrics' factor), via torchmetrics.
+    """Returns 100 · max(cos(image, prompt), 0) of each image (Hessel et al. 2021, with torchmetrics' factor).
 
-    torchmetrics itself cuts off the mean at 0 and not each image, which is the same wherever no image is below.
+    Computed by torchmetrics, which cuts off the mean at 0 and not each image: the same if no image is below 0.
 
     Args:
         images: uint8 (n, height, width, 3).
         prompts: the prompt of each.
+        clip: the CLIP that scores.
 
     Raises:
-        ValueError: there are other numbers of images and prompts.
+        ValueError: the numbers of images and prompts differ.
     """
     from torchmetrics.multimodal import CLIPScore
 
@@ -39,7 +40,7 @@ def clip_scores(images: np.ndarray, prompts: Sequence[str], clip: ClipFeatures) 
 
 
 class _Model:
-    """The model as torchmetrics calls it: since transformers 5 its features come wrapped."""
+    """The model as torchmetrics calls it: since transformers 5 its features are wrapped."""
 
     def __init__(self, clip: ClipFeatures) -> None:
         self._clip = clip
@@ -56,7 +57,7 @@ class _Model:
 
 
 class _Processor:
-    """The processor as torchmetrics calls it; prompts are cut to the model's length with their end token kept."""
+    """The processor as torchmetrics calls it; prompts are truncated to the model's length, keeping the end token."""
 
     def __init__(self, clip: ClipFeatures) -> None:
         self._clip = clip

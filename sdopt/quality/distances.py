@@ -1,171 +1,44 @@
 """Distances between two sets of images, over named features: FID, KID and CMMD.
 
-All of them see a set of images only: which image belongs to which prompt plays no part. KID and CMMD are unbiased, so
-they can be read at any number of images; FID is biased upwards by far more than optimizations differ by until there
-are thousands.
+All of them compare sets: which image belongs to which prompt does not matter. KID and CMMD are unbiased, so they can be
+read at any number of images. FID is biased upwards; below some thousand images the bias is far larger than the
+differences between optimizations.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import PACKAGED
-from sdopt.quality.features import FeatureExtractor
-from sdopt.quality.images import batches, channels_first, image_files
-
-HELD_OUT = PACKAGED / "held_out"
-"""Folder of the packaged held-out images."""
-
-PRECOMPUTED = PACKAGED / "clip" / "held_out.safetensors"
-"""Their features by the packaged CLIP."""
-
-PACKAGED_NAME = "packaged held-out images"
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceSet:
-    """The images that others are compared with, as features or as their mean and covariance.
-
-    Attributes:
-        name: what it is called in reports.
-        features: name of the extractor.
-        weights: digest of the extractor's weights.
-        n: number of images.
-        digest: SHA-256 of the images where it was made of images, else of the numbers.
-        values: features, float32 (n, d); None where only statistics are known, which is enough for the FID.
-        mean: float64 (d,)
-        covariance: float64 (d, d), with n − 1 in the denominator.
-    """
-
-    name: str
-    features: str
-    weights: str
-    n: int
-    digest: str
-    values: Tensor | None = field(repr=False)
-    mean: Tensor = field(repr=False)
-    covariance: Tensor = field(repr=False)
-
-    @classmethod
-    def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor, digest: str = "") -> "ReferenceSet":
-        """From features (n, d) that are known already, such as another variant's."""
-        doubles = values.double()
-        return cls(
-            name,
-            extractor.name,
-            extractor.digest,
-            len(values),
-            digest or _digest([values.numpy()]),
-            values,
-            doubles.mean(dim=0),
-            doubles.T.cov() if len(values) > 1 else torch.full((values.shape[1],) * 2, math.nan, dtype=torch.double),
-        )
-
-    @classmethod
-    def of_images(cls, name: str, images: np.ndarray, extractor: FeatureExtractor) -> "ReferenceSet":
-        """From uint8 images (n, height, width, 3)."""
-        return cls.of_features(name, extractor(channels_first(images)), extractor, _digest(images))
-
-    @classmethod
-    def of_folder(cls, folder: Path, extractor: FeatureExtractor, name: str = "") -> "ReferenceSet":
-        """From all images of a folder, of any sizes. Raises UsageError where there are none or one cannot be read."""
-        digest = hashlib.sha256()
-        parts = []
-        for batch in batches(image_files(folder), extractor.batch_size):
-            parts.append(extractor(channels_first(batch)))
-            _add_to(digest, batch)
-        return cls.of_features(name or folder.resolve().name, torch.cat(parts), extractor, digest.hexdigest())
-
-    def save(self, file: Path, statistics_only: bool = False) -> None:
-        """Writes a safetensors file; with `statistics_only` mean and covariance alone, which serve only the FID."""
-        if self.values is None or statistics_only:
-            tensors = {"mean": self.mean, "covariance": self.covariance}
-        else:
-            tensors = {"features": self.values}
-        facts = {"name": self.name, "features": self.features, "weights": self.weights, "digest": self.digest}
-        save_file({k: v.contiguous() for k, v in tensors.items()}, file, facts | {"n": str(self.n)})
-
-    @classmethod
-    def load(cls, file: Path, extractor: FeatureExtractor) -> "ReferenceSet":
-        """Reads what `save` wrote.
-
-        Raises:
-            UsageError: it cannot be read, or holds features of another extractor or of other weights.
-        """
-        try:
-            with safe_open(file, framework="pt") as stream:
-                facts = stream.metadata() or {}
-                tensors = {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118 (not a dict)
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{file}: cannot be read as a safetensors file ({error})") from error
-        lacking = [key for key in ("name", "features", "weights", "digest", "n") if key not in facts]
-        if lacking or not ("features" in tensors or {"mean", "covariance"} <= set(tensors)):
-            raise UsageError(f"{file}: is no reference set; make one with ReferenceSet.of_folder(…).save(…)")
-        if facts["features"] != extractor.name or facts["weights"] != extractor.digest:
-            same = "of the same name but other weights" if facts["features"] == extractor.name else "what is asked for"
-            raise UsageError(f"{file}: holds features {facts['features']}; {extractor.name} is {same}")
-        if "features" in tensors:
-            return cls.of_features(facts["name"], tensors["features"], extractor, facts["digest"])
-        known = tensors["mean"].double(), tensors["covariance"].double()
-        return cls(facts["name"], facts["features"], facts["weights"], int(facts["n"]), facts["digest"], None, *known)
-
-
-def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
-    """The reference set that a configuration names: `packaged`, a folder of images, or a saved file.
-
-    Raises:
-        UsageError: there is no such thing, or it cannot be read.
-    """
-    if source == "packaged":
-        return _precomputed(extractor) or ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
-    path = Path(source).expanduser()
-    return ReferenceSet.of_folder(path, extractor) if path.is_dir() else ReferenceSet.load(path, extractor)
-
-
-def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
-    """The packaged features of the held-out images, where they are by this extractor's weights."""
-    if not PRECOMPUTED.is_file():
-        return None
-    with safe_open(PRECOMPUTED, framework="pt") as stream:
-        of = stream.metadata()
-    fits = (of["features"], of["weights"]) == (extractor.name, extractor.digest)
-    return ReferenceSet.load(PRECOMPUTED, extractor) if fits else None
-
-
-def digest_of(images: np.ndarray) -> str:
-    """SHA-256 of images in their order, as in `ReferenceSet.digest`."""
-    return _digest(images)
+from sdopt.quality.reference_sets import ReferenceSet
 
 
 class _Given(nn.Module):
-    """What torchmetrics takes for a feature extractor where the features are there already."""
+    """A feature extractor for torchmetrics that passes on features which are computed already."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
         self.num_features = dimension
 
     def forward(self, features: Tensor) -> Tensor:
+        """Returns the features unchanged."""
         return features
 
 
 def fid(features: Tensor, reference: ReferenceSet) -> float:
-    """Fréchet distance between two Gaussians that have the means and covariances of the features (Heusel et al. 2017).
+    """Returns the Fréchet distance of two Gaussians with the features' means and covariances (Heusel et al. 2017).
 
-    Through torchmetrics where there are more images than dimensions. With fewer the product of the covariances is
-    singular, and its d eigenvalues take minutes; its few that are not zero are those of an n × n matrix, to the same
-    result. Biased: two samples of 32 from one Gaussian in 256 dimensions are 388 apart.
+    Computed by torchmetrics if there are more images than dimensions. With fewer, the product of the covariances is
+    singular and its d eigenvalues take minutes; the few that are not zero are those of an n × n matrix, which gives the
+    same result. Biased: two samples of 32 from one Gaussian in 256 dimensions are 388 apart.
 
     Args:
         features: (n, d), n ≥ 2.
+        reference: the set to compare with, n ≥ 2.
 
     Returns:
         NaN where a feature is not finite.
@@ -195,7 +68,7 @@ def fid(features: Tensor, reference: ReferenceSet) -> float:
 
 
 def _fid_of_few(features: Tensor, reference: ReferenceSet) -> float:
-    """With Σ₁ = XᵀX, the trace of (Σ₁Σ₂)^½ is that of (XΣ₂Xᵀ)^½: n × n, symmetric and not negative."""
+    """Computes the FID of n ≤ d images: with Σ₁ = XᵀX, the trace of (Σ₁Σ₂)^½ is that of (XΣ₂Xᵀ)^½, which is n × n."""
     mean = features.mean(dim=0)
     x = (features - mean) / math.sqrt(len(features) - 1)
     overlap = torch.linalg.eigvalsh(x @ reference.covariance @ x.T).clamp(min=0).sqrt().sum()
@@ -208,33 +81,38 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 
 
 def polynomial(x: Tensor, y: Tensor) -> Tensor:
-    """(x·y / d + 1)³, the kernel of the KID, as torchmetrics has it."""
+    """Returns (x·y / d + 1)³, the kernel of the KID, computed by torchmetrics."""
     from torchmetrics.image.kid import poly_kernel
 
-    return poly_kernel(x, y)
+    values: Tensor = poly_kernel(x, y)
+    return values
 
 
 def gaussian(x: Tensor, y: Tensor) -> Tensor:
-    """exp(−|x − y|² / 2σ²) of features scaled to unit norm, with σ = 10: the kernel of CMMD."""
+    """Returns exp(−|x − y|² / 2σ²) of features scaled to unit norm, with σ = 10: the kernel of CMMD."""
     x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
-    # |x − y|² = 2 − 2 x·y, by which nothing is lost: with σ = 10 the kernel is nearly linear.
+    # |x − y|² = 2 − 2 x·y loses no precision here: with σ = 10 the kernel is nearly linear.
     return ((x @ y.T - 1) / _SIGMA**2).exp()
 
 
 _SIGMA = 10.0
+
+
 _CMMD_SCALE = 1000.0
+
+
 _ROWS = 2048
-"""Rows of a kernel matrix that are held at a time."""
+"""Rows of a kernel matrix that are in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class LeaveOneOut:
-    """A figure, and what it is without each group: all that a block jackknife needs.
+    """A figure with all groups and without each of them, as a block jackknife needs it.
 
     Attributes:
-        value: with all groups.
-        groups: their labels, sorted, (G,).
-        without: the figure without each of them, float64 (G,).
+        value: the figure with all groups.
+        groups: the groups' labels, sorted, (G,).
+        without: the figure without each group, float64 (G,).
     """
 
     value: float
@@ -242,7 +120,7 @@ class LeaveOneOut:
     without: np.ndarray
 
     def __sub__(self, other: "LeaveOneOut") -> "LeaveOneOut":
-        """The difference of two figures over the same groups, recomputed without each. Raises ValueError."""
+        """Returns the difference of two figures over the same groups. Raises ValueError."""
         if not np.array_equal(self.groups, other.groups):
             raise ValueError("the two figures are not of the same prompts")
         return LeaveOneOut(self.value - other.value, self.groups, self.without - other.without)
@@ -251,16 +129,16 @@ class LeaveOneOut:
 class SquaredMMD:
     """Unbiased estimates of the squared maximum mean discrepancy to a reference (Gretton et al. 2012, eq. 3).
 
-    The whole sets enter once, instead of the mean over random subsets: the result does not depend on chance, and
-    sums of the kernel by group give the estimate without any one group at no further cost.
+    It uses the whole sets once, not the mean over random subsets, so the result does not depend on chance. Sums of the
+    kernel by group give the estimate without any one group at no further cost.
 
     Args:
         kernel: of two sets of features.
         scale: factor on the result.
         reference: features (m, d), m ≥ 2.
-        groups: the group of each reference image, where the reference is another variant's images of the same prompts.
+        groups: the group of each reference image, if the reference is another variant's images of the same prompts.
             Leaving out a group then leaves it out of the reference too, and no two images of one group are compared:
-            they are more alike than two that were drawn apart, by which the distance would come out below 0.
+            they are more alike than independent ones, and would make the distance negative.
     """
 
     def __init__(
@@ -274,11 +152,11 @@ class SquaredMMD:
         self._own_of_reference = self._own(self._reference, self._index)
 
     def __call__(self, features: Tensor) -> float:
-        """The distance of features (n, d), n ≥ 2; NaN where a feature is not finite."""
+        """Returns the distance of features (n, d), n ≥ 2; NaN if a feature is not finite."""
         return self._estimate(features, None).value
 
     def leave_one_out(self, features: Tensor, groups: Sequence[Hashable]) -> LeaveOneOut:
-        """The distance, and that without each group (in sdopt: without each prompt).
+        """Returns the distance with all groups and without each (in sdopt, a group is a prompt).
 
         Args:
             features: (n, d)
@@ -322,7 +200,7 @@ class SquaredMMD:
     def _combine(
         self, sums: tuple[Tensor, Tensor, Tensor], n: Tensor, m: Tensor, in_x: Tensor, in_y: Tensor, across: Tensor
     ) -> Tensor:
-        """From sums of the kernel within x, within y and across; of the n², m² and nm pairs some were left out."""
+        """Combines sums of the kernel within x, within y and across; some of the n², m² and nm pairs were left out."""
         pairs = n * n - in_x, m * m - in_y, n * m - across
         if min(int(count.min()) for count in pairs) < 1:
             raise ValueError("without one of the groups fewer than two images are left")
@@ -330,24 +208,25 @@ class SquaredMMD:
         return self._scale * (means[0] + means[1] - 2 * means[2])
 
     def _own(self, x: Tensor, index: Tensor) -> Tensor:
-        """Sums of the kernel between groups of one set, no image with itself."""
+        """Sums the kernel between groups of one set, leaving out each image with itself."""
         sums = self._sums(x, index, x, index)
-        itself = torch.cat([self._kernel(image, image)[0] for image in x.split(1)])
+        itself = torch.cat([self._kernel(image, image)[0] for image in x[:, None]])
         return sums - torch.bincount(index, itself).diag()
 
     def _sums(self, x: Tensor, of_x: Tensor, y: Tensor, of_y: Tensor) -> Tensor:
-        """Σ k(xᵢ, yⱼ) over i of each group of x and j of each group of y: float64 (groups of x, groups of y)."""
+        """Sums k(xᵢ, yⱼ) over i of each group of x and j of each group of y: float64 (groups of x, groups of y)."""
         columns = nn.functional.one_hot(of_y).double()
         sums = torch.zeros(int(of_x.max()) + 1, columns.shape[1], dtype=torch.double)
-        for rows in torch.arange(len(x)).split(_ROWS):
+        for start in range(0, len(x), _ROWS):
+            rows = slice(start, start + _ROWS)
             sums.index_add_(0, of_x[rows], self._kernel(x[rows], y) @ columns)
         return sums
 
 
 def kid(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> SquaredMMD:
-    """Kernel Inception Distance (Bińkowski et al. 2018) to a reference set, over its features.
+    """Returns the Kernel Inception Distance (Bińkowski et al. 2018) to a reference set, over its features.
 
-    With equal numbers of images it is torchmetrics' `KernelInceptionDistance` with one subset of all images.
+    With equal numbers of images it equals torchmetrics' `KernelInceptionDistance` with one subset of all images.
 
     Raises:
         UsageError: the reference set holds no features.
@@ -356,10 +235,10 @@ def kid(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> Sq
 
 
 def cmmd(reference: ReferenceSet, groups: Sequence[Hashable] | None = None) -> SquaredMMD:
-    """CMMD (Jayasumana et al. 2024): 1000 × squared MMD, Gaussian kernel with σ = 10, features of unit norm.
+    """Returns CMMD (Jayasumana et al. 2024): 1000 × squared MMD, Gaussian kernel with σ = 10, features of unit norm.
 
-    The unbiased estimate. The authors' program computes the biased one, which counts each image's likeness to itself,
-    and is larger by about 1000 (1 − mean kernel) (1/n + 1/m). Theirs is also over CLIP ViT-L/14 at 336 pixels alone.
+    It is the unbiased estimate. The authors' program computes the biased one, which counts each image's similarity to
+    itself and is larger by about 1000 (1 − mean kernel) (1/n + 1/m), and it always uses CLIP ViT-L/14 at 336 pixels.
 
     Raises:
         UsageError: the reference set holds no features.
@@ -374,27 +253,15 @@ def _features_of(reference: ReferenceSet, metric: str) -> Tensor:
 
 
 def _without(sums: Tensor) -> Tensor:
-    """The sum of a square matrix without each row and column of one index."""
+    """Returns the sums of a square matrix without the row and the column of each index."""
     return sums.sum() - sums.sum(dim=0) - sums.sum(dim=1) + sums.diagonal()
 
 
 def _indexed(groups: Sequence[Hashable] | None, n: int) -> tuple[np.ndarray | None, Tensor]:
-    """Sorted labels, and the place of each image's label among them; without groups all images are one."""
+    """Returns the sorted labels and each image's index among them; without groups all images are one group."""
     if groups is None:
         return None, torch.zeros(n, dtype=torch.long)
     if len(groups) != n:
         raise ValueError(f"{len(groups)} groups for {n} images")
     labels, index = np.unique(np.asarray(groups), return_inverse=True)
     return labels, torch.from_numpy(index)
-
-
-def _digest(images: np.ndarray | Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    _add_to(digest, images)
-    return digest.hexdigest()
-
-
-def _add_to(digest: "hashlib._Hash", images: np.ndarray | Sequence[np.ndarray]) -> None:
-    for image in images:
-        digest.update(f"{image.dtype} {image.shape}".encode())
-        digest.update(np.ascontiguousarray(image).data)

@@ -1,7 +1,7 @@
-"""Named features of images: what a set of images is compared in.
+"""Named feature extractors, in whose features images are compared.
 
-A figure says nothing without the features behind it, so every extractor has a name, which is part of the name of each
-metric over it, and a digest of its weights, so that two figures are only compared where they mean the same.
+A figure means nothing without its features. So every extractor has a name, which is part of the name of each metric
+over it, and a digest of its weights, so that only figures over the same weights are compared.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ _INCEPTION_URL = (
 
 
 class FeatureExtractor(nn.Module, ABC):
-    """A frozen network with a name. Called with images it gives one vector for each; torchmetrics takes it as it is.
+    """A frozen network with a name that gives one vector per image; torchmetrics accepts it as a feature module.
 
     Attributes:
-        name: as in the configuration, `emojiclip` or `clip:openai/clip-vit-large-patch14`.
+        name: as in the configuration, such as `emojiclip` or `clip:openai/clip-vit-large-patch14`.
         dimension: d, the length of a feature vector.
         batch_size: images that go through the network at once.
     """
@@ -58,11 +58,12 @@ class FeatureExtractor(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the weights, by name: two extractors of one digest give the same features."""
+        """SHA-256 of the weights with their names: extractors of the same digest give the same features."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -71,7 +72,7 @@ class FeatureExtractor(nn.Module, ABC):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        """Features of uint8 images (n, 3, height, width): float32 (n, d), on the CPU."""
+        """Computes features of uint8 images (n, 3, height, width): float32 (n, d), on the CPU."""
         _require_images(images)
         starts = range(0, len(images), self.batch_size)
         batches = (images[start : start + self.batch_size] for start in starts)
@@ -80,24 +81,26 @@ class FeatureExtractor(nn.Module, ABC):
 
     @torch.inference_mode()
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Activations of several layers for one batch of uint8 images: each float32 (n, positions, channels)."""
+        """Computes activations of several layers for a batch of uint8 images: each float32 (n, positions, channels)."""
         _require_images(images)
         return [layer.float() for layer in self._layers(self._prepared(images))]
 
     def train(self, mode: bool = True) -> "FeatureExtractor":
-        """Stays in evaluation mode, whatever it is put into."""
+        """Stays in evaluation mode, whatever `mode` is."""
         return super().train(False)
 
     @abstractmethod
     def _prepared(self, images: Tensor) -> Tensor:
-        """What the network takes, on its device."""
+        """Converts uint8 images to the network's input, on its device."""
 
     @abstractmethod
     def _features(self, inputs: Tensor) -> Tensor:
-        """(n, d)"""
+        """Computes features (n, d) of the network's input."""
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
-        raise UsageError(f"perceptual distance: {self.name} has no layers to compare; take emojiclip, effnet or a clip")
+        raise UsageError(
+            f"perceptual distance: {self.name} has no layers to compare; choose emojiclip, effnet or clip:…"
+        )
 
 
 class ClipFeatures(FeatureExtractor):
@@ -106,10 +109,10 @@ class ClipFeatures(FeatureExtractor):
     Args:
         name: of the features.
         source: a folder or a hub id.
-        local_files_only: with False a hub may be asked for files that are not in its cache.
+        local_files_only: if False, files that are not in the cache are downloaded from the hub.
 
     Raises:
-        UsageError: the files are not there.
+        UsageError: the files are missing or cannot be loaded.
     """
 
     def __init__(self, name: str, source: str, local_files_only: bool = True) -> None:
@@ -127,16 +130,16 @@ class ClipFeatures(FeatureExtractor):
             reason = str(error).strip().splitlines()[0]
             raise UsageError(f"features {name}: {source} cannot be loaded as a CLIPModel ({reason})") from error
         if loaded["missing_keys"]:
-            # transformers would fill them at random.
+            # transformers would initialise them at random.
             missing = ", ".join(sorted(loaded["missing_keys"])[:3])
-            raise UsageError(f"features {name}: {source} is no whole CLIPModel; it lacks {missing}, …")
+            raise UsageError(f"features {name}: {source} is not a complete CLIPModel; it lacks {missing}, …")
         self.model.requires_grad_(False)
         self.eval()
         self.dimension = int(self.model.config.projection_dim)
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Projected embeddings of texts: float32 (n, d), on the CPU. What is too long for the model is cut off."""
+        """Computes projected embeddings of texts, truncated to the model's length: float32 (n, d), on the CPU."""
         parts = []
         for start in range(0, len(texts), self.batch_size):
             tokens = self.tokenize(texts[start : start + self.batch_size])
@@ -145,22 +148,23 @@ class ClipFeatures(FeatureExtractor):
         return torch.cat(parts) if parts else torch.empty(0, self.dimension)
 
     def embed_tokens(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(n, tokens) to (n, d), on the model's device."""
+        """Computes embeddings (n, d) of tokens (n, length), on the model's device."""
         return _tensor(self.model.get_text_features(input_ids=input_ids, attention_mask=attention_mask))
 
     def embed_pixels(self, pixel_values: Tensor) -> Tensor:
-        """(n, 3, side, side) to (n, d), on the model's device."""
+        """Computes embeddings (n, d) of pixels (n, 3, side, side), on the model's device."""
         return _tensor(self.model.get_image_features(pixel_values=pixel_values))
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask`, cut to the model's length with the end token kept."""
+        """Returns `input_ids` and `attention_mask`, truncated to the model's length, keeping the end token."""
         limit = self.model.config.text_config.max_position_embeddings
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt")
         return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
     def pixels(self, images: Sequence[Tensor]) -> Tensor:
-        """`pixel_values` of uint8 images (3, height, width), as the model's own processor makes them."""
-        return self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+        """Returns the `pixel_values` of uint8 images (3, height, width) from the model's own processor."""
+        values: Tensor = self._processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return values
 
     def _prepared(self, images: Tensor) -> Tensor:
         return self.pixels(list(images.cpu())).to(self.device)
@@ -169,7 +173,7 @@ class ClipFeatures(FeatureExtractor):
         return self.embed_pixels(inputs)
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
-        # The first is the embedding of patches, before any layer; the class token is no position of the image.
+        # The first is the embedding of patches, before any layer; the class token is not a position of the image.
         states = self.model.vision_model(pixel_values=inputs, output_hidden_states=True).hidden_states
         return [state[:, 1:] for state in states[1:]]
 
@@ -177,7 +181,7 @@ class ClipFeatures(FeatureExtractor):
 class EffNetFeatures(FeatureExtractor):
     """EfficientNet-lite0 (Tan & Le 2019), trained on ImageNet: pooled activations before the classifier, d = 1280.
 
-    A network from another family and other data than any CLIP: where both agree, the finding does not hang on one.
+    Another architecture and other data than any CLIP: a finding on which both agree does not depend on one of them.
     """
 
     name = "effnet"
@@ -201,10 +205,11 @@ class EffNetFeatures(FeatureExtractor):
         return (functional.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 255) - 127) / 128
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return self.model.extract_features(inputs).mean(dim=(2, 3))
+        features: Tensor = self.model.extract_features(inputs).mean(dim=(2, 3))
+        return features
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
-        # The last activations at each resolution, as LPIPS takes them of its networks.
+        # The last activations at each resolution, as in LPIPS.
         found: list[Tensor] = []
         x = self.model._swish(self.model._bn0(self.model._conv_stem(inputs)))
         for block in self.model._blocks:
@@ -238,12 +243,13 @@ class InceptionFeatures(FeatureExtractor):
         return images.to(self.device)
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return self.model(inputs)
+        features: Tensor = self.model(inputs)
+        return features
 
 
 @contextmanager
 def without_pickles() -> Iterator[None]:
-    """While it lasts `torch.load` reads tensors only, also where a library asks it to unpickle."""
+    """Makes `torch.load` read tensors only, even if a library asks it to unpickle."""
     variable = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(variable)
     os.environ[variable] = "1"
@@ -257,7 +263,7 @@ def without_pickles() -> Iterator[None]:
 
 
 def inception_weights() -> Path:
-    """Where torch-fidelity keeps the weights that it downloads."""
+    """Returns the file in which torch-fidelity keeps the weights that it downloads."""
     return Path(torch.hub.get_dir()) / "checkpoints" / Path(_INCEPTION_URL).name
 
 
@@ -265,7 +271,7 @@ def feature_extractor(name: str, device: str | torch.device = "cpu", local_files
     """Loads features by name: `emojiclip`, `effnet`, `inception`, or `clip:` with a folder or a hub id.
 
     Raises:
-        UsageError: as `require_features`, and where files cannot be loaded.
+        UsageError: as in `require_features`, or files cannot be loaded.
     """
     require_features(name, local_files_only)
     made: FeatureExtractor
@@ -279,10 +285,10 @@ def feature_extractor(name: str, device: str | torch.device = "cpu", local_files
 
 
 def require_features(name: str, local_files_only: bool = True) -> None:
-    """Checks what can be checked without loading anything.
+    """Checks features by name without loading anything.
 
     Raises:
-        UsageError: there are no features of that name, an extra is not installed, or a file is missing.
+        UsageError: the name is unknown, an extra is not installed, or a file is missing.
     """
     extra, modules = _EXTRAS.get(name, ("", ()))
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
@@ -302,7 +308,7 @@ def require_features(name: str, local_files_only: bool = True) -> None:
                 "image processor there"
             )
     elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
-        raise UsageError(f"features {name}: there is no folder {source}, and it is no hub id")
+        raise UsageError(f"features {name}: {source} is neither a folder nor a hub id")
 
 
 def _clip_source(name: str) -> str:
@@ -310,12 +316,12 @@ def _clip_source(name: str) -> str:
         return str(EMOJICLIP)
     kind, _, source = name.partition(":")
     if kind != "clip" or not source:
-        raise UsageError(f"features {name}: there are {', '.join(NAMES)}")
+        raise UsageError(f"unknown features '{name}'; choose one of: {', '.join(NAMES)}")
     return str(Path(source).expanduser()) if source.startswith("~") else source
 
 
 def _clip_image_processor(source: str, options: dict[str, Any]) -> Any:
-    # The one that works on PIL images gives the same pixels whether torchvision is there or not.
+    # The processor for PIL images gives the same pixels with and without torchvision.
     import transformers
 
     cls = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
@@ -323,8 +329,9 @@ def _clip_image_processor(source: str, options: dict[str, Any]) -> Any:
 
 
 def _tensor(output: Any) -> Tensor:
-    """The embedding: a tensor until transformers 4, then the `pooler_output` of what the model returns."""
-    return output if isinstance(output, Tensor) else output.pooler_output
+    """Returns the embedding: until transformers 4 the output itself, since then its `pooler_output`."""
+    embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+    return embedding
 
 
 def _require_images(images: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Images as arrays: uint8, (n, height, width, 3), as they were written."""
+"""Reads images as arrays: uint8 (n, height, width, 3)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".bmp")
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images of a folder, in the order of their names. Raises UsageError where there are none."""
+    """Lists the images in a folder, sorted by name. Raises UsageError if there are none."""
     files = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
-        what = "holds no image" if folder.is_dir() else "there is no such folder"
-        raise UsageError(f"{folder}: {what} ({', '.join(SUFFIXES)})")
+        what = f"holds no image ({', '.join(SUFFIXES)})" if folder.is_dir() else "no such folder"
+        raise UsageError(f"{folder}: {what}")
     return files
 
 
 def read_image(file: Path) -> np.ndarray:
-    """One image, uint8 (height, width, 3). Raises UsageError where it cannot be read."""
+    """Reads an image, uint8 (height, width, 3). Raises UsageError if it cannot be read."""
     try:
         with Image.open(file) as image:
             return np.asarray(image.convert("RGB"))
@@ -32,7 +32,7 @@ def read_image(file: Path) -> np.ndarray:
 
 
 def read_images(files: Sequence[Path]) -> np.ndarray:
-    """Images of one size, uint8 (n, height, width, 3). Raises UsageError where sizes differ."""
+    """Reads images of one size, uint8 (n, height, width, 3). Raises UsageError if sizes differ."""
     images = [read_image(file) for file in files]
     for file, image in zip(files, images, strict=True):
         if image.shape != images[0].shape:
@@ -55,5 +55,5 @@ def batches(files: Sequence[Path], size: int) -> Iterator[np.ndarray]:
 
 
 def channels_first(images: np.ndarray) -> Tensor:
-    """(n, height, width, 3) to (n, 3, height, width), uint8."""
+    """Converts uint8 (n, height, width, 3) to (n, 3, height, width)."""
     return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

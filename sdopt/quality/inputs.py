@@ -10,10 +10,10 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sdopt.quality.distances import ReferenceSet, reference_set
 from sdopt.quality.features import FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
+from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from sdopt.results.records import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 

@@ -1,4 +1,4 @@
-"""What separates an image from the reference variant's image of the same prompt and the same noise.
+"""Differences between an image and the reference variant's image of the same prompt and the same noise.
 
 All values are plain floats that JSON can hold; None stands for a figure that does not exist.
 """
@@ -23,7 +23,7 @@ LPIPS_FILES = {
     "vgg": "vgg16-397923af.pth",
     "squeeze": "squeezenet1_1-b8a52dc0.pth",
 }
-"""Networks that LPIPS knows, and torchvision's files of their weights."""
+"""The networks of LPIPS, and torchvision's files of their weights."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PairedValues:
 
     Attributes:
         mse: mean squared error of values between 0 and 1.
-        psnr_db: 10 log₁₀ (1 / mse), in dB; None where it is infinite, because the images are the same.
+        psnr_db: 10 log₁₀ (1 / mse), in dB; None if the images are the same, where it is infinite.
         ssim: structural similarity (Wang et al. 2004), 1 for the same image.
     """
 
@@ -64,12 +64,12 @@ def pixel_differences(images: np.ndarray, reference: np.ndarray) -> PairedValues
 
 
 def psnr_db(mse: float) -> float | None:
-    """Peak signal-to-noise ratio in dB of values between 0 and 1; None where it is infinite."""
+    """Returns the peak signal-to-noise ratio in dB of values between 0 and 1; None if it is infinite."""
     return None if mse == 0 else -10 * math.log10(mse)
 
 
 def latents_error(latents: np.ndarray, reference: np.ndarray) -> tuple[float | None, ...]:
-    """‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …), before decoding; None where one is not finite or z_ref is zero.
+    """Returns ‖z − z_ref‖₂ / ‖z_ref‖₂ of final latents (n, …); None if a value is not finite or z_ref is zero.
 
     Raises:
         ValueError: the shapes differ.
@@ -85,11 +85,11 @@ def latents_error(latents: np.ndarray, reference: np.ndarray) -> tuple[float | N
 
 
 def perceptual_distances(images: np.ndarray, reference: np.ndarray, extractor: FeatureExtractor) -> tuple[float, ...]:
-    """Distance in the layers of a named network, pair by pair: 0 for the same image, at most 4.
+    """Returns the distance in the layers of a network, pair by pair: 0 for the same image, at most 4.
 
-    As LPIPS (Zhang et al. 2018, eq. 1) with all weights equal: activations are scaled to unit length over the channels
+    It is LPIPS (Zhang et al. 2018, eq. 1) with equal weights: activations are scaled to unit length over the channels
     at each position, their squared differences are summed over channels and averaged over positions, then over layers.
-    Unlike a distance between pooled embeddings it sees where in the image something changed.
+    Unlike a distance between pooled embeddings it depends on where in the image something changed.
 
     Raises:
         ValueError: the shapes differ.
@@ -113,7 +113,7 @@ class Lpips:
         device: where it runs.
 
     Raises:
-        UsageError: as `require_lpips`.
+        UsageError: as in `require_lpips`.
     """
 
     def __init__(self, net: str = "alex", device: str = "cpu") -> None:
@@ -126,7 +126,7 @@ class Lpips:
 
     @torch.inference_mode()
     def __call__(self, images: np.ndarray, reference: np.ndarray) -> tuple[float, ...]:
-        """Distances of uint8 images (n, height, width, 3), pair by pair. Raises ValueError where the shapes differ."""
+        """Returns distances of uint8 images (n, height, width, 3), pair by pair. Raises ValueError if shapes differ."""
         self._metric.reset()
         for one, other in _pairs(images, reference):
             self._metric.update(one.to(self._metric.device) / 255, other.to(self._metric.device) / 255)
@@ -134,13 +134,13 @@ class Lpips:
 
 
 def require_lpips(net: str) -> None:
-    """Checks without loading anything that LPIPS can run, and would download nothing.
+    """Checks that LPIPS can run without a download, without loading anything.
 
     Raises:
-        UsageError: there is no such network, the extra is not installed, or the weights are missing.
+        UsageError: the network is unknown, the extra is not installed, or the weights are missing.
     """
     if net not in LPIPS_FILES:
-        raise UsageError(f"lpips_{net}: there are {', '.join(f'lpips_{name}' for name in LPIPS_FILES)}")
+        raise UsageError(f"unknown metric 'lpips_{net}'; choose one of: {', '.join(f'lpips_{n}' for n in LPIPS_FILES)}")
     if importlib.util.find_spec("torchvision") is None:
         raise UsageError(f"lpips_{net}: torchvision is not installed; pip install 'sdopt[lpips]'")
     file = Path(torch.hub.get_dir()) / "checkpoints" / LPIPS_FILES[net]

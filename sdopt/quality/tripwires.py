@@ -1,8 +1,8 @@
-"""Signs that an image is broken, whatever any metric says of it.
+"""Tripwires: signs that an image is broken, whatever its metrics are.
 
-A metric averages: a black frame among many healthy ones moves it little, and scores of black frames overlap those of
-poor but honest images. So these wires are apart from metrics, look at each image alone, and one that trips fails the
-variant. Each is set where no honest image comes near it; a loss of quality short of that is for the metrics to find.
+A metric averages: a black frame among many healthy ones changes it little, and scores of black frames overlap with
+those of poor but intact images. So tripwires are separate from metrics and look at each image alone, and one that trips
+fails the variant. Their thresholds are far from any intact image; a smaller loss of quality is for the metrics to find.
 """
 
 import math
@@ -12,58 +12,66 @@ from dataclasses import dataclass
 import numpy as np
 
 BLACK_LEVEL = 16
-"""Video's black (ITU-R BT.601): a frame of which 99 % of the pixels are no brighter shows nothing.
+"""Video's black (ITU-R BT.601): a frame shows nothing if 99 % of its pixels are no brighter.
 
-A decoder that met NaN gives exact zeros. Of 6,030 emoji the darkest has its brightest hundredth above 140."""
+A decoder that met NaN returns zeros. In the darkest of 6,030 emoji the brightest 1 % of the pixels is above 140."""
 
 CONSTANT_RANGE = 2.0
-"""Levels of 255 by which the means of 8×8 pixels may differ in a constant frame: rounding makes one.
+"""Levels of 255 by which the means of 8×8 pixels may differ in a constant frame; rounding alone gives one.
 
 Means, so that a little noise does not hide it. A white square on white, the flattest of 6,030 emoji, has 4.8."""
 
 NOISE_CORRELATION = 0.35
-"""Correlation between neighbouring pixels below which a frame is noise: then most of its variance is not shared.
+"""Correlation between neighbouring pixels below which a frame is noise.
 
 White noise has 0; of 6,030 emoji at 64 pixels the least has 0.69, photographs have 0.88 and more."""
 
 NOISE_DROP = 0.3
-"""By how much the correlation between neighbouring blocks may be lower than in the reference's image.
+"""Largest drop of the correlation between neighbouring blocks below that of the reference's image.
 
-Decoded noise loses 0.4 (median); another seed, guidance or number of steps at most 0.1."""
+Decoded noise drops by 0.4 (median); another seed, guidance or number of steps by at most 0.1."""
 
 CLIP_DISTANCE = 16
 """Levels that a value must have moved to an end of the range to count as newly clipped.
 
-White backgrounds, which sit at 250 in one precision and at 255 in another, must not count."""
+White backgrounds, which are at 250 in one precision and at 255 in another, must not count."""
 
 CLIP_SHARE = 0.5
 """Share of an image's values, among those free in the reference, that may be newly clipped."""
 
 CLIP_MEAN_SHARE = 0.1
-"""The same as a mean over a variant's images. Half as much contrast again gives 0.2, other seeds at most 0.02."""
+"""The same as a mean over a variant's images. 1.5 times the contrast gives 0.2, other seeds at most 0.02."""
 
 ALIKE_DEVIATION = 4.0
-"""Root mean square deviation, in levels of 255, of images from their mean image, below which all are alike.
+"""Root mean square deviation of images from their mean image, in levels of 255, below which all are alike.
 
-A contrast of 1.5 %, about the least that can be seen."""
+It is a contrast of 1.5 %, about the least that is visible."""
 
 ALIKE_SHARE = 0.25
 """The same relative to the reference's images."""
 
 _BLOCK = 8
-"""Pixels: what one latent becomes in the autoencoders of Stable Diffusion."""
+"""Pixels per latent in the autoencoders of Stable Diffusion."""
+
 _ENOUGH_BLOCKS = 32
-"""Blocks a side from which on their correlation tells by itself: in a small picture few blocks need not be alike."""
+"""Blocks a side from which on their correlation decides alone: the few blocks of a small image may all differ."""
+
+_LUMA = np.array([0.299, 0.587, 0.114])
+"""Of gamma-coded values (ITU-R BT.601)."""
+
+_LEAST_FREE = 0.05
+"""Share of values away from the ends that clipping is at least related to: in an image that is almost all background
+the few others mean little."""
 
 
 @dataclass(frozen=True)
 class Trip:
-    """A wire that tripped.
+    """A tripwire that tripped.
 
     Attributes:
         wire: `non_finite`, `black`, `constant`, `noise`, `alike` or `clipping`.
-        image_index: which image, or None where it is about all of them.
-        detail: what was found, with numbers.
+        image_index: index of the image, or None if it concerns all images.
+        detail: the finding, with numbers.
     """
 
     wire: str
@@ -79,15 +87,15 @@ def tripped(
     draws: Sequence[Hashable] | None = None,
     reference: np.ndarray | None = None,
 ) -> list[Trip]:
-    """Every wire that the images of one variant trip.
+    """Returns every tripwire that the images of one variant trip.
 
     Args:
         images: uint8 (n, height, width, 3), n ≥ 1.
         latents: final latents (n, …), before decoding.
-        finite: whether all pixels of each image were finite before they were rounded: uint8 cannot tell.
-        draws: what each image was made from, such as (prompt, noise); images of equal draws may be equal. Without it
-            all draws differ.
-        reference: the reference variant's images of the same prompts and seeds, for the wires that compare.
+        finite: whether all pixels of each image were finite before rounding, which uint8 cannot show.
+        draws: what each image was made from, such as (prompt, noise); images of equal draws may be equal. None: all
+            draws differ.
+        reference: the reference variant's images of the same prompts and seeds, for tripwires that compare.
 
     Raises:
         ValueError: the arrays do not fit together.
@@ -108,7 +116,7 @@ def tripped(
 
 
 def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[Trip]:
-    brightest = float(np.quantile(image @ np.array([0.299, 0.587, 0.114]), 0.99))
+    brightest = float(np.quantile(image @ _LUMA, 0.99))
     if brightest <= BLACK_LEVEL:
         return [Trip("black", index, f"99 % of the pixels are no brighter than {brightest:.0f} of 255")]
     blocks = _blocks(image)
@@ -134,7 +142,7 @@ def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.n
     for index, image in enumerate(images):
         earlier = first.setdefault(image.tobytes(), index)
         if draws[earlier] != draws[index]:
-            # As from an output buffer that was overwritten before it was read.
+            # For example an output buffer that was overwritten before it was read.
             trips.append(
                 Trip("alike", index, f"the same to the last bit as image {earlier}, from another prompt or seed")
             )
@@ -164,28 +172,29 @@ def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
 
 
 def _newly_clipped(image: np.ndarray, reference: np.ndarray) -> float:
-    """Values at an end of the range, matched by rank with values of the reference that are not near it.
+    """Returns the share of values at an end of the range whose counterparts in the reference are not near it.
 
-    By rank, because the same drawing a few pixels further on clips nothing.
+    Values are matched by rank: a drawing that moved a few pixels clips nothing.
     """
     values, before = (np.sort(array, axis=None).astype(np.int16) for array in (image, reference))
     low = (values <= 1) & (before - values > CLIP_DISTANCE)
     high = (values >= 254) & (values - before > CLIP_DISTANCE)
     free = ((before > 1) & (before < 254)).mean()
-    # Of an image that is almost all background the few free values say little.
-    return float((low | high).mean() / max(free, 0.05))
+    return float((low | high).mean() / max(free, _LEAST_FREE))
 
 
 def _blocks(image: np.ndarray) -> np.ndarray:
-    """Means of 8×8 pixels, float64 (height / 8, width / 8, 3); of smaller ones in an image below 16 pixels."""
+    """Returns means of 8×8 pixels, float64 (height / 8, width / 8, 3); of fewer pixels if a side is below 16."""
     height, width, _ = image.shape
     side = max(1, min(_BLOCK, height // 2, width // 2))
     rows, columns = height // side, width // side
-    return image[: rows * side, : columns * side].reshape(rows, side, columns, side, 3).mean(axis=(1, 3))
+    blocks = image[: rows * side, : columns * side].reshape(rows, side, columns, side, 3)
+    means: np.ndarray = blocks.mean(axis=(1, 3))
+    return means
 
 
 def _correlation(values: np.ndarray) -> float:
-    """Of neighbours, from their differences (von Neumann's ratio): 1 − E[(xᵢ − xⱼ)²] / 2 Var[x]; 1 if constant."""
+    """Returns the correlation of neighbours from their differences, 1 − E[(xᵢ − xⱼ)²] / 2 Var[x]; 1 if constant."""
     variance = float(values.var(axis=(0, 1)).mean())
     if variance == 0 or min(values.shape[:2]) < 2:
         return 1.0

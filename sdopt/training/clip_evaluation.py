@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sdopt.quality.distances import ReferenceSet, cmmd, fid, kid
+from sdopt.quality.distances import cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
+from sdopt.quality.reference_sets import ReferenceSet
 from sdopt.training.captions import on_background
 from sdopt.training.clip_data import hold_out_pictures
 from sdopt.training.data import BACKGROUNDS, Dataset

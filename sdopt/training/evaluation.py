@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sdopt.quality.distances import ReferenceSet, digest_of, fid, kid
+from sdopt.quality.distances import fid, kid
 from sdopt.quality.features import FeatureExtractor
 from sdopt.quality.images import channels_first
+from sdopt.quality.reference_sets import ReferenceSet, digest_of
 from sdopt.training.autoencoder import reconstruction_psnr
 from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record
 from sdopt.training.references import real_pictures, records_of

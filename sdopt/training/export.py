@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.quality.distances import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
 from sdopt.quality.features import ClipFeatures
+from sdopt.quality.reference_sets import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
 from sdopt.reference import MODEL
 from sdopt.training.architecture import build_scheduler
 from sdopt.training.autoencoder import load_autoencoder

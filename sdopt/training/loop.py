@@ -162,7 +162,7 @@ def fit(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             value = loss(done.steps)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

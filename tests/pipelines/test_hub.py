@@ -79,7 +79,7 @@ class _Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 (the name is the base class's)
 
     def log_message(self, *_: object) -> None:
         pass

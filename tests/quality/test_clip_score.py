@@ -30,7 +30,7 @@ def test_their_mean_is_what_torchmetrics_gives(clip: ClipFeatures, drawings: np.
         text.data = original * (1 if average > 0 else -1)
         images = [index for index, cosine in enumerate(_cosines(clip, drawings)) if cosine > 0]
         assert len(images) >= 3
-        metric = CLIPScore(lambda: (clip_score._Model(clip), clip_score._Processor(clip)))  # type: ignore[arg-type]
+        metric = CLIPScore(lambda: (clip_score._Model(clip), clip_score._Processor(clip)))
         metric.update(channels_first(drawings[images]), [PROMPTS[index] for index in images])
         found = clip_scores(drawings[images], [PROMPTS[index] for index in images], clip)
         assert np.mean(found) == pytest.approx(float(metric.compute()), rel=1e-4)

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from sdopt.errors import UsageError
-from sdopt.quality import features
 from sdopt.quality.features import ClipFeatures, feature_extractor, require_features, without_pickles
 from sdopt.quality.images import batches, channels_first, image_files, read_images
 from sdopt.reference import MODEL
@@ -95,9 +94,9 @@ def test_images_of_another_form_are_refused(clip: ClipFeatures, images: torch.Te
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("vgg", "features vgg: there are emojiclip, effnet, inception, clip:<folder or hub id>"),
-        ("clip:", "features clip:: there are"),
-        ("clip:/no/such/folder", "there is no folder /no/such/folder, and it is no hub id"),
+        ("vgg", "unknown features 'vgg'; choose one of: emojiclip, effnet, inception, clip:<folder or hub id>"),
+        ("clip:", "unknown features 'clip:'; choose one of: emojiclip"),
+        ("clip:/no/such/folder", "/no/such/folder is neither a folder nor a hub id"),
     ],
 )
 def test_features_that_do_not_exist(name: str, said: str) -> None:
@@ -141,12 +140,12 @@ def test_weights_that_are_missing_are_not_made_up(clip_folder: Path, tmp_path: P
     weights = load_file(folder / "model.safetensors")
     del weights["visual_projection.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UsageError, match=r"is no whole CLIPModel; it lacks visual_projection\.weight"):
+    with pytest.raises(UsageError, match=r"is not a complete CLIPModel; it lacks visual_projection\.weight"):
         feature_extractor(f"clip:{folder}")
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"efficientnet_lite_pytorch, .* not installed; pip install 'sdopt\[effnet\]'"):
         require_features("effnet")
     with pytest.raises(UsageError, match=r"torch_fidelity, torchvision is not installed; pip install 'sdopt\[fid\]'"):
@@ -154,7 +153,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_weights_of_inception_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     with pytest.raises(UsageError, match=rf"{tmp_path}/checkpoints/weights-inception.*missing; download it from https"):
         require_features("inception")
@@ -175,7 +174,7 @@ def test_images_come_back_from_files_as_they_were(drawings: np.ndarray, tmp_path
         read_images(files)
 
 
-@pytest.mark.parametrize(("folder", "said"), [("empty", "holds no image"), ("absent", "there is no such folder")])
+@pytest.mark.parametrize(("folder", "said"), [("empty", "holds no image"), ("absent", "no such folder")])
 def test_a_folder_without_images(tmp_path: Path, folder: str, said: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=said):

@@ -256,7 +256,7 @@ class TestOptionsThatCombine:
     def test_pair_takes_all_from_the_baseline(self, composer: Composers) -> None:
         found = plan(composer, *BOTH)
         assert memory_of(found.baseline) == {}
-        assert "memory" not in found.baseline.config
+        assert "memory" not in found.baseline.config.options
         assert found.variants[1].name == "memory=vae_slicing, memory=vae_tiling(tile_size=64)"
         assert found.edges[0].credit == found.variants[1].name
 

@@ -41,7 +41,7 @@ def test_a_gate_says_how_many_where_nothing_else_does(composer: type[HydraCompos
     assert draw_of(composer(["gate=default", "quality.prompt_count=20"]).variant(None)).calls == 20
     assert composer(["gate=default"]).variant(None).protocol.replicates == 3
     assert composer(["gate=default", "protocol.replicates=2"]).variant(None).protocol.replicates == 2
-    assert composer([]).variant(None).protocol.replicates == 1
+    assert composer([]).variant(None).protocol.replicates == 3
 
 
 def test_floors_change_the_order_of_computation_or_the_noise(composer: type[HydraComposer]) -> None:

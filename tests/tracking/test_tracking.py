@@ -227,11 +227,11 @@ class TestContent:
         result, folder = copied
         row = result.variant("bfloat16")
         row.choices["memory.vae_tiling"] = "vae_tiling(tile_size=64)"
-        row.config["memory"] = {"vae_tiling": {"_target_": "sdopt.optimizations.memory.VaeTiling", "tile_size": 64}}
+        row.config.options["memory"] = {"vae_tiling": {"_target_": "sdopt.optimizations.memory.VaeTiling", "tile_size": 64}}
         log_study(result, folder, store.tracking)
         run = store.of_study(result)[1]["bfloat16"].data
         assert run.tags["memory.vae_tiling"] == run.params["memory.vae_tiling"] == "vae_tiling(tile_size=64)"
-        assert [key for key in run.params if key.startswith(("memory", "precision"))] == [
+        assert sorted(key for key in run.params if key.startswith(("memory", "precision"))) == [
             "memory.vae_tiling",
             "precision",
         ]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from sdopt.quality.distances import HELD_OUT, PRECOMPUTED, ReferenceSet, reference_set
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.images import channels_first
+from sdopt.quality.reference_sets import HELD_OUT, PRECOMPUTED, ReferenceSet, reference_set
 from sdopt.reference import CLIP, MODEL
 from sdopt.training.clip_evaluation import clip_score
 from sdopt.training.data import BACKGROUNDS

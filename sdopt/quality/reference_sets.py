@@ -1,0 +1,157 @@
+"""Reference sets: the images that FID, KID and CMMD compare others with."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.quality.features import FeatureExtractor
+from sdopt.quality.images import batches, channels_first, image_files
+
+HELD_OUT = PACKAGED / "held_out"
+"""Folder of the packaged held-out images."""
+
+
+PRECOMPUTED = PACKAGED / "clip" / "held_out.safetensors"
+"""Their features by the packaged CLIP."""
+
+
+PACKAGED_NAME = "packaged held-out images"
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceSet:
+    """Images that others are compared with, as features or as their mean and covariance.
+
+    Attributes:
+        name: its name in reports.
+        features: name of the extractor.
+        weights: digest of the extractor's weights.
+        n: number of images.
+        digest: SHA-256 of the images if it was made of images, else of the features.
+        values: features, float32 (n, d); None if only statistics are known, which is enough for the FID.
+        mean: float64 (d,)
+        covariance: float64 (d, d), with n − 1 in the denominator.
+    """
+
+    name: str
+    features: str
+    weights: str
+    n: int
+    digest: str
+    values: Tensor | None = field(repr=False)
+    mean: Tensor = field(repr=False)
+    covariance: Tensor = field(repr=False)
+
+    @classmethod
+    def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor, digest: str = "") -> "ReferenceSet":
+        """Makes a set of features (n, d) that are computed already, such as another variant's."""
+        doubles = values.double()
+        return cls(
+            name,
+            extractor.name,
+            extractor.digest,
+            len(values),
+            digest or _digest([values.numpy()]),
+            values,
+            doubles.mean(dim=0),
+            doubles.T.cov() if len(values) > 1 else torch.full((values.shape[1],) * 2, math.nan, dtype=torch.double),
+        )
+
+    @classmethod
+    def of_images(cls, name: str, images: np.ndarray, extractor: FeatureExtractor) -> "ReferenceSet":
+        """Makes a set of uint8 images (n, height, width, 3)."""
+        return cls.of_features(name, extractor(channels_first(images)), extractor, _digest(images))
+
+    @classmethod
+    def of_folder(cls, folder: Path, extractor: FeatureExtractor, name: str = "") -> "ReferenceSet":
+        """Makes a set of a folder's images, of any sizes. Raises UsageError if there are none or one is not readable."""
+        digest = hashlib.sha256()
+        parts = []
+        for batch in batches(image_files(folder), extractor.batch_size):
+            parts.append(extractor(channels_first(batch)))
+            _add_to(digest, batch)
+        return cls.of_features(name or folder.resolve().name, torch.cat(parts), extractor, digest.hexdigest())
+
+    def save(self, file: Path, statistics_only: bool = False) -> None:
+        """Writes a safetensors file; with `statistics_only` just mean and covariance, which only the FID can use."""
+        if self.values is None or statistics_only:
+            tensors = {"mean": self.mean, "covariance": self.covariance}
+        else:
+            tensors = {"features": self.values}
+        facts = {"name": self.name, "features": self.features, "weights": self.weights, "digest": self.digest}
+        save_file({k: v.contiguous() for k, v in tensors.items()}, file, facts | {"n": str(self.n)})
+
+    @classmethod
+    def load(cls, file: Path, extractor: FeatureExtractor) -> "ReferenceSet":
+        """Reads what `save` wrote.
+
+        Raises:
+            UsageError: the file cannot be read, or holds features of another extractor or of other weights.
+        """
+        try:
+            with safe_open(file, framework="pt") as stream:
+                facts = stream.metadata() or {}
+                tensors = {key: stream.get_tensor(key) for key in stream.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{file}: cannot be read as a safetensors file ({error})") from error
+        lacking = [key for key in ("name", "features", "weights", "digest", "n") if key not in facts]
+        if lacking or not ("features" in tensors or {"mean", "covariance"} <= set(tensors)):
+            raise UsageError(f"{file}: is not a reference set; make one with ReferenceSet.of_folder(…).save(…)")
+        if facts["features"] != extractor.name or facts["weights"] != extractor.digest:
+            raise UsageError(
+                f"{file}: holds features {facts['features']} of the weights {facts['weights'][:8]}…; "
+                f"asked for are {extractor.name} of the weights {extractor.digest[:8]}…"
+            )
+        if "features" in tensors:
+            return cls.of_features(facts["name"], tensors["features"], extractor, facts["digest"])
+        known = tensors["mean"].double(), tensors["covariance"].double()
+        return cls(facts["name"], facts["features"], facts["weights"], int(facts["n"]), facts["digest"], None, *known)
+
+
+def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
+    """Loads the reference set that a configuration names: `packaged`, a folder of images, or a saved file.
+
+    Raises:
+        UsageError: the folder or file does not exist or cannot be read.
+    """
+    if source == "packaged":
+        return _precomputed(extractor) or ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME)
+    path = Path(source).expanduser()
+    return ReferenceSet.of_folder(path, extractor) if path.is_dir() else ReferenceSet.load(path, extractor)
+
+
+def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
+    """Loads the packaged features of the held-out images; None if they are of other weights than the extractor's."""
+    if not PRECOMPUTED.is_file():
+        return None
+    with safe_open(PRECOMPUTED, framework="pt") as stream:
+        of = stream.metadata()
+    fits = (of["features"], of["weights"]) == (extractor.name, extractor.digest)
+    return ReferenceSet.load(PRECOMPUTED, extractor) if fits else None
+
+
+def digest_of(images: np.ndarray) -> str:
+    """Returns the SHA-256 of images in their order, as in `ReferenceSet.digest`."""
+    return _digest(images)
+
+
+def _digest(images: np.ndarray | Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    _add_to(digest, images)
+    return digest.hexdigest()
+
+
+def _add_to(digest: "hashlib._Hash", images: np.ndarray | Sequence[np.ndarray]) -> None:
+    for image in images:
+        digest.update(f"{image.dtype} {image.shape}".encode())
+        digest.update(np.ascontiguousarray(image).data)
