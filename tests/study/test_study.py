@@ -1,6 +1,7 @@
 """Whole studies on the packaged model: what they measure and keep, and how they end when a variant does not."""
 
 import json
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -508,7 +509,8 @@ class TestProcess:
         time.sleep(1)
         process.interrupt()
         finished = process.finish(60)
-        assert finished.code == 130
+        # Python dies of the signal itself where it struck within exec() of a string; a shell shows 130 either way.
+        assert finished.code in (130, -signal.SIGINT)
         assert finished.err == "sdopt: interrupted\n"
         # The server ends once it has imported what it was told to.
         assert process.left_behind(patience_s=60) == []
