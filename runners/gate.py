@@ -71,6 +71,7 @@ def _judge(
     calibration = calibration_for(result, config.gate.calibration)
     if against is None:
         judge(result, config.gate, calibration)
+        _keep_looks(result, folder)
         judgements = result.judgements
     else:
         unknown = sorted(set(waived) - set(WAIVERS))
@@ -88,6 +89,20 @@ def _judge(
     write_verdicts(result, judgements, target)
     console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
     return exit_code(judgements, config.gate.report_only)
+
+
+def _keep_looks(result: "StudyResult", folder: Path) -> None:
+    """Notes in the run's own `result.json` that it was judged, so that a study extended later has spent this look."""
+    from contextlib import suppress
+
+    from sdopt.results.files import read_result, write_result
+
+    kept = read_result(folder)
+    # A folder that cannot be written, as CI's may be, still gets its verdicts.
+    if kept.id == result.id and kept.status == "finished" and kept.looks != result.looks:
+        kept.looks = result.looks
+        with suppress(OSError):
+            write_result(kept, folder)
 
 
 def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]":

@@ -1,6 +1,6 @@
-"""What the sdopt processes of one user tell each other: who measures on a device, who writes a folder or a store.
+"""Locks by which one user's sdopt processes know of each other: on a device, on a folder, on a store.
 
-All of it is advisory `flock`: the kernel lets go of a lock when its process dies, so that none is ever stale.
+All are advisory (`flock`). The kernel releases a lock when its process dies, so that none is ever stale.
 """
 
 import fcntl
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def runtime_folder() -> Path:
-    """Where this user's locks are: below `XDG_RUNTIME_DIR`, or a folder of the user's own in the temporary one.
+    """Returns the folder of this user's locks: below `XDG_RUNTIME_DIR`, or a folder of their own in the temporary one.
 
     Raises:
-        OSError: it cannot be made, or belongs to somebody else.
+        OSError: the folder cannot be made, or belongs to somebody else.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "sdopt" if base else Path(tempfile.gettempdir()) / f"sdopt-{os.getuid()}"
@@ -35,7 +35,7 @@ def runtime_folder() -> Path:
 def exclusive(what: str) -> Iterator[None]:
     """Waits until no other process of this user does `what`, and keeps the others waiting meanwhile.
 
-    Where there is no folder for locks nobody waits: a full disk must not keep results from a tracking server.
+    Without a folder for locks nobody waits: a full disk must not keep results from a tracking server.
     """
     try:
         handle = os.open(_named(what), os.O_RDWR | os.O_CREAT, 0o600)
@@ -55,7 +55,7 @@ def _named(what: str) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[bool]:
-    """Locks a folder for as long as it is written; False where another process writes it."""
+    """Locks a folder while a block runs, and yields True; yields False if another process has locked it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -71,9 +71,10 @@ def lock_folder(folder: Path) -> Iterator[bool]:
 
 
 class Presence:
-    """This study's mark on a device, for as long as it is measured there, and the marks of others.
+    """Marks a device as measured by this study, within a `with` block, and reads the marks of others.
 
     Args:
+        device: the device.
         study: what other studies are told of this one.
     """
 
@@ -100,7 +101,7 @@ class Presence:
             os.close(self._handle)
 
     def others(self) -> list[str]:
-        """Studies that other processes measure on this device now."""
+        """Returns the studies that other processes measure on this device now."""
         found: list[str] = []
         if self._mark is None:
             return found
@@ -114,7 +115,7 @@ class Presence:
 
 
 def _alive(mark: Path) -> dict[str, str] | None:
-    """What a mark says, or nothing where its process is gone; then it is taken away."""
+    """Reads a live process's mark; deletes a stale one and returns None."""
     with mark.open("rb") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
+WORK = ("model", "task", "scheduler", "workload")
+"""The sections that say which images are asked for: two variants that agree in all of them do the same work."""
+
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
     """Returns a dataclass field with limits (`ge`, `gt`, `le`, `lt`, `choices`), required if it has no default."""
@@ -99,12 +102,12 @@ class Workload:
 class Protocol:
     """How time is measured. The unit of replication is the process: see `replicates`."""
 
-    rounds: int = bounded(10, ge=1)
-    """Timed calls of each process; below six, no interval is given."""
-    warmup: int = bounded(2, ge=0)
+    rounds: int = bounded(4, ge=1)
+    """Timed calls of each process. More of them make each process's mean steadier, and replace no process."""
+    warmup: int = bounded(1, ge=0)
     """Untimed calls after the first one, which is reported as the cold start."""
     replicates: int | None = bounded(None, ge=1)
-    """Processes per variant; null is as many as the gate wants, else one."""
+    """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """How a variant's latency is summarised. Speed-ups are always geometric means of ratios paired by round."""
     confidence: float = bounded(0.95, gt=0, lt=1)
@@ -115,8 +118,8 @@ class Protocol:
     """Share of the memory free at the start that the variants may fill together."""
     shuffle_seed: int = bounded(0, ge=0)
     """Seed of the order of the variants within each round."""
-    stage_calls: int = bounded(3, ge=0)
-    """Calls of the separate, instrumented pass that gives the time per stage."""
+    stage_calls: int = bounded(1, ge=0)
+    """Calls of each process in the separate, instrumented pass that gives the time per stage."""
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
     """Limit for preparing a worker, and for each call of it, in seconds; at most a week."""
 
@@ -241,6 +244,9 @@ class Rule:
     deviations: float | None = bounded(None, ge=0)
     """Instead of `margin`: as a share of the standard deviation that the calibration has for one prompt."""
     limit: float | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    """Instead of `limit`: one by the coarsest type that the reference computes in (`float32`, `float16`, `bfloat16`);
+    two ways to compute the same differ by as much as that type rounds."""
     of_seeds: float | None = bounded(None, ge=0)
     """Instead of `limit`: as a share of the calibrated mean between two images of a prompt from other noise."""
     share: float | None = bounded(None, gt=0, lt=1)
@@ -259,10 +265,21 @@ class Gate:
     rules: dict[str, list[Rule]] = field(default_factory=dict)
     """By contract (`exact`, `equivalent`, `lossy`)."""
     must_pay: bool = True
-    """An option that claims latency or memory must show a gain beyond the A/A floor."""
+    """An option that claims latency or memory must gain: beyond the A/A floor, and among all claims of the study."""
+    smallest_speedup: float = bounded(0.01, ge=0)
+    """The smallest change of speed that counts as a gain or as a harm, as a share."""
+    smallest_memory: float = bounded(0.01, ge=0)
+    """The smallest change of peak memory that counts, as a share of the reference's."""
+    smallest_memory_mib: float = bounded(16.0, ge=0)
+    """The smallest change of peak memory that counts, in MiB; both must be exceeded."""
+    confidence: float = bounded(0.95, gt=0.5, lt=1)
+    """Of all claims of a gain together: the chance that any of them is false is at most what is left."""
+    looks: int = bounded(1, ge=1)
+    """How often a study may be judged as it grows. The chance of error is shared among so many looks, and a study that
+    is extended further cannot pass. The first look settles the number."""
     report_only: bool = False
     """Verdicts are shown and logged, but the exit code stays 0."""
-    replicates: int = bounded(1, ge=1)
+    replicates: int = bounded(3, ge=1)
     """Processes per variant, where `protocol.replicates` leaves it open."""
     prompt_count: int = bounded(24, ge=1)
     """Prompts of the quality pass, where `quality.prompt_count` leaves it open."""

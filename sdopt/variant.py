@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
+from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import Hardware, Model, Protocol, Scheduler, Task, Workload
+from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A name, the options chosen on each axis, and everything that a worker needs to run it.
+    """A named combination of options, with everything that a worker needs to run it.
 
-    `choices` names the option of each axis; where a user changed a key of it, the change is part of the name
-    (`inductor(mode=max-autotune)`).
+    `choices` names the option of each axis (see `sdopt.results.choices`). A key that the user changed is part of the
+    option's name: `inductor(mode=max-autotune)`.
     """
 
     name: str
@@ -30,9 +31,9 @@ class Variant:
     optimizations: Mapping[str, Optimization]
     prompts: tuple[str, ...]
     pictured: tuple[str, ...] = ()
-    """The prompts of the quality pass; those that are timed come first."""
+    """The prompts of the quality pass; the timed ones come first."""
     config: RecordedConfig = field(default_factory=RecordedConfig)
-    """The composed configuration, as it is recorded."""
+    """The composed configuration, as results record it."""
 
     @property
     def size(self) -> int:
@@ -41,17 +42,17 @@ class Variant:
 
     @property
     def guidance_scale(self) -> float:
-        """Weight of the prompt (Ho and Salimans 2022); above 1 every step runs the denoiser on two samples."""
+        """The weight of the prompt (Ho and Salimans 2022); above 1, every step runs the denoiser on two samples."""
         own = self.workload.guidance_scale
         return self.model.guidance_scale if own is None else own
 
     @property
-    def work(self) -> tuple[Model, Task, Scheduler, Workload]:
-        """What decides which images are asked for."""
-        return self.model, self.task, self.scheduler, self.workload
+    def work(self) -> tuple[Model | Task | Scheduler | Workload, ...]:
+        """The sections that decide which images are drawn."""
+        return tuple(getattr(self, section) for section in WORK)
 
     def other_work(self, other: "Variant") -> bool:
-        """Whether it draws other images by its model, task, scheduler or workload, whatever its options promise."""
+        """Returns whether the two draw different images because of model, task, scheduler or workload."""
         return self.work != other.work
 
     @property
@@ -62,17 +63,18 @@ class Variant:
 
     @property
     def applied(self) -> list[tuple[str, Optimization]]:
-        """The optimizations by axis, in the order in which they are applied."""
+        """The optimizations with their axes, in the order in which a worker applies them."""
         return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
 
     def context(self, device: Device) -> Context:
+        """Returns what an optimization may look at to say whether it can run on `device`."""
         return Context(emulated(device, self.hardware), self.model, self.workload, self.optimizations)
 
     def conflicts(self, device: Device) -> list[str]:
-        """Every reason why this variant cannot run on `device`, each with the choice at fault."""
+        """Returns every reason why this variant cannot run on `device`, each with the choice at fault."""
         ctx = self.context(device)
         return [
-            f"{axis}={self.choices.get(axis, type(option).__name__)}: {reason}"
+            f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
             for axis, option in self.optimizations.items()
             for reason in [*option.conflicts(ctx), *option.engages(ctx)]
         ]

@@ -29,6 +29,7 @@ SMALL = (
     "tracking=none",
     "workload.steps=2",
     "workload.prompt_count=1",
+    "protocol.replicates=1",
     "quality=none",
 )
 SMOKE = ("protocol=smoke", *SMALL)

@@ -89,7 +89,7 @@ def session(variant: Compose) -> Load:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A study with enough rounds for intervals: the baseline, bfloat16, batches of four, and one that cannot run."""
+    """A study with enough processes for intervals: the baseline, bfloat16, batches of four, and one that cannot run."""
     variants = """{
         baseline: [],
         bfloat16: ["precision=bf16"],
@@ -99,7 +99,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return sdopt(
         tmp_path_factory.mktemp("finished"),
         *("run", "study=explicit", "study.name=shared", f"study.variants={' '.join(variants.split())}", *SMALL),
-        *("protocol.rounds=6", "protocol.warmup=1", "protocol.stage_calls=1", "workload.prompt_count=4"),
+        *(
+            "protocol.replicates=3",
+            "protocol.rounds=6",
+            "protocol.warmup=1",
+            "protocol.stage_calls=1",
+            "workload.prompt_count=4",
+        ),
     )
 
 

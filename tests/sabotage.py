@@ -15,8 +15,7 @@ from typing import ClassVar
 import torch
 from diffusers import DiffusionPipeline
 
-from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
+from sdopt.optimizations import Finding, Optimization, Proof, Stage, Trace
 
 _calls = itertools.count(1)
 """Calls of the pipeline in this worker."""

@@ -1,4 +1,4 @@
-"""Factorial studies: the effect of each option, and of each pair, on latency and memory."""
+"""Estimates the effects of a factorial study: of each option, and of each pair, on latency and memory."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -7,33 +7,34 @@ import numpy as np
 from scipy import linalg
 
 from sdopt.analysis.timing import log_times, ratio, relative_logs
+from sdopt.results.choices import as_choice
 from sdopt.results.records import Effect, StudyResult, VariantResult
 
 _TOLERANCE = 1e-9
 
 
 def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
-    """Main effects and pairwise interactions of `options` (as `axis=option`), as ratios.
+    """Returns main effects and pairwise interactions of `options` (each as `memory=vae_slicing`), as ratios.
 
     A least-squares fit of log time on centred indicators and their products, once per round (or, with several
     processes per variant, once per replicate), as in Box, Hunter & Hunter, *Statistics for Experimenters*, chapter 5.
     The main effect of an option is its speed-up averaged over the others. The interaction of two is their joint
-    speed-up over the product of each alone: above 1 they help each other. Where cells of the product are missing,
-    effects that the rest cannot tell apart are named as aliased, and get no figure.
+    speed-up over the product of each alone: above 1 they help each other. Rival options of one axis have none. If
+    cells of the product are missing, effects that the rest cannot tell apart are named as aliased, without a figure.
     """
     cells = [v for v in result.variants if v.role == "variant" and v.status.timed and v.samples]
-    if len(cells) < 2 or not options:
+    if len(cells) <= 1 or not options:
         return []
-    present = np.array([[float(_has(cell, option)) for option in options] for cell in cells])
+    present = np.array([[float(option in _chosen(cell)) for option in options] for cell in cells])
+    axis_of = {option: axis for variant in result.variants for option, axis in _chosen(variant).items()}
+    axes = [axis_of.get(option, option.partition("=")[0]) for option in options]
     terms: list[tuple[int, ...]] = [(n,) for n in range(len(options))]
-    terms += [
-        pair for pair in combinations(range(len(options)), 2) if _axis(options[pair[0]]) != _axis(options[pair[1]])
-    ]
-    # An option that no cell has, or that all have, varies nothing: without its terms the others can be estimated.
+    terms += [pair for pair in combinations(range(len(options)), 2) if axes[pair[0]] != axes[pair[1]]]
+    # An option that no cell has, or that all have, varies nothing; without its terms the others can be estimated.
     fixed = {n for n in range(len(options)) if np.ptp(present[:, n]) == 0}
     fitted = [term for term in terms if not fixed & set(term)]
     # Centred on the full product, so that an average over the other options is an average over all their levels.
-    levels = [1 + sum(_axis(other) == _axis(option) for other in options) for option in options]
+    levels = [1 + axes.count(axis) for axis in axes]
     centred = present - 1 / np.array(levels)
     design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in fitted)])
     aliases = _aliases(design)
@@ -58,19 +59,15 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     return found
 
 
-def _has(cell: VariantResult, option: str) -> bool:
-    axis, _, name = option.partition("=")
-    return cell.choices.get(axis, "").partition("(")[0] == name
-
-
-def _axis(option: str) -> str:
-    return option.partition("=")[0]
+def _chosen(cell: VariantResult) -> dict[str, str]:
+    """Returns the axis of each option of a cell; keys that were changed do not make it another option."""
+    return {as_choice(axis, option.partition("(")[0]): axis for axis, option in cell.choices.items()}
 
 
 def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:
-    """Log of the times, a row per cell and a column per replicate of the experiment; and what that replicate is.
+    """Returns the log of the times, a row per cell and a column per replicate; and whether that is process or round.
 
-    Of several sessions they are relative to the baseline of each; a contrast of cells that shared one is the same.
+    If there were several sessions, times are relative to the baseline of each; contrasts within one stay the same.
     """
     replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
     flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
@@ -89,7 +86,7 @@ def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple
 
 
 def _log_peaks(cell: VariantResult) -> list[float]:
-    """Log of the peak memory of each replicate."""
+    """Returns the log of the peak memory of each replicate."""
     peaks: dict[int, list[float]] = {}
     for measurement in cell.measurements:
         if measurement.memory and measurement.memory.headline:
@@ -98,7 +95,7 @@ def _log_peaks(cell: VariantResult) -> list[float]:
 
 
 def _aliases(design: np.ndarray) -> list[list[int]]:
-    """For each column, the columns that it cannot be told apart from: those beside it in the design's null space."""
+    """Returns for each column those that it cannot be told apart from: its neighbours in the design's null space."""
     null = linalg.null_space(design, rcond=_TOLERANCE)
     found = []
     for column in range(design.shape[1]):

@@ -179,7 +179,9 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         compute=_compute(result, variant, images / time.estimate) if time else None,
         memory_gib=_memory(variant),
         headline_memory=max(
-            (m.memory.headline for m in measured if m.memory and m.memory.headline), key=lambda found: found[1], default=None
+            (m.memory.headline for m in measured if m.memory and m.memory.headline),
+            key=lambda found: found[1],
+            default=None,
         ),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-from sdopt.analysis.timing import memory_floor, memory_ratio, speedup
+from sdopt.analysis.timing import LogRatio, log_memory_ratio, log_speedup, memory_floor
 from sdopt.results.records import Comparison, Interval, StudyResult, VariantResult
 
 
@@ -16,20 +15,20 @@ class Measure:
         name: what rules, trackers and tables call it, and the field of a `Comparison` that holds it.
         claim: what an option claims that is to improve it (`Optimization.claims`).
         higher_is_better: the direction.
-        ratio: computes it with its interval at a two-sided confidence; None where it was not measured.
+        log_ratio: computes it, and how well it is known; None where it was not measured.
         floor: the ratio, at least 1, by which two identical processes differed in a study; None where it is not known.
     """
 
     name: str
     claim: str
     higher_is_better: bool
-    ratio: Callable[[VariantResult, VariantResult, float], Interval | None]
+    log_ratio: Callable[[VariantResult, VariantResult], LogRatio | None]
     floor: Callable[[StudyResult, Comparison], float | None]
 
-    @property
-    def alternative(self) -> Literal["greater", "less"]:
-        """On which side of 1 a gain lies, as tests of significance call it."""
-        return "greater" if self.higher_is_better else "less"
+    def ratio(self, candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
+        """Returns the ratio with its interval at a two-sided confidence; None where it was not measured."""
+        found = self.log_ratio(candidate, reference)
+        return found.interval(confidence) if found else None
 
     def gain(self, value: float) -> float:
         """Returns a ratio turned so that more than 1 is better."""
@@ -41,9 +40,9 @@ class Measure:
         return found
 
 
-SPEEDUP = Measure("speedup", "latency", True, speedup, lambda _, comparison: comparison.floor)
+SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.floor)
 
-MEMORY_RATIO = Measure("memory_ratio", "memory", False, memory_ratio, lambda result, _: memory_floor(result))
+MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda result, _: memory_floor(result))
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
 """By name, in the order in which they are shown."""

@@ -1,18 +1,22 @@
-"""Turns raw times and memory peaks into ratios with intervals."""
+"""Turns raw times and memory peaks into ratios with intervals.
+
+The process is the unit of replication. Identical processes differ, by where their memory lies and which kernels they
+chose, and calls of one process share all that: the rounds of one process say how noisy that process is, and nothing of
+how far another one would lie. So figures from fewer than `MINIMUM_PROCESSES` processes have no interval.
+"""
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.schema import WORK
 
 MINIMUM_PROCESSES = 3
-"""Below this many processes no interval of a time is given: with one degree of freedom it would say nothing."""
-
-MINIMUM_ROUNDS = 6
-"""Below this many rounds no interval is given: a t interval on so few, skewed timings covers less than it says."""
+"""Below this many processes of each side no interval is given: with two, one odd process decides."""
 
 _WIDEST = 700.0
 """Largest logarithm of a bound: the exponential of a little more is no float."""
@@ -25,105 +29,171 @@ _ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def latency(variant: VariantResult, estimator: str, confidence: float) -> Interval | None:
-    """Latency of one call in seconds; of several processes the geometric mean of what the estimator says of each.
+@dataclass(frozen=True)
+class LogRatio:
+    """A ratio of two geometric means on the log scale, and how well it is known (Student's t distribution).
 
-    The interval of a median over one process is the distribution-free one (scipy's `quantile_test`); over three or more
-    processes it is a t interval of the logarithms of their estimates, so that no bound is negative. Two processes have
-    none, nor has a mean, minimum or last sample of one process.
+    Attributes:
+        mean: logarithm of the ratio.
+        error: standard error of `mean`; None where there were too few processes for one.
+        freedom: degrees of freedom of `error`.
+        n: replicates of the side that has fewer.
+        unit: what was replicated, `round` or `process`.
+    """
+
+    mean: float
+    error: float | None = None
+    freedom: float = 0.0
+    n: int = 1
+    unit: str = "process"
+
+    @property
+    def ratio(self) -> float:
+        """The ratio itself."""
+        return math.exp(self.mean)
+
+    def interval(self, confidence: float) -> Interval:
+        """Returns the ratio with a two-sided interval, or without bounds where there is no error."""
+        found = Interval(self.ratio, n=self.n, unit=self.unit)
+        if self.error is not None:
+            width = float(special.stdtrit(self.freedom, (1 + confidence) / 2)) * self.error if self.error else 0.0
+            low, high = np.exp(np.clip([self.mean - width, self.mean + width], -_WIDEST, _WIDEST)).tolist()
+            found.low, found.high, found.confidence = low, high, confidence
+        return found
+
+    def p_value(self, limit: float) -> float | None:
+        """Returns the one-sided p value of the claim that the ratio is above `limit`; None where there is no error.
+
+        Without any deviation the estimate is taken for the truth: 0 above the limit, 1 at or below it.
+        """
+        if self.error is None:
+            return None
+        distance = self.mean - math.log(limit)
+        if self.error == 0:
+            return 0.0 if distance > 0 and not math.isclose(self.ratio, limit) else 1.0
+        return float(special.stdtr(self.freedom, -distance / self.error))
+
+    def inverted(self) -> "LogRatio":
+        """Returns the ratio with its two sides exchanged."""
+        return replace(self, mean=-self.mean)
+
+
+def latency(variant: VariantResult, estimator: str, confidence: float) -> Interval | None:
+    """Returns the latency of one call in seconds, or None without samples.
+
+    Of one process it is what the estimator says of its rounds. Of several it is the geometric mean of what it says of
+    each, with a t interval on the log scale (so that no bound is negative) from three processes on.
     """
     processes = list(variant.samples.values())
     if not processes:
         return None
     estimates = [_ESTIMATORS[estimator](samples) for samples in processes]
-    if len(processes) > 1:
-        interval = ratio(np.log(estimates), confidence, "process")
-        if len(processes) >= MINIMUM_PROCESSES:
-            return interval
-        return Interval(interval.estimate, n=interval.n, unit=interval.unit)
-    interval = Interval(estimates[0], n=len(processes[0]))
-    if estimator == "median" and len(processes[0]) >= MINIMUM_ROUNDS:
-        bounds = stats.quantile_test(processes[0], p=0.5).confidence_interval(confidence)
-        if math.isfinite(bounds.low) and math.isfinite(bounds.high):
-            interval.low, interval.high, interval.confidence = float(bounds.low), float(bounds.high), confidence
-    return interval
+    if len(processes) == 1:
+        return Interval(estimates[0], n=len(processes[0]))
+    return ratio(np.log(estimates), confidence, "process")
 
 
 def speedup(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
-    """Time of the reference over time of the candidate: a geometric mean, with a t interval on the log scale.
+    """Returns time of the reference over time of the candidate with a two-sided interval: see `log_speedup`."""
+    found = log_speedup(candidate, reference)
+    return found.interval(confidence) if found else None
 
-    With one process each, ratios are paired by round and the rounds are the replicates; what two processes of the same
-    variant differ by is then not in the interval, but in the A/A floor beside it. With more, the mean of each process
-    is one replicate (two independent samples, equal variances), because rounds of one process are not independent.
+
+def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
+    """Returns time of the reference over time of the candidate: a geometric mean of ratios paired by round.
+
+    The mean of each process is one replicate: two independent samples of equal variance (Student). In blocks, and
+    across several sessions, a process is compared with the baseline beside it alone, which leaves one ratio for each
+    replicate (one sample). With fewer than three processes of each side there is no error, whatever the rounds.
     """
     pairs = paired(candidate, reference)
     logs = [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
     if not logs:
         return None
     if len(logs) == 1:
-        return ratio(logs[0], confidence, "round")
+        return LogRatio(float(logs[0].mean()), n=int(logs[0].size), unit="round")
     flat = [pair for found in pairs.values() for pair in found]
-    if len({mine.session for mine, _ in flat}) > 1:
-        # Between sessions the machine may have changed, for both sides alike: what is left is one ratio per replicate.
-        return ratio(np.array([values.mean() for values in logs]), confidence, "process")
+    several = len({mine.session for mine, _ in flat}) > 1
     in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
+    both = all(m.latency_before_s and r.latency_before_s for m, r in flat)
+    if several or (in_blocks and not both):
+        return _one_sample(np.array([values.mean() for values in logs]), "process")
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
     other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
-    return _two_samples(other, mine, confidence)
+    return _two_samples(other, mine)
 
 
 def paired(
-    candidate: VariantResult, reference: VariantResult, sittings: Collection[int] | None = None
+    candidate: VariantResult, reference: VariantResult, sessions: Collection[int] | None = None
 ) -> dict[int, list[tuple[Measurement, Measurement]]]:
-    """By replicate, the measurements of two variants that share a sitting and have rounds that can be paired.
+    """Returns, by replicate, the measurements of two variants that share a session and have rounds to pair.
 
     Args:
-        sittings: leaves out all others.
+        candidate: one variant.
+        reference: the other.
+        sessions: numbers of sessions; all others are left out.
     """
     found: dict[int, list[tuple[Measurement, Measurement]]] = {}
     others = {(measurement.replicate, measurement.session): measurement for measurement in reference.measurements}
     for mine in candidate.measurements:
         other = others.get((mine.replicate, mine.session))
-        if other and _paired_logs(mine, other).size and (sittings is None or mine.session in sittings):
+        if other and _paired_logs(mine, other).size and (sessions is None or mine.session in sessions):
             found.setdefault(mine.replicate, []).append((mine, other))
     return found
 
 
 def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
-    """How many rounds of a replicate were timed of both in the same sitting."""
+    """How many rounds of a replicate were timed of both in the same session."""
     return sum(_paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
 
 
 def memory_ratio(candidate: VariantResult, reference: VariantResult, confidence: float) -> Interval | None:
-    """Peak memory of the candidate over that of the reference; an interval needs several processes of each."""
+    """Returns peak memory of the candidate over that of the reference with a two-sided interval."""
+    found = log_memory_ratio(candidate, reference)
+    return found.interval(confidence) if found else None
+
+
+def log_memory_ratio(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
+    """Returns peak memory of the candidate over that of the reference: a ratio of geometric means over processes.
+
+    CUDA's peaks are the same in every process. Their error is 0, so that any difference is certain, and the smallest
+    effect that counts decides.
+    """
     mine, other = _peaks(candidate), _peaks(reference)
     if not mine or not other or min(mine + other) <= 0:
         return None
-    if min(len(mine), len(other)) < 2:
-        return Interval(float(np.exp(np.mean(np.log(mine)) - np.mean(np.log(other)))), n=1, unit="process")
-    return _two_samples(np.log(mine), np.log(other), confidence)
+    return _two_samples(np.log(mine), np.log(other))
 
 
-def floor(control: VariantResult, baseline: VariantResult, sittings: Collection[int] | None = None) -> float | None:
-    """The largest ratio, at least 1, between a process of the control and one of the baseline, which are identical.
+def peak_memory_gib(variant: VariantResult) -> float | None:
+    """Returns the geometric mean of the processes' peak memory, or None where it was not measured."""
+    peaks = _peaks(variant)
+    return math.exp(float(np.mean(np.log(peaks)))) if peaks and min(peaks) > 0 else None
+
+
+def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[int] | None = None) -> float | None:
+    """Returns the ratio, at least 1, by which the control and the baseline differed, which are identical.
+
+    Both are geometric means over as many processes as a speed-up is made of. The worst pair of processes would be no
+    measure: it grows with their number, while the error of a speed-up shrinks.
 
     Args:
-        sittings: only processes of these.
+        control: the second baseline.
+        baseline: the first one.
+        sessions: only processes of these.
     """
-    found = paired(control, baseline, sittings).values()
+    found = paired(control, baseline, sessions).values()
     logs = [float(np.concatenate([_paired_logs(*pair) for pair in pairs]).mean()) for pairs in found]
-    return math.exp(max(map(abs, logs))) if logs else None
+    return math.exp(abs(float(np.mean(logs)))) if logs else None
 
 
 def memory_floor(result: StudyResult) -> float | None:
-    """The ratio, at least 1, by which the peak memory of the two baselines differed."""
+    """Returns the ratio, at least 1, by which the peak memory of the two baselines differed."""
     control = next((variant for variant in result.variants if variant.role == "control"), None)
     if control is None or not control.status.measured:
         return None
-    mine, other = _peaks(control), _peaks(result.variant(result.baseline))
-    if not mine or not other or min(mine + other) <= 0:
-        return None
-    return max(max(a / b, b / a) for a, b in zip(mine, other, strict=False))
+    found = log_memory_ratio(control, result.variant(result.baseline))
+    return math.exp(abs(found.mean)) if found else None
 
 
 def compare(result: StudyResult) -> None:
@@ -149,7 +219,7 @@ def _compare(comparison: Comparison, result: StudyResult) -> None:
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
-    differing = candidate.config.differing(reference.config, ("model", "scheduler", "workload", "hardware"))
+    differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
         notes.append("no round was timed of both in the same session")
@@ -167,7 +237,7 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
 
     Of a block that broke off before the baseline was measured again there are none.
     """
-    times = np.log(measurement.latency_s)
+    times: np.ndarray = np.log(measurement.latency_s)
     if measurement.latency_before_s:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)
@@ -177,30 +247,29 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
 
 
 def ratio(logs: np.ndarray, confidence: float, unit: str) -> Interval:
-    """A geometric mean with a t interval on the log scale, where there are enough replicates for one."""
-    interval = Interval(float(np.exp(logs.mean())), n=int(logs.size), unit=unit)
-    if logs.size >= (MINIMUM_ROUNDS if unit == "round" else 2):
-        low, high = logs.mean(), logs.mean()
-        if logs.std() > 0:
-            low, high = stats.t.interval(confidence, logs.size - 1, loc=logs.mean(), scale=stats.sem(logs))
-        low, high = np.exp(np.clip([low, high], -_WIDEST, _WIDEST)).tolist()
-        interval.low, interval.high, interval.confidence = low, high, confidence
-    return interval
+    """Returns a geometric mean with a t interval on the log scale, from three processes on; of rounds without one."""
+    return _one_sample(logs, unit).interval(confidence)
 
 
-def _two_samples(logs: np.ndarray, reference: np.ndarray, confidence: float) -> Interval:
-    """The ratio of two geometric means, a process each sample, with Student's interval for equal variances."""
-    n, m = logs.size, reference.size
+def _one_sample(logs: np.ndarray, unit: str) -> LogRatio:
+    n, mean = int(logs.size), float(logs.mean())
+    if unit == "round" or n < MINIMUM_PROCESSES:
+        return LogRatio(mean, n=n, unit=unit)
+    return LogRatio(mean, float(logs.std(ddof=1)) / math.sqrt(n), n - 1, n, unit)
+
+
+def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
+    """The ratio of two geometric means with Student's error for equal variances, a process each value."""
+    n, m = int(logs.size), int(reference.size)
     difference = float(logs.mean() - reference.mean())
+    if min(n, m) < MINIMUM_PROCESSES:
+        return LogRatio(difference, n=min(n, m))
     pooled = ((n - 1) * logs.var(ddof=1) + (m - 1) * reference.var(ddof=1)) / (n + m - 2)
-    width = float(stats.t.ppf((1 + confidence) / 2, n + m - 2) * math.sqrt(pooled * (1 / n + 1 / m)))
-    # Of two processes at a high confidence the interval is wider than a float.
-    low, high = np.exp(np.clip([difference - width, difference + width], -_WIDEST, _WIDEST)).tolist()
-    return Interval(math.exp(difference), low, high, confidence, min(n, m), "process")
+    return LogRatio(difference, math.sqrt(pooled * (1 / n + 1 / m)), n + m - 2, min(n, m))
 
 
 def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
-    """Log of the times of one replicate by round, relative to the baseline of the same round and sitting."""
+    """Log of the times of one replicate by round, relative to the baseline of the same round and session."""
     pairs = paired(variant, baseline).get(replicate, [])
     return np.concatenate([np.zeros(0), *(-_paired_logs(*pair) for pair in pairs)])
 
@@ -210,7 +279,8 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     in_blocks = bool(candidate.latency_before_s or reference.latency_before_s)
     mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
     rounds = min(mine.size, other.size)
-    return other[:rounds] - mine[:rounds]
+    found: np.ndarray = other[:rounds] - mine[:rounds]
+    return found
 
 
 def _peaks(variant: VariantResult) -> list[float]:
@@ -220,30 +290,24 @@ def _peaks(variant: VariantResult) -> list[float]:
 def speedup_drift(
     later: tuple[VariantResult, VariantResult], earlier: tuple[VariantResult, VariantResult], confidence: float
 ) -> Interval | None:
-    """A later speed-up over an earlier one, each of a variant over its own baseline.
+    """Returns a later speed-up over an earlier one, each of a variant over its own baseline.
 
-    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, whose replicates are
-    the rounds of one process, or the processes where there are several.
+    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, one for each pair of
+    processes. There is none where a run has fewer than three pairs.
     """
-    samples = [_log_ratios(*pair) for pair in (later, earlier)]
-    if any(not values.size for values in samples):
+    mine, other = (_log_ratios(*pair) for pair in (later, earlier))
+    if not mine.size or not other.size:
         return None
-    mine, other = samples
-    difference = float(mine.mean() - other.mean())
-    interval = Interval(math.exp(difference), n=min(mine.size, other.size))
-    least = 2 if all(len(pair[0].measurements) > 1 for pair in (later, earlier)) else MINIMUM_ROUNDS
-    if interval.n >= least:
-        found = stats.ttest_ind(mine, other, equal_var=False).confidence_interval(confidence)
-        if math.isfinite(found.low) and math.isfinite(found.high):
-            interval.low, interval.high = math.exp(found.low), math.exp(found.high)
-            interval.confidence = confidence
-    return interval
+    found = LogRatio(float(mine.mean() - other.mean()), n=int(min(mine.size, other.size)))
+    if found.n >= MINIMUM_PROCESSES:
+        shares = np.array([values.var(ddof=1) / values.size for values in (mine, other)])
+        total = float(shares.sum())
+        freedom = total**2 / float(np.sum(shares**2 / [mine.size - 1, other.size - 1])) if total else 1.0
+        found = replace(found, error=math.sqrt(total), freedom=freedom)
+    return found.interval(confidence)
 
 
 def _log_ratios(candidate: VariantResult, reference: VariantResult) -> np.ndarray:
-    """log(reference / candidate), by round of one process, or by process."""
+    """log(reference / candidate) of each pair of processes."""
     pairs = zip(candidate.measurements, reference.measurements, strict=False)
-    logs = [values for mine, other in pairs if (values := _paired_logs(mine, other)).size]
-    if len(logs) == 1:
-        return logs[0]
-    return np.array([values.mean() for values in logs])
+    return np.array([values.mean() for mine, other in pairs if (values := _paired_logs(mine, other)).size])

@@ -1,58 +1,70 @@
 """Composes variants from the overrides of a command."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from sdopt.config.groups import reject_null_groups
+from sdopt.config.groups import default_choice, has_default, reject_null_groups
 from sdopt.config.messages import in_one_line
-from sdopt.config.overrides import group_of, key_of, merge_overrides
-from sdopt.config.parse import WORK_SECTIONS, RunConfig, drawn_prompts, parse
+from sdopt.config.overrides import group_of, key_of, merge_overrides, without_plus
+from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_prompts, parse
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.schema import (
-    Gate,
-    Tracking,
-)
+from sdopt.results.choices import as_choice, listed
+from sdopt.schema import Gate, Tracking
 from sdopt.study.designs import as_override, difference
 from sdopt.variant import Variant
 
+_Composition = tuple[DictConfig, dict[str, Any]]
+"""A composed configuration without Hydra's own node, and the option chosen on each axis."""
+
 
 class HydraComposer:
-    """Composes variants inside a running Hydra job, from that job's own overrides."""
+    """Composes variants inside a running Hydra job, from that job's own overrides.
+
+    Args:
+        overrides: the job's overrides.
+        hydra_overrides: those of Hydra's own keys; a search path among them holds the user's own groups.
+
+    Raises:
+        UsageError: the job's own configuration is not valid.
+    """
 
     def __init__(self, overrides: Sequence[str], hydra_overrides: Sequence[str] = ()) -> None:
-        # A search path given on the command line holds the user's own groups: every composition needs it.
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._overrides = list(overrides)
         # To compose takes a tenth of a second, and a design asks for the same again and again.
         self._parsed: dict[tuple[tuple[str, ...], frozenset[str], bool], RunConfig] = {}
+        self._found: dict[str, dict[str, str] | None] = {}
+        self._combining: frozenset[str] = frozenset()
         self.current = self._parse(self._overrides)
-        """The job's own configuration. Building a composer raises UsageError where it is not valid."""
+        """The job's own configuration."""
         self._default = self._parse([])
+        self._combining = frozenset(axis for axis in self.current.optimizations if "." in axis)
 
     @classmethod
     def of_this_job(cls) -> "HydraComposer":
+        """Returns the composer of the running Hydra job. Raises UsageError if its configuration is not valid."""
         # Unresolved, because an override may hold an interpolation of its own.
         overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides, resolve=False)
         return cls(overrides["task"], overrides["hydra"])
 
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
-        overrides = [as_override(override) for override in overrides]
+        """Composes a variant; see `sdopt.study.designs.Composer`."""
         try:
-            merged = merge_overrides(self._without_optimizations() if plain else self._overrides, overrides)
-            # A preset may have changed keys of an option, and would change them in the baseline's option too.
-            reset = self._axes() - {group_of(key_of(override)) for override in overrides} if plain else set()
-            run = self._parse(merged, reset)
+            overrides = self._joined([as_override(override) for override in overrides])
+            run, merged = self._composed(overrides, plain)
         except UsageError as error:
             raise UsageError([f"variant '{name or 'candidate'}': {problem}" for problem in error.problems]) from error
         self._require_shared(name or "candidate", run)
@@ -60,9 +72,8 @@ class HydraComposer:
             axis: option + _changed_fields(_chosen(run, axis), self._asis(run, axis))
             for axis, option in run.choices.items()
         }
-        chosen = difference(choices, self._default.choices)
         return Variant(
-            name=name or ", ".join(f"{axis}={option}" for axis, option in chosen.items()) or "as composed",
+            name=name or listed(difference(choices, self._default.choices)) or "as composed",
             choices=choices,
             overrides=tuple(merged),
             model=run.model,
@@ -77,29 +88,112 @@ class HydraComposer:
             config=run.recorded,
         )
 
-    def _axes(self) -> set[str]:
+    def chosen(self) -> list[str]:
+        """Lists the job's options beyond the defaults; see `sdopt.study.designs.Composer`."""
+        changed = difference(self.current.choices, self._default.choices)
+        return [as_choice(axis, option) for axis, option in changed.items() if axis in self.current.optimizations]
+
+    def without(self, option: str) -> str:
+        """Returns the override that takes an option back; see `sdopt.study.designs.Composer`."""
+        group, axes = group_of(key_of(option)), self.axes(option)
+        others = [o for axis, o in self.current.choices.items() if group_of(axis) == group and axis not in axes]
+        if others:
+            return f"{'' if has_default(group) else '+'}{group}=[{','.join(others)}]"
+        return default_choice(group)
+
+    def axes(self, option: str) -> list[str]:
+        """Returns the axes that an option chooses on; see `sdopt.study.designs.Composer`."""
+        found = self._options(option)
+        # Hydra says what is wrong with an option, and lists the others, once a variant is composed of it.
+        return [key_of(option)] if found is None else list(found)
+
+    def _composed(self, overrides: Sequence[str], plain: bool) -> tuple[RunConfig, list[str]]:
+        """Composes the job's overrides and `overrides`; returns the result and the overrides of both."""
+        named: dict[str, list[str]] = {}
+        for override in overrides:
+            named.setdefault(group_of(key_of(override)), []).append(override)
+        staying = [axis for override in overrides for axis in self._options(override) or () if "." in axis]
+        merged = merge_overrides(self._without_optimizations() if plain else self._overrides, overrides, staying)
+        # A preset may have changed keys of an option, and would change them in the default option too.
+        reset = {group for group in self._groups() if named.get(group) == [default_choice(group)]}
+        # Hydra deletes only what is among its defaults; a group without a default is taken out after composing.
+        merged = [override for override in merged if override not in {f"~{group}" for group in reset}]
+        return self._parse(merged, reset | (self._groups() - named.keys() if plain else set())), merged
+
+    def _groups(self) -> set[str]:
+        """Returns the groups of the optimizations."""
         return {group_of(axis) for axis in [*self.current.optimizations, *self._default.optimizations]}
 
     def _without_optimizations(self) -> list[str]:
-        kept = [override for override in self._overrides if group_of(key_of(override)) not in self._axes()]
+        kept = [override for override in self._overrides if group_of(key_of(override)) not in self._groups()]
         # Named once more, because a preset may have chosen otherwise.
-        return kept + [
-            f"{axis}={self._default.choices[axis]}" for axis in self._default.optimizations if "." not in axis
+        return kept + [default_choice(group) for group in sorted(self._groups()) if has_default(group)]
+
+    def _joined(self, overrides: Sequence[str]) -> list[str]:
+        """Joins options that combine, `memory=a` and `memory=b` as `memory=[a,b]`; of one axis the last one counts."""
+        read = [(override, key_of(override), self._options(override)) for override in overrides]
+        combining = {group for _, group, options in read if any("." in axis for axis in options or ())}
+        others = [override for override, group, options in read if group not in combining or options is None]
+        joined: dict[str, dict[str, str]] = {}
+        for _, group, options in read:
+            if group in combining and options is not None:
+                # An empty list takes back what was chosen before it.
+                joined[group] = joined.get(group, {}) | options if options else {}
+        return others + [
+            f"{'' if has_default(group) else '+'}{group}=[{','.join(options.values())}]"
+            for group, options in joined.items()
         ]
 
+    def _options(self, override: str) -> dict[str, str] | None:
+        """Returns the options that an override of a group chooses, by axis; None if it is no choice of options."""
+        if override not in self._found:
+            self._found[override] = None
+            if "." not in key_of(override) and "=" in override and not override.startswith("~"):
+                with suppress(HydraException, ValueError):
+                    self._found[override] = self._chosen_options([f"+{without_plus(override)}"], None)
+        return self._found[override]
+
+    def _chosen_options(self, overrides: Sequence[str], config_name: str | None = CONFIG_NAME) -> dict[str, str]:
+        """Returns the option of each axis, read from Hydra's list of the files that it merges and where it puts them.
+
+        `hydra.runtime.choices` names no option of a group that was chosen as a list.
+        """
+        loader = GlobalHydra.instance().config_loader()
+        merged = loader.compute_defaults_list(config_name, [*overrides, *self._searchpath], RunMode.RUN).defaults
+        found: dict[str, str] = {}
+        for file in merged:
+            group, _, option = file.config_path.rpartition("/")
+            # A file that another option of its group builds on is part of that option.
+            if group_of(group) in ("", "hydra") or not file.package or file.parent.startswith(f"{group}/"):
+                continue
+            if found.setdefault(file.package, option) != option:
+                raise UsageError(
+                    f"{group}=[{found[file.package]},{option}]: both set {file.package}; choose one of them"
+                )
+        for axis, option in found.items():
+            group, _, name = axis.rpartition(".")
+            if group in found:
+                whole = found[group]
+                raise UsageError(
+                    f"{group}=[{whole},{option}]: {group}/{whole}.yaml sets {group} itself; to combine it with {name}, "
+                    f"begin the file with `# @package {group}.{whole}`"
+                )
+        return found
+
     def _asis(self, run: RunConfig, axis: str) -> Any:
-        """The option of an axis as its file has it, to see which of its keys were changed."""
+        """Returns the option of an axis as its file has it, to see which of its keys were changed."""
         option, default = run.choices[axis], self._default.choices.get(axis)
-        if "." in axis or option == default:
+        if option == default:
             return _chosen(self._default, axis)
+        group = group_of(axis)
         try:
-            prefix = "" if axis in self._default.choices else "+"
-            return _chosen(self._parse([f"{prefix}{axis}={option}"], whole=False), axis)
+            plus = "" if has_default(group) else "+"
+            return _chosen(self._parse([f"{plus}{group}={option}"], whole=False), axis)
         except UsageError:
             return _chosen(run, axis)  # an option with a mandatory key does not stand alone
 
     def _parse(self, overrides: Sequence[str], reset: Collection[str] = (), whole: bool = True) -> RunConfig:
-        """Composes and types, once; the axes in `reset` are as in the defaults, whatever chose or changed them."""
+        """Composes and types, once; the groups in `reset` are as in the defaults, whatever chose or changed them."""
         key = (tuple(overrides), frozenset(reset), whole)
         if key not in self._parsed:
             self._parsed[key] = self._parse_anew(overrides, reset, whole)
@@ -109,33 +203,28 @@ class HydraComposer:
         try:
             cfg, choices = self._compose(overrides)
             if reset:
-                plain, plain_choices = self._compose([])
-                with open_dict(cfg):
-                    for axis in reset:
-                        cfg[axis] = plain.get(axis)
-                choices = choices | {axis: plain_choices.get(axis) for axis in reset}
+                cfg, choices = _reset(reset, (cfg, choices), self._compose([]))
+            # What a preset says of the keys of an option that the job chooses and this variant does not.
+            for group, _, name in (axis.partition(".") for axis in self._combining - choices.keys()):
+                if cfg.get(group) is not None and name in cfg[group]:
+                    with open_dict(cfg):
+                        del cfg[group][name]
             return parse(cfg, choices, whole)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             key = getattr(error, "full_key", None)
             raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else in_one_line(error)) from error
 
-    def _compose(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, Any]]:
+    def _compose(self, overrides: Sequence[str]) -> _Composition:
         reject_null_groups(overrides)
-        cfg = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
-        choices: Any = OmegaConf.to_container(cfg.hydra.runtime.choices)
-        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), choices
-
-    def chosen(self) -> list[str]:
-        changed = difference(self.current.choices, self._default.choices)
-        return [f"{axis}={option}" for axis, option in changed.items() if axis in self.current.optimizations]
-
-    def without(self, option: str) -> str:
-        axis = key_of(option)
-        default = self._default.choices.get(axis)
-        return f"{axis}={default}" if default else f"~{axis}"
+        composed = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
+        choices: Any = OmegaConf.to_container(composed.hydra.runtime.choices)
+        cfg = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        if any(_combines(cfg, str(key), choices) for key in cfg):
+            choices |= self._chosen_options(overrides)
+        return cfg, choices
 
     def _require_shared(self, name: str, run: RunConfig) -> None:
-        # A study has one protocol, one tracker and one device: set in a variant they would change nothing.
+        """Raises UsageError if a variant sets what a study has only one of, where it would change nothing."""
         shared = {
             "protocol": run.protocol == self.current.protocol,
             "tracking": run.tracking == self.current.tracking,
@@ -153,14 +242,22 @@ class HydraComposer:
 
 
 def tracking_of(overrides: Sequence[str]) -> Tracking:
-    """The tracking section alone, for commands that measure nothing. Raises UsageError."""
+    """Returns the tracking section alone, for commands that measure nothing. Raises UsageError."""
     with composer_of(overrides) as composer:
         return composer.current.tracking
 
 
 @contextmanager
 def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[HydraComposer]:
-    """A composer outside of any Hydra job, with a folder of the user's own groups. Raises UsageError."""
+    """Yields a composer outside of any Hydra job.
+
+    Args:
+        overrides: the job's overrides.
+        config_dir: a folder of the user's own groups.
+
+    Raises:
+        UsageError: the configuration is not valid.
+    """
     path = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         yield HydraComposer(overrides, path)
@@ -168,18 +265,38 @@ def composer_of(overrides: Sequence[str], config_dir: Path | None = None) -> Ite
 
 @dataclass(frozen=True)
 class GateConfig:
-    """What judging a result that exists needs."""
+    """The sections that judging an existing result needs."""
 
     gate: Gate
     tracking: Tracking
 
 
 def gate_of(overrides: Sequence[str]) -> GateConfig:
-    """The gate, `default` where none is chosen, and the tracking section. Raises UsageError."""
+    """Returns the chosen gate (`default` if none is chosen) and the tracking section. Raises UsageError."""
     chosen = any(key_of(override) == "gate" for override in overrides)
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         run = HydraComposer([*([] if chosen else ["gate=default"]), *overrides]).current
     return GateConfig(run.gate, run.tracking)
+
+
+def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:
+    """Returns whether a group was chosen as a list, or by an option that sets a key within it."""
+    if key in SECTIONS or OmegaConf.is_missing(cfg, key) or not OmegaConf.is_dict(cfg[key]):
+        return False
+    return key not in choices or "_target_" not in cfg[key]
+
+
+def _reset(groups: Collection[str], composed: _Composition, default: _Composition) -> _Composition:
+    """Returns a composition with some groups, and the choices in them, as they are in the default one."""
+    (cfg, choices), (default_cfg, default_choices) = composed, default
+    with open_dict(cfg):
+        for group in groups:
+            if group in default_cfg:
+                cfg[group] = default_cfg[group]
+            else:
+                cfg.pop(group, None)
+    kept = {axis: option for axis, option in choices.items() if group_of(axis) not in groups}
+    return cfg, kept | {axis: option for axis, option in default_choices.items() if group_of(axis) in groups}
 
 
 def _chosen(run: RunConfig, axis: str) -> Any:
@@ -187,6 +304,7 @@ def _chosen(run: RunConfig, axis: str) -> Any:
 
 
 def _changed_fields(option: Any, asis: Any) -> str:
+    """Returns the fields in which an option differs from its file, as in `(mode=max-autotune)`."""
     if asis is None or type(option) is not type(asis):
         return ""
     names = [field.name for field in fields(option) if getattr(option, field.name) != getattr(asis, field.name)]

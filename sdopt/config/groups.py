@@ -3,18 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF
+from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.schema import Sheet
 
 
 def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Each option of each group that is neither a section of its own nor a preset: (group, option)."""
+    """Yields (group, option) for each option of each group that is neither a section nor a preset."""
     for folder in [CONF, *([config_dir] if config_dir else [])]:
         for path in sorted(folder.glob("*/*.yaml")):
             if path.parent.name not in (*SECTIONS, "experiment"):
@@ -22,8 +23,29 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
 
 
 @cache
+def default_options() -> Mapping[str, Any]:
+    """Returns the option that `config.yaml` chooses in each group; a list in a group whose options combine."""
+    entries: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{CONFIG_NAME}.yaml").defaults)
+    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
+    return {group: option for group, option in pairs if not group.startswith("override ")}
+
+
+def has_default(group: str) -> bool:
+    """Returns whether a group is chosen with `group=…`; without a default it takes a plus, as in `+group=…`."""
+    return group in default_options()
+
+
+def default_choice(group: str) -> str:
+    """Returns the override that chooses a group's default: `compiler=eager`, `memory=[]`; `~group` if it has none."""
+    if not has_default(group):
+        return f"~{group}"
+    option = default_options()[group]
+    return f"{group}=[{','.join(option)}]" if isinstance(option, list) else f"{group}={option}"
+
+
+@cache
 def data_sheets() -> Mapping[str, Sheet]:
-    """The packaged data sheets, by option of the group `hardware`. Raises UsageError where a file is wrong."""
+    """Returns the packaged data sheets, by option of the group `hardware`. Raises UsageError if a file is wrong."""
     problems: list[str] = []
     nodes = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "hardware").glob("*.yaml"))}
     sheets = {
@@ -37,9 +59,10 @@ def data_sheets() -> Mapping[str, Sheet]:
 
 
 def reject_null_groups(overrides: Sequence[str]) -> None:
-    """Raises UsageError where a group is set to null, on which Hydra would only end with a traceback."""
+    """Raises UsageError if an override sets a group to null, on which Hydra would end with a traceback."""
     for override in overrides:
         key, _, value = override.partition("=")
         if value == "null" and (CONF / key).is_dir() and key != "experiment":
             options = ", ".join(sorted(path.stem for path in (CONF / key).glob("*.yaml")))
-            raise UsageError(f"{key}=null: a group is chosen, not emptied; choose one of {options}")
+            advice = f"{key}=[] chooses nothing" if default_choice(key).endswith("]") else "a group is not emptied"
+            raise UsageError(f"{key}=null: {advice}; choose one of {options}")

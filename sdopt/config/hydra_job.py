@@ -1,4 +1,4 @@
-"""What sdopt needs to know of a Hydra job: its folder, and how to run it again."""
+"""Tells what sdopt needs of a Hydra job: its folder, and how to run it again."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ from sdopt.errors import UsageError
 
 
 def with_resumed(argv: Sequence[str]) -> list[str]:
-    """A command line as it is, or where it says `resume=<folder>` that of the run or sweep in the folder.
+    """Expands `resume=<folder>` into the command line that was recorded in the folder of a run or a sweep.
 
-    Hydra keeps what a study was started with in the folder, so that nothing has to be said again; and where tracking or
-    `retry_failed` is said beside `resume`, that holds.
+    A command line without `resume` is returned as it is. Overrides of tracking and `retry_failed` beside `resume` win
+    over the recorded ones.
 
     Raises:
-        UsageError: something else is said, or there is nothing to go on with.
+        UsageError: another override stands beside `resume`, or the folder holds no recorded command line.
     """
     named = [a for a in argv if without_plus(a).startswith("resume=") and without_plus(a) != "resume=null"]
     if not named:
@@ -31,13 +31,9 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
             )
         return list(argv)
     folder = Path(without_plus(named[0]).removeprefix("resume=")).expanduser()
-    said = [argument for argument in argv if argument != named[0]]
-    kept = [
-        argument
-        for argument in said
-        if group_of(without_plus(argument).partition("=")[0]) in ("tracking", "retry_failed")
-    ]
-    refused = [argument for argument in said if argument not in kept and argument not in ("-m", "--multirun")]
+    beside = [argument for argument in argv if argument != named[0]]
+    kept = [argument for argument in beside if group_of(_key_in(argument)) in ("tracking", "retry_failed")]
+    refused = [argument for argument in beside if argument not in kept and argument not in ("-m", "--multirun")]
     if refused:
         raise UsageError(
             [
@@ -71,11 +67,15 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     ]
 
 
+def _key_in(argument: str) -> str:
+    return without_plus(argument).partition("=")[0]
+
+
 def in_sweep() -> bool:
-    """Whether the running Hydra job is one of many."""
+    """Returns whether the running Hydra job is part of a sweep."""
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def job_folder() -> Path:
-    """The folder that Hydra made for the running job."""
+    """Returns the folder that Hydra made for the running job."""
     return Path(HydraConfig.get().runtime.output_dir)

@@ -1,4 +1,4 @@
-"""Turns Hydra's errors into a line that names the key and the way out."""
+"""Turns Hydra's errors into one line that names the key and what to do."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from sdopt.config.paths import CONF, CONFIG_NAME
 
 
 def explain(error: Exception) -> str:
-    """What Hydra says, without the paths that it searched; of a key that is unknown, what was perhaps meant."""
+    """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
     said = str(error).partition("Config search path")[0].strip()
     unknown = re.match(r"Could not override '([^']+)'", said)
     if unknown is None:
@@ -25,7 +25,7 @@ def explain(error: Exception) -> str:
 
 
 def _known_keys() -> list[str]:
-    """Every group and every key of the plain configuration, in full."""
+    """Lists every group and every key of the default configuration, in full."""
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))
@@ -43,5 +43,5 @@ def _known_keys() -> list[str]:
 
 
 def in_one_line(error: Exception) -> str:
-    """`explain`, with the choices that Hydra lists on the same line."""
+    """Returns `explain(error)` as one line, with the choices that Hydra lists below each other."""
     return " ".join(explain(error).replace("\n\t", ", ").replace(":, ", ": ").split())

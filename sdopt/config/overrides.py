@@ -1,6 +1,6 @@
 """Reads and merges Hydra overrides."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -9,23 +9,42 @@ from sdopt.errors import UsageError
 
 
 def without_plus(argument: str) -> str:
+    """Returns an override without the `+` or `++` that lets it add a key."""
     return argument.lstrip("+")
 
 
 def quoted(value: str) -> str:
-    """A string as Hydra's grammar takes it, whatever is in it."""
+    """Quotes a string so that Hydra's grammar takes it, whatever is in it."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def merge_overrides(overrides: Sequence[str], more: Sequence[str]) -> list[str]:
-    """Overrides followed by more; where those replace a group, what was said of its keys goes with it."""
+def merge_overrides(overrides: Sequence[str], more: Sequence[str], staying: Collection[str] = ()) -> list[str]:
+    """Appends `more`; an option of a group chosen there replaces the earlier choice and what was set of its keys.
+
+    Args:
+        overrides: overrides in the order of a command line.
+        more: overrides that win.
+        staying: axes such as `memory.vae_tiling` whose keys survive although their group is chosen anew.
+    """
     replaced = [key for key in map(key_of, more) if "." not in key]
-    kept = [o for o in overrides if not any(key_of(o) == key or key_of(o).startswith(key + ".") for key in replaced)]
+    kept = [
+        override
+        for override, key in zip(overrides, map(key_of, overrides), strict=True)
+        if not _within(key, replaced) or (_within(key, staying) and key not in replaced)
+    ]
     return [*kept, *more]
 
 
+def _within(key: str, nodes: Collection[str]) -> bool:
+    return any(key == node or key.startswith(f"{node}.") for node in nodes)
+
+
 def key_of(override: str) -> str:
-    """`compiler` of `compiler=inductor` and of `+compiler=mine`; `compiler.mode` of `compiler.mode=default`."""
+    """Returns `compiler` for `compiler=inductor` and `+compiler=mine`; `compiler.mode` for `compiler.mode=default`.
+
+    Raises:
+        UsageError: the text is no override.
+    """
     try:
         return str(OverridesParser.create().parse_override(override).key_or_group)
     except HydraException as error:
@@ -33,4 +52,5 @@ def key_of(override: str) -> str:
 
 
 def group_of(key: str) -> str:
+    """Returns the first part of a key or of a group's path: `memory` for `memory.vae_tiling.tile_size`."""
     return key.partition(".")[0].partition("/")[0]

@@ -1,7 +1,4 @@
-"""From Hydra's composed configuration to typed, validated objects: the only module that knows Hydra.
-
-Nothing below this receives a `DictConfig`.
-"""
+"""Turns Hydra's composed configuration into typed, validated objects; nothing below receives a `DictConfig`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -50,17 +47,17 @@ SECTIONS: dict[str, type] = {
 }
 
 COMMAND_KEYS = ("resume", "retry_failed")
-"""Keys that say how a command runs, and nothing of what the study is."""
+"""Keys that say how a command runs and do not belong to the study."""
 
 _SCALARS = ("dry_run", "objective", *COMMAND_KEYS)
 
 WORK_SECTIONS = ("task", "scheduler")
-"""Sections that are choices of a variant, as its optimizations are; a baseline keeps them."""
+"""Sections that count as choices of a variant, as its optimizations do; a baseline keeps them."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One composed configuration, typed and within its ranges."""
+    """A composed configuration, typed and within its ranges."""
 
     model: Model
     task: Task
@@ -85,9 +82,9 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
     """Types and validates a composed configuration.
 
     Args:
-        cfg: without Hydra's own node.
-        choices: the option chosen in each group (`hydra.runtime.choices`).
-        whole: whether it is to be run, so that files must be there and the sections must go together.
+        cfg: the configuration without Hydra's own node.
+        choices: the option chosen on each axis.
+        whole: whether it will be run, so that files must exist and the sections must fit together.
 
     Raises:
         UsageError: all problems at once, each naming its key.
@@ -104,7 +101,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
         if OmegaConf.is_missing(cfg, key):
             problems.append(f"{key}: must be given, as in {key}=…")
         elif key not in SECTIONS and key not in _SCALARS:
-            optimizations |= _axis(key, cfg[key], problems)
+            optimizations |= _optimizations_at(key, cfg[key], choices, problems)
     try:
         objective = cfg.get("objective")
     except OmegaConfBaseException as error:
@@ -139,7 +136,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
 
 
 def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
-    """Problems of the sections that are well typed; None stands for one that is not."""
+    """Returns what is wrong within and between the sections; a section that is not well typed is None or missing."""
     problems = []
     workload: Workload | None = sections.get("workload")
     if workload and workload.size is not None and workload.size % 8:
@@ -177,15 +174,15 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
-    """Prompts of the quality pass: those that are timed come first; without metrics there are no others."""
+    """Returns the prompts of the quality pass: the timed ones first; without metrics only those."""
     count = run.workload.prompt_count
     if run.quality.metrics and run.quality.prompt_count is not None:
         count = run.quality.prompt_count
     return resolve_prompts(replace(run.workload, prompt_count=count), run.model)
 
 
-def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
-    """The optimization at a top-level key, or those below it where several of one axis combine."""
+def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems: list[str]) -> dict[str, Optimization]:
+    """Builds the optimization at a top-level key, or those below it if the group's options combine; by axis."""
     if node is None:
         return {}
     if not isinstance(node, DictConfig):
@@ -195,16 +192,23 @@ def _axis(key: str, node: Any, problems: list[str]) -> dict[str, Optimization]:
     problems += [f"{name}: must be given, as in {name}=…" for name in missing]
     if missing:
         return {}
-    nodes = {key: node} if "_target_" in node else {f"{key}.{name!s}": node[name] for name in node}
-    made = {path: build_typed(path, child, Optimization, problems) for path, child in nodes.items()}
-    return {path: option for path, option in made.items() if option is not None}
+    made = {}
+    for axis, child in [(key, node)] if "_target_" in node else [(f"{key}.{name!s}", node[name]) for name in node]:
+        if "." in axis and axis not in choices and OmegaConf.is_dict(child) and "_target_" not in child:
+            problems.append(f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]")
+        else:
+            made[axis] = build_typed(axis, child, Optimization, problems)
+    return {axis: option for axis, option in made.items() if option is not None}
 
 
 def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:
-    """A gate, its rules typed one by one: OmegaConf leaves what is in a list within a mapping untyped."""
+    """Builds a gate and types its rules one by one: OmegaConf leaves what is in a list within a mapping untyped."""
     if not isinstance(node, DictConfig):
-        return build_typed(path, node, kind, problems)
-    gate = build_typed(path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems)
+        build_typed(path, node, kind, problems)  # says what is wrong
+        return None
+    gate: Gate | None = build_typed(
+        path, OmegaConf.masked_copy(node, [str(key) for key in node if key != "rules"]), kind, problems
+    )
     rules: dict[str, list[Rule]] = {}
     for contract, listed in (node.get("rules") or {}).items():
         if not OmegaConf.is_list(listed):

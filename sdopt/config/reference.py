@@ -15,10 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from sdopt.config.groups import default_options
 from sdopt.config.parse import SECTIONS
-from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
 from sdopt.report.markdown import markdown
@@ -30,7 +31,7 @@ PRESETS = "experiment"
 
 def page() -> str:
     """Returns the whole page: the hand-written head, then a section for each group."""
-    groups = [*_default_choices(), PRESETS]
+    groups = [*(group for group in default_options() if group != PRESETS), PRESETS]
     contents = " · ".join(f"[`{group}`](#{group})" for group in groups)
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
     parts += [part for group in groups for part in _section(group)]
@@ -38,18 +39,10 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _default_choices() -> dict[str, Any]:
-    """The groups in the order of the defaults list, with the option that each begins with."""
-    entries = OmegaConf.to_container(OmegaConf.load(CONF / f"{CONFIG_NAME}.yaml").defaults)
-    assert isinstance(entries, list)
-    pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-    return {str(group): option for group, option in pairs if "/" not in str(group) and group != PRESETS}
-
-
 def _section(group: str) -> Iterator[str]:
     yield f"## {group}"
     files = sorted((CONF / group).glob("*.yaml"))
-    default = _default_choices().get(group)
+    default = default_options().get(group)
     files.sort(key=lambda path: path.stem != default)
     classes = {path: class_of(group, path) for path in files}
     known = list(dict.fromkeys(cls for cls in classes.values() if cls is not None))
@@ -59,8 +52,10 @@ def _section(group: str) -> Iterator[str]:
     promises = any(cls is not None and issubclass(cls, Optimization) for cls in known)
     headings = ("option", "what it is", *(("images", "is for") if promises else ()))
     yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
+    if isinstance(default, list):
+        yield f"These options combine, as in `{group}=[{','.join(path.stem for path in files)}]`; none is the default."
     for cls in known:
-        if found := list(key_rows(group, cls)):
+        if found := list(key_rows(next(axis_of(path) for path, other in classes.items() if other is cls), cls)):
             users = ", ".join(f"`{path.stem}`" for path, other in classes.items() if other is cls)
             if issubclass(cls, Optimization | Design):
                 yield f"{users}: {_first_paragraphs(cls)}"
@@ -72,7 +67,7 @@ def class_of(group: str, path: Path) -> type | None:
     if group == PRESETS:
         return None
     node = OmegaConf.load(path)
-    target = node.get("_target_") if OmegaConf.is_dict(node) else None
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
     if target is None:
         return SECTIONS.get(group)
     module, _, name = str(target).rpartition(".")
@@ -104,12 +99,18 @@ def option_comment(path: Path) -> str:
     return " ".join(found)
 
 
-def key_rows(group: str, cls: type) -> Iterator[tuple[str, ...]]:
+def axis_of(path: Path) -> str:
+    """Returns where an option's keys stand: in its group, or where Hydra's package line puts them."""
+    package = re.match(r"# @package ([\w.]+)", path.read_text(encoding="utf-8"))
+    return package[1] if package else path.parent.name
+
+
+def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
     """Yields key, type, default and meaning of each field of a class."""
     hints, said = get_type_hints(cls), _attribute_docs(cls)
-    for field in fields(cls):  # type: ignore[arg-type]
+    for field in fields(cls):
         if issubclass(cls, Optimization | Design) or field.name != "name":
-            yield f"`{group}.{field.name}`", _type_name(hints[field.name], field), _default(field), said[field.name]
+            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), said[field.name]
 
 
 def _type_name(hint: Any, field: Field[Any]) -> str:
@@ -135,7 +136,7 @@ def _first_paragraphs(cls: type) -> str:
 @cache
 def _attribute_docs(cls: type) -> dict[str, str]:
     """The docstring below each field of a dataclass and of its bases, in one line."""
-    found: dict[str, str] = {field.name: "" for field in fields(cls)}  # type: ignore[arg-type]
+    found: dict[str, str] = {field.name: "" for field in fields(cls)}
     for base in reversed(cls.__mro__):
         if base.__module__ == "builtins":
             continue

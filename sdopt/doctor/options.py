@@ -1,4 +1,4 @@
-"""Says of each option whether it runs on a device, and what it would need."""
+"""Checks for each option whether it runs on a device, and what it would need."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,15 @@ from sdopt.optimizations.base import Optimization
 from sdopt.schema import Sheet
 from sdopt.variant import Variant
 
+_SHOWN = 3
+"""Cards that stand as examples where there are more."""
+
 
 class Composer(Protocol):
-    def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant: ...
+    """Makes variants from a configuration."""
+
+    def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
+        """Composes a variant; see `sdopt.study.designs.Composer`."""
 
 
 @dataclass
@@ -24,19 +30,21 @@ class OptionReport:
     option: str
     runs: bool
     reasons: list[str] = field(default_factory=list)
-    """Why not; or, where it runs, what else must be chosen with it."""
+    """Why it does not run; or, if it runs, what else must be chosen with it."""
     remedy: str = ""
-    """The cards that it runs on, where this one is the reason."""
+    """The cards that it runs on, if this device is the reason."""
 
 
 def check_options(
     composer: Composer, options: Iterable[tuple[str, str]], device: Device, sheets: Mapping[str, Sheet]
 ) -> list[OptionReport]:
-    """Each option on the composed configuration: whether it runs on the device, and what it would need.
+    """Checks each option on the composed configuration: whether it runs on the device, and what it would need.
 
     Args:
+        composer: makes the variant of each option.
         options: (group, option) pairs.
-        sheets: the cards that an option may be tried on where the device is what it lacks.
+        device: the device to check.
+        sheets: data sheets of other cards, by name: an option that does not run is checked on each of them.
     """
     made: dict[tuple[str, str], Variant | list[str]] = {}
     for group, option in options:
@@ -52,6 +60,7 @@ def check_options(
 
 
 def _composed(composer: Composer, group: str, option: str) -> Variant | list[str]:
+    """Returns the variant with an option, or the problems of its configuration."""
     try:
         return composer.variant(option, [f"{group}={option}"])
     except UsageError as error:
@@ -81,39 +90,45 @@ def _check(
 def _on(
     device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]
 ) -> tuple[bool, list[str]]:
-    """Whether it runs on a device, by itself or beside one other option; else what is in its way by itself."""
-    alone = _conflicts(variant, variant.optimizations, group, device)
-    workload = [
-        need for axis in _axes(variant, group) for need in variant.optimizations[axis].engages(variant.context(device))
-    ]
+    """Returns whether an option runs on a device, by itself or beside another one, and what else it needs.
+
+    If it does not run, returns what keeps it from running by itself.
+    """
+    mine = _optimizations_of(variant, group)
+    alone = _conflicts(variant, variant.optimizations, mine, device)
+    workload = [need for option in mine.values() for need in option.engages(variant.context(device))]
     if not alone:
         return True, workload
     for (other_group, other_option), other in variants.items():
-        if other_group == group:
+        theirs = _optimizations_of(other, other_group)
+        if mine.keys() & theirs.keys():
             continue
-        both = {**variant.optimizations, **{axis: other.optimizations[axis] for axis in _axes(other, other_group)}}
-        if not _conflicts(variant, both, group, device) and not _conflicts(variant, both, other_group, device):
+        both = {**variant.optimizations, **theirs}
+        if not _conflicts(variant, both, mine.keys() | theirs.keys(), device):
             return True, [f"together with {other_group}={other_option}", *workload]
     return False, alone
 
 
-def _axes(variant: Variant, group: str) -> list[str]:
-    return [axis for axis in variant.optimizations if axis.partition(".")[0] == group]
+def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
+    """Returns the optimizations of a group by axis; the option that is tried replaces what the job chose there."""
+    return {axis: option for axis, option in variant.optimizations.items() if axis.partition(".")[0] == group}
 
 
-def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], group: str, device: Device) -> list[str]:
+def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], axes: Iterable[str], device: Device) -> list[str]:
+    """Returns the conflicts of the options on some axes, beside everything that is chosen."""
     ctx = replace(variant, optimizations=chosen).context(emulated(device, variant.hardware))
-    axes = [axis for axis in chosen if axis.partition(".")[0] == group]
     return [reason for axis in axes for reason in chosen[axis].conflicts(ctx)]
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
-    """The cards as a compute capability from which on all of them are able, where there is one."""
+    """Names the cards, or the compute capability from which all of them are able if there is one."""
     if not able:
         return ""
     ordered = sorted(able, key=lambda name: sheets[name].capability or (0, 0))
     lowest = sheets[ordered[0]].capability or (0, 0)
     every = all(name in able for name, sheet in sheets.items() if (sheet.capability or (0, 0)) >= lowest)
-    if not every or len(able) < 4:
+    if not every or len(able) <= _SHOWN:
         return f"runs on {', '.join(ordered)}"
-    return f"runs on cards of compute capability {'.'.join(map(str, lowest))} or later ({', '.join(ordered[:3])}, …)"
+    return (
+        f"runs on cards of compute capability {'.'.join(map(str, lowest))} or later ({', '.join(ordered[:_SHOWN])}, …)"
+    )

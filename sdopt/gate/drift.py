@@ -16,7 +16,7 @@ from sdopt.gate.judge import RuleContext, judgement
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult
-from sdopt.schema import Gate, Quality
+from sdopt.schema import WORK, Gate, Quality
 
 WAIVERS = ("versions", "sdopt")
 """Differences that may be waived by name: `versions` of torch, diffusers and the like, and the code of `sdopt`."""
@@ -51,7 +51,7 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
     if code[0] != code[1] or now.sdopt_dirty:
         shown = [f"{version} {(commit or '')[:9]}{'+dirty' if dirty else ''}" for version, commit, dirty in code]
         found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
-    work = later.config.differing(earlier.config, ("model", "task", "workload"))
+    work = later.config.differing(earlier.config, WORK)
     return found + [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
 
 

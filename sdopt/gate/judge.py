@@ -3,17 +3,23 @@
 Every rule fails closed: what is missing, not finite or not comparable never passes. A rule that compares an estimate
 with a limit passes where the whole one-sided interval lies on the right side, fails where it lies on the wrong one, and
 is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
+
+A candidate passes where all its rules do, so they need no correction for their number. Claims of a gain do: they are
+tested together (`paying`), and a study that is judged again as it grows shares its chance of error among its looks
+(`looks`). Of a study that another one disturbed no verdict is better than inconclusive, and none on time is worse.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
-from sdopt.analysis.claims import p_value
-from sdopt.analysis.measures import MEASURES
-from sdopt.analysis.timing import exceeds
+from sdopt.analysis.measures import MEASURES, SPEEDUP
+from sdopt.analysis.timing import exceeds, paired, peak_memory_gib
 from sdopt.gate.calibration import Calibration
+from sdopt.gate.looks import look_at, record_look, ruling_of
+from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
+from sdopt.gate.precision import precision_of
 from sdopt.gate.rulings import above, below, bounds_of, find_scores, percent, problem_of, two_sided, unjudged
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of
@@ -30,23 +36,46 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import Gate, Rule
+from sdopt.schema import WORK, Gate, Rule
 
-WORK = ("model", "task", "workload", "hardware")
-"""Sections in which two sides must agree to be compared; the scheduler and the number of steps are choices."""
-
-_CHOICES = ("workload.steps", "hardware.threads", "hardware.price_per_hour")
+_CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+"""Settings that a candidate may choose: where they differ, that is what is judged."""
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
-    """Fills in `result.judgements`: one for each comparison whose candidate was not skipped, the A/A control aside."""
+    """Fills in `result.judgements`: one for each comparison whose candidate was not skipped, the A/A control aside.
+
+    Each comparison's look is noted in `result.looks`.
+    """
     result.gate = gate.name
-    result.judgements = [
-        _judge(result, comparison, gate, calibration)
+    edges = [
+        comparison
         for comparison in result.comparisons
         if result.variant(comparison.candidate).role != "control"
         and result.variant(comparison.candidate).status is not Status.SKIPPED
     ]
+    looks = [look_at(result, comparison, gate) for comparison in edges]
+    contexts = [
+        _context(result, comparison, calibration, 1 / look.allowed)
+        for comparison, look in zip(edges, looks, strict=True)
+    ]
+    claims = [context.claims(gate) if gate.must_pay else [] for context in contexts]
+    found = iter(answer_claims([claim for made in claims for claim in made], gate.confidence))
+    result.judgements = []
+    for comparison, look, context, made in zip(edges, looks, contexts, claims, strict=True):
+        answers = [next(found) for _ in made]
+        contract = context.contract
+        rulings = context.rulings(gate, contract)
+        if context.comparable:
+            rulings += [must_pay(answers)] if answers else []
+            rulings += ruling_of(look)
+        mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
+        note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
+        judged = judgement(comparison, contract, rulings, note)
+        judged.claims = {claim.measure.name: claim.p_gain for claim in made if claim.p_gain is not None}
+        judged.gains = [answer.claim.measure.name for answer in answers if answer.answer is Answer.GAIN]
+        result.judgements.append(judged)
+        record_look(result, look, judged.verdict)
 
 
 def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int:
@@ -65,7 +94,9 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
 
 
-def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration: Calibration | None) -> Judgement:
+def _context(
+    result: StudyResult, comparison: Comparison, calibration: Calibration | None, share: float
+) -> "RuleContext":
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
 
     def ratio(metric: str, confidence: float) -> Interval | None:
@@ -74,22 +105,31 @@ def _judge(result: StudyResult, comparison: Comparison, gate: Gate, calibration:
     def floor(metric: str) -> float | None:
         return MEASURES[metric].floor(result, comparison)
 
-    sides = RuleContext(candidate, reference, comparison.quality, calibration, ratio, floor)
-    contract = sides.contract
-    rulings = sides.rulings(gate, contract)
-    mixed = len({promise.contract for promise in sides.promises_of(candidate)}) > 1
-    note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
-    claims = {metric: p for metric in sides.claimed if (p := sides.no_gain(metric)) is not None}
-    return judgement(comparison, contract, rulings, note, claims)
+    return RuleContext(
+        candidate,
+        reference,
+        comparison.quality,
+        calibration,
+        ratio,
+        floor,
+        share,
+        _disturbances(result, candidate, reference),
+    )
 
 
-def judgement(
-    comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "", claims: dict[str, float] | None = None
-) -> Judgement:
-    """The worst of the rulings counts."""
+def _disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> str:
+    """Says which other studies were measured beside the rounds of two variants; "" where none was."""
+    numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
+    sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
+    others = sorted({other for session in sessions for other in session.disturbed_by})
+    return f"other studies were measured on this device meanwhile: {', '.join(others)}" if others else ""
+
+
+def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
+    """Returns the judgement of a comparison: the worst of the rulings counts."""
     verdict = worst([ruling.verdict for ruling in rulings])
     sides = comparison.candidate, comparison.reference, comparison.credit
-    return Judgement(*sides, contract, verdict, rulings, note, claims or {})
+    return Judgement(*sides, contract, verdict, rulings, note)
 
 
 def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -106,8 +146,8 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
     other = [
         f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.differing(reference.config, WORK).items()
-        if key not in _CHOICES
+        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
+        if not key.startswith(_CHOICES)
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
@@ -151,6 +191,8 @@ class RuleContext:
         calibration: of the model, for margins.
         ratio: the interval of `speedup` or `memory_ratio` at a two-sided confidence; None where it was not measured.
         floor: by which ratio two baselines differed in one of them; None where that is not known.
+        share: of each rule's chance of error, that this look may spend.
+        disturbed: by what the times were disturbed; "" where by nothing.
     """
 
     candidate: VariantResult
@@ -159,6 +201,8 @@ class RuleContext:
     calibration: Calibration | None
     ratio: Callable[[str, float], Interval | None]
     floor: Callable[[str], float | None]
+    share: float = 1.0
+    disturbed: str = ""
 
     @property
     def promises(self) -> list[Promise]:
@@ -185,36 +229,67 @@ class RuleContext:
         claims = {claim for promise in self.promises_of(self.candidate) for claim in promise.claims}
         return [name for name, measure in MEASURES.items() if measure.claim in claims]
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the two can be compared at all."""
+        return not _comparable(self.candidate, self.reference)
+
+    def claims(self, gate: Gate) -> list[Claim]:
+        """What the candidate claims, for all claims of the study to be tested together."""
+        if not self.comparable:
+            return []
+        return [
+            Claim(
+                MEASURES[metric],
+                MEASURES[metric].log_ratio(self.candidate, self.reference),
+                self.smallest(metric, gate),
+                self.floor(metric),
+                self.share,
+                self.disturbed if metric == SPEEDUP.name else "",
+            )
+            for metric in self.claimed
+        ]
+
+    def smallest(self, metric: str, gate: Gate) -> float:
+        """The smallest factor, at least 1, by which a measure must differ to count."""
+        if metric == SPEEDUP.name:
+            return 1 + gate.smallest_speedup
+        peak = peak_memory_gib(self.reference)
+        return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
+
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
-        """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why."""
+        """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why.
+
+        Whether the candidate pays is not among them: that depends on all claims of the study.
+        """
         rulings = _comparable(self.candidate, self.reference)
         if rulings:
             return rulings
         rulings = [_tripwires(self.candidate), _same_work(self.candidate, self.reference)]
-        rulings += [self.apply(rule) for rule in gate.rules.get(contract, [])]
+        rulings += [self.apply(rule, gate) for rule in gate.rules.get(contract, [])]
         if not gate.rules.get(contract):
             rulings.append(unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
-        if gate.must_pay and self.claimed:
-            rulings.append(self.pays())
+        if self.disturbed:
+            rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, self.disturbed))
         return rulings
 
-    def apply(self, rule: Rule) -> Ruling:
+    def apply(self, rule: Rule, gate: Gate) -> Ruling:
+        """Applies one rule, with the share of its chance of error that this look may spend."""
+        if rule.confidence is not None:
+            rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
         if rule.metric in MEASURES:
-            return self._performance(rule)
+            return self._performance(rule, gate)
         least = family_of(rule.metric).decides_from
         if len(self.candidate.images) < least:
             return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
-        paired = find_scores(self.paired, rule.metric)
-        if len(mine) + len(paired) > 1:
-            return unjudged(rule.test, f"{rule.metric} is ambiguous: {', '.join([*mine, *paired])}", rule.metric)
-        if paired:
-            ((name, score),) = paired.items()
-            return self._value(rule, name, score)
-        if not mine:
-            return unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
-        ((name, score),) = mine.items()
-        if rule.test in ("at_least", "at_most", "within", "exact", "rarely"):
+        between = find_scores(self.paired, rule.metric)
+        found = [*mine.items(), *between.items()]
+        if len(found) != 1:
+            said = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
+            return unjudged(rule.test, f"{rule.metric} {said}", rule.metric)
+        ((name, score),) = found
+        if between or rule.test in ("at_least", "at_most", "within", "exact", "rarely"):
             return self._value(rule, name, score)
         other = self.reference.quality.get(name)
         if other is None:
@@ -227,28 +302,30 @@ class RuleContext:
         if problem:
             return unjudged(rule.test, problem, name)
         if rule.test == "exact":
-            values = [value for value in score.per_prompt if value is not None]
-            wrong = sum(value != 0 for value in values)
-            if not values:
-                return unjudged(rule.test, f"{name} has no values by prompt", name)
-            verdict = Verdict.FAIL if wrong else Verdict.PASS
-            said = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
-            return Ruling(rule.test, name, verdict, said, score.estimate, max(values), max(values), 0.0)
-        bounds = bounds_of(score, rule.confidence)
+            return _exact(rule, name, score)
         if rule.test == "within":
             if rule.low is None or rule.high is None:
                 return unjudged(rule.test, "the rule has no low and high", name)
-            return two_sided(rule, name, bounds, rule.low, rule.high)
+            return two_sided(rule, name, bounds_of(score, rule.confidence), rule.low, rule.high)
+        return self._against_limit(rule, name, score)
+
+    def _against_limit(self, rule: Rule, name: str, score: Score) -> Ruling:
+        if rule.limits and rule.limit is None:
+            rule = self._at_precision(rule)
         limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)
         if isinstance(limit, Ruling):
             return limit
         if rule.test == "rarely":
             return self._rarely(rule, name, score, limit)
-        if rule.test == "at_least":
-            return above(rule, name, bounds, limit)
-        if rule.test == "at_most":
-            return below(rule, name, bounds, limit)
+        if rule.test in ("at_least", "at_most"):
+            bounds = bounds_of(score, rule.confidence)
+            return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
         return unjudged(rule.test, f"{name} is a distance to the reference: test it with at_most", name)
+
+    def _at_precision(self, rule: Rule) -> Rule:
+        """The rule with its limit for the type that the reference computes in; without one where that is not known."""
+        kind = precision_of(self.reference)
+        return replace(rule, limit=rule.limits.get(kind)) if kind else rule
 
     def _rarely(self, rule: Rule, name: str, score: Score, limit: float) -> Ruling:
         """A rule on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
@@ -283,6 +360,9 @@ class RuleContext:
         """A limit or margin as the rule gives it, or a share of something calibrated; without either, why not."""
         if given is not None:
             return given
+        if rule.limits:
+            said = "the rule has no limit for the precision of the reference, which is not known; give it one limit"
+            return unjudged(rule.test, said, name)
         if share is None:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.calibration.metrics.get(name) if self.calibration else None
@@ -292,63 +372,32 @@ class RuleContext:
             return unjudged(rule.test, f"no calibration for {model}: {advice}", name)
         return share * whole(known)
 
-    def _performance(self, rule: Rule) -> Ruling:
-        """A rule on the speed-up or the memory ratio: fails only where the harm exceeds the A/A floor as well."""
+    def _performance(self, rule: Rule, gate: Gate) -> Ruling:
+        """A rule on the speed-up or the memory ratio.
+
+        Its limit never asks for less than what counts. It fails only where the harm exceeds the A/A floor as well, and
+        decides nothing on times that were disturbed.
+        """
         bounds = self._ratio(rule.metric, rule.confidence)
         if bounds is None:
             return unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
         if rule.limit is None or rule.test not in ("at_least", "at_most"):
             return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", rule.metric)
-        ruling = (above if rule.test == "at_least" else below)(rule, rule.metric, bounds, rule.limit)
+        smallest = self.smallest(rule.metric, gate)
+        limit = rule.limit
+        if rule.test == "at_most" and not MEASURES[rule.metric].higher_is_better and limit >= 1:
+            limit = max(limit, smallest)
+        elif rule.test == "at_least" and MEASURES[rule.metric].higher_is_better and limit <= 1:
+            limit = min(limit, 1 / smallest)
+        ruling = (above if rule.test == "at_least" else below)(rule, rule.metric, bounds, limit)
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.reason += f"; but two equal processes differed by {percent(floor)}"
+        if rule.metric == SPEEDUP.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
+            ruling.verdict = Verdict.INCONCLUSIVE
+            ruling.reason += f"; but {self.disturbed}"
         return ruling
-
-    def pays(self) -> Ruling:
-        """An option that claims latency or memory must gain in one of them, and harm none that it claims."""
-        gains: list[str] = []
-        harms: list[str] = []
-        open_: list[str] = []
-        said: list[str] = []
-        for metric in self.claimed:
-            claim = MEASURES[metric].claim
-            bounds = self._ratio(metric, 0.95)
-            if bounds is None:
-                open_.append(claim)
-                said.append(f"{claim}: not measured")
-                continue
-            better = MEASURES[metric].gain(bounds.estimate)
-            shown = f"{metric} {bounds.estimate:.3g}×"
-            if bounds.low is None or bounds.high is None:
-                open_.append(claim)
-                said.append(f"{shown} has no interval: more rounds or protocol.replicates would give one")
-                continue
-            shown += f" [{bounds.low:.3g}, {bounds.high:.3g}]"
-            floor = self.floor(metric)
-            if floor is None:
-                open_.append(claim)
-                said.append(f"{shown}, but the A/A floor is not known")
-            elif bounds.low <= 1 <= bounds.high:
-                said.append(f"{shown} includes 1")
-            elif not exceeds(better, floor):
-                said.append(f"{shown} is within the A/A floor of {percent(floor)}")
-            else:
-                (gains if better > 1 else harms).append(claim)
-                said.append(shown)
-        reason = "; ".join(said)
-        if harms:
-            return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
-        if gains:
-            return Ruling("must pay", "", Verdict.PASS, f"it pays: {reason}")
-        if open_:
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason)
-        return Ruling("must pay", "", Verdict.FAIL, f"no benefit: {reason}")
-
-    def no_gain(self, metric: str) -> float | None:
-        """The one-sided p value that the candidate gains nothing in a measure; None where there is no interval."""
-        return p_value(lambda confidence: self.ratio(metric, confidence), MEASURES[metric].alternative)
 
     def _ratio(self, metric: str, confidence: float | None) -> Bounds | None:
         interval = self.ratio(metric, 2 * (confidence or 0.95) - 1)
@@ -356,3 +405,14 @@ class RuleContext:
             return None
         low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
         return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)
+
+
+def _exact(rule: Rule, name: str, score: Score) -> Ruling:
+    """Passes where the value is zero for every prompt."""
+    values = [value for value in score.per_prompt if value is not None]
+    if not values:
+        return unjudged(rule.test, f"{name} has no values by prompt", name)
+    wrong = sum(value != 0 for value in values)
+    verdict = Verdict.FAIL if wrong else Verdict.PASS
+    said = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
+    return Ruling(rule.test, name, verdict, said, score.estimate, max(values), max(values), 0.0)

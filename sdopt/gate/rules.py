@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sdopt.analysis.measures import MEASURES
 from sdopt.errors import UsageError
+from sdopt.gate.precision import UNIT_ROUNDOFF
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import FAMILIES, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
@@ -12,9 +13,9 @@ from sdopt.study.designs import Plan
 _THRESHOLDS = {
     "non_inferior": ("margin", "deviations"),
     "equivalent": ("margin", "deviations"),
-    "at_least": ("limit", "of_seeds"),
-    "at_most": ("limit", "of_seeds"),
-    "rarely": ("limit", "of_seeds"),
+    "at_least": ("limit", "limits", "of_seeds"),
+    "at_most": ("limit", "limits", "of_seeds"),
+    "rarely": ("limit", "limits", "of_seeds"),
 }
 """Of which keys a test takes exactly one."""
 
@@ -45,9 +46,12 @@ def _problems_of(rule: Rule) -> list[str]:
         except UsageError as error:
             problems += [f".metric={problem}, {', '.join(MEASURES)}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())
-    given = [name for name in ("margin", "deviations", "limit", "of_seeds") if getattr(rule, name) is not None]
+    names = ("margin", "deviations", "limit", "limits", "of_seeds")
+    given = [name for name in names if getattr(rule, name) not in (None, {})]
     if needed and (len(given) != 1 or given[0] not in needed):
-        problems.append(f": test={rule.test} takes one of {' and '.join(needed)}")
+        problems.append(f": test={rule.test} takes one of {', '.join(needed)}")
+    if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
+        problems.append(f".limits: one each for {', '.join(UNIT_ROUNDOFF)}")
     if rule.test == "within" and (rule.low is None or rule.high is None):
         problems.append(": test=within takes low and high")
     if (rule.test == "rarely") != (rule.share is not None):

@@ -16,17 +16,19 @@ from sdopt.schema import Rule
 
 
 def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
+    """Returns the ruling of what could not be judged, with the reason."""
     return Ruling(rule, metric, Verdict.NOT_COMPARABLE, reason)
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
-    """The scores that a rule means: of that name, or of that metric over whatever features were measured."""
+    """Returns the scores that a rule means: of that name, or of that metric over whatever features were measured."""
     if metric in scores:
         return {metric: scores[metric]}
     return {name: score for name, score in scores.items() if family_of(name).name == metric}
 
 
 def problem_of(score: Score) -> str:
+    """Says what keeps a score from being judged; "" where nothing does."""
     if score.estimate is None or not math.isfinite(score.estimate):
         return score.note or "the value is not finite"
     if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
@@ -35,6 +37,7 @@ def problem_of(score: Score) -> str:
 
 
 def bounds_of(score: Score, confidence: float | None) -> Bounds:
+    """Returns a score with one-sided bounds, each at a confidence; without a confidence the estimate is its own."""
     assert score.estimate is not None
     if confidence is None:
         return Bounds(score.estimate, score.estimate, score.estimate, math.nan, len(score.per_prompt))
@@ -48,45 +51,64 @@ def bounds_of(score: Score, confidence: float | None) -> Bounds:
 def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Passes where the lower bound reaches the limit, fails where the upper bound stays below it."""
     if bounds.low is None or bounds.high is None:
-        return _open(rule, name, bounds, limit, "has no interval")
+        return _open(rule, name, bounds, limit)
     if bounds.low >= limit:
-        return _ruling(rule, name, bounds, limit, Verdict.PASS, f"the lower bound {bounds.low:.4g} reaches {limit:.4g}")
+        said = f"{_bound(rule, 'lower')} {bounds.low:.4g} reaches {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, said)
     if bounds.high < limit:
-        said = f"the upper bound {bounds.high:.4g} stays below {limit:.4g}"
+        said = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays below {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
-    return _open(rule, name, bounds, limit, f"[{bounds.low:.4g}, {bounds.high:.4g}] reaches over {limit:.4g}")
+    return _open(rule, name, bounds, limit)
 
 
 def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
+    """Passes where the upper bound stays within the limit, fails where the lower bound exceeds it."""
     if bounds.low is None or bounds.high is None:
-        return _open(rule, name, bounds, limit, "has no interval")
+        return _open(rule, name, bounds, limit)
     if bounds.high <= limit:
-        said = f"the upper bound {bounds.high:.4g} stays within {limit:.4g}"
+        said = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays within {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.PASS, said)
     if bounds.low > limit:
-        said = f"the lower bound {bounds.low:.4g} exceeds {limit:.4g}"
+        said = f"{_bound(rule, 'lower')} {bounds.low:.4g} exceeds {limit:.4g}"
         return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
-    return _open(rule, name, bounds, limit, f"[{bounds.low:.4g}, {bounds.high:.4g}] reaches over {limit:.4g}")
+    return _open(rule, name, bounds, limit)
 
 
 def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
-    """Two one-sided tests (Schuirmann 1987): the worse verdict of the two, with its reason."""
+    """Rules by two one-sided tests (Schuirmann 1987): the worse verdict of the two, with its reason."""
     rulings = [above(rule, name, bounds, low), below(rule, name, bounds, high)]
     return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
-def _open(rule: Rule, name: str, bounds: Bounds, limit: float, said: str) -> Ruling:
-    if bounds.unit == "prompt":
-        needed = bounds.needed(limit, rule.confidence or 0.95)
-        settle = f"; about {needed} prompts would settle it" if needed else "; more prompts would settle it"
+def level_of(confidence: float) -> str:
+    """Returns a confidence in words, as `95 %`."""
+    return f"{100 * confidence:.4g} %"
+
+
+def _bound(rule: Rule, which: str) -> str:
+    # Tables show two-sided intervals, whose bounds lie farther out.
+    return f"the one-sided {level_of(rule.confidence)} {which} bound" if rule.confidence else "the estimate"
+
+
+def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
+    """An undecided ruling, with what would settle it."""
+    shown = "has no interval"
+    if bounds.low is not None and bounds.high is not None and rule.confidence:
+        level = level_of(rule.confidence)
+        shown = f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
+    if bounds.unit != "prompt":
+        settle = "more processes (protocol.replicates) would settle it"
+    elif needed := bounds.needed(limit, rule.confidence or 0.95):
+        settle = f"about {needed} prompts would settle it"
     else:
-        settle = "; more rounds or protocol.replicates would settle it"
-    return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, said + settle)
+        settle = "more prompts would settle it"
+    return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")
 
 
 def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, said: str) -> Ruling:
     return Ruling(rule.test, name, verdict, said, bounds.estimate, bounds.low, bounds.high, limit)
 
 
-def percent(floor: float | None) -> str:
-    return "an unknown share" if floor is None else f"{100 * (floor - 1):.1f} %"
+def percent(factor: float | None) -> str:
+    """Returns by how much a factor exceeds 1, as `2.5 %`."""
+    return "an unknown share" if factor is None else f"{100 * (factor - 1):.1f} %"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sdopt.measure.stages import DENOISER, STAGES, observed
+from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
 from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ class Trace:
     """CUDA graphs that were replayed within the denoiser."""
     denoiser_busy_s: float | None = None
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
+    decoded: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
+    decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes (n, channels, height, width) of the latents that each call of the VAE's decoder network took."""
 
     @property
     def denoiser(self) -> StageTrace:
@@ -85,7 +89,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     """Runs `call` under PyTorch's profiler, and sorts what it saw by the stage in which it happened.
 
     Args:
-        pipe: the pipeline whose stages are told apart.
+        pipe: the pipeline, with every optimization applied.
         call: makes one call of `pipe`; a few steps are enough.
         cuda: whether device kernels are recorded as well.
     """
@@ -108,11 +112,14 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         first = next(iter(output.values())) if isinstance(output, dict) else output[0]
         if isinstance(first, torch.Tensor):
             trace.stages[stage].output_requires_grad = first.requires_grad
+            if stage == VAE_DECODER:
+                trace.decoded.append(tuple(first.shape))
 
     activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
     with (
         observed(pipe, enter, leave),
         _observed_layouts(denoiser_of(pipe), trace.denoiser),
+        _observed_decoder(pipe.vae, trace.decoder_inputs),
         torch.profiler.profile(activities=activities, record_shapes=True) as profile,
     ):
         call()
@@ -140,6 +147,17 @@ def _observed_layouts(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[N
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _observed_decoder(vae: Any, shapes: list[tuple[int, ...]]) -> Iterator[None]:
+    """Notes the shape of each input of the network within `vae.decode`, which may take the latents in pieces."""
+    decoder: torch.nn.Module = vae.decoder
+    handle = decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(tuple(inputs[0].shape)))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _sort(events: list[dict[str, Any]], trace: Trace) -> None:

@@ -97,6 +97,7 @@ class Sdpa(Optimization):
     stage: ClassVar[Stage] = Stage.ATTENTION
 
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
+    """The kernel; PyTorch raises an error where it cannot serve the denoiser."""
 
     @property
     @override
@@ -184,6 +185,7 @@ class Sliced(Optimization):
         return frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1)
+    """Rows of batch × heads that are computed at once; null is half of the heads."""
 
     @property
     @override

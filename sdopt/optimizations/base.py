@@ -1,4 +1,4 @@
-"""What an optimization is: a frozen dataclass that changes a pipeline and afterwards proves that it did."""
+"""The contract of an optimization: a frozen dataclass that changes a pipeline and afterwards proves that it did."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Stage(IntEnum):
-    """When an optimization is applied; the order in which they may build on each other."""
+    """When an optimization is applied; a later stage may build on an earlier one."""
 
     LOAD = 0
     COMPONENTS = 1
@@ -33,25 +33,25 @@ class Contract(StrEnum):
     EXACT = "exact"
     """The same bits."""
     EQUIVALENT = "equivalent"
-    """The same mathematics in another order: differences of rounding."""
+    """The same mathematics in another order: results differ by rounding."""
     LOSSY = "lossy"
     """Something is approximated."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an optimization may look at to say whether it can run: nothing is loaded yet."""
+    """What an optimization may look at to say whether it can run, before anything is loaded."""
 
     device: Device
     model: Model
     workload: Workload
     chosen: Mapping[str, "Optimization"]
-    """All optimizations of the variant by axis, this one included."""
+    """All optimizations of the variant by axis (`precision`, `memory.vae_slicing`), this one included."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a run showed of one optimization: whether it took effect, in one line, with the facts behind it."""
+    """Evidence of one optimization: whether it took effect, a line that says so, and the facts behind it."""
 
     engaged: bool
     summary: str
@@ -59,47 +59,49 @@ class Finding:
 
 
 Proof = Callable[[Trace], Finding]
-"""Reads the trace of one call of the pipeline, made after everything was applied."""
+"""Judges an optimization by the trace of one call, made after every optimization was applied."""
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """One choice on one axis. Fields are the keys of its yaml; a subclass sets what it needs and leaves the rest.
+    """One choice on one axis. Its fields are the keys of its yaml; a subclass overrides only what it needs.
 
-    Class attributes: `stage` orders the applications; `contract` is the promise about the images (a property where it
-    depends on a field); `claims` names what it is for: `latency`, `memory`, or nothing.
+    Attributes:
+        stage: when it is applied.
     """
 
     stage: ClassVar[Stage] = Stage.CALL
 
     @property
     def claims(self) -> frozenset[str]:
+        """What the option is for: `latency`, `memory`, both or nothing; a gate checks that each claim pays."""
         return frozenset()
 
     @property
     def contract(self) -> Contract:
+        """What the option promises about the images; a gate judges it by the rules of this promise."""
         return Contract.EXACT
 
     def conflicts(self, ctx: Context) -> list[str]:
-        """Reasons why it cannot run on this device, with this model or beside the other choices."""
+        """Returns why it cannot run on this device, with this model or beside the other choices; [] if it can."""
         return []
 
     def engages(self, ctx: Context) -> list[str]:
-        """Reasons why it cannot take effect on a workload as small as this one."""
+        """Returns why it cannot take effect on a workload as small as this one; [] if it can."""
         return []
 
     def load_kwargs(self) -> dict[str, Any]:
-        """What it adds to `from_pretrained`."""
+        """Returns what it adds to `from_pretrained`."""
         return {}
 
     def call_kwargs(self) -> dict[str, Any]:
-        """What it adds to each call of the pipeline."""
+        """Returns what it adds to each call of the pipeline."""
         return {}
 
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        """State of the process that lives for one call of `pipe`."""
+        """Returns a context manager that is entered around each call of `pipe`; it restores what it changes."""
         return nullcontext()
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        """Changes the pipeline; returns what will prove, from a traced call, that the change took effect."""
+        """Changes the pipeline; returns the proof that judges, by a traced call, whether the change took effect."""
         raise NotImplementedError

@@ -55,8 +55,11 @@ class Inductor(Optimization):
         return frozenset({"latency"})
 
     mode: str = bounded("default", choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
+    """As in `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
     fullgraph: bool = False
+    """Whether a graph break is an error."""
     dynamic: bool | None = None
+    """Whether shapes are symbols; null generalises a shape when it first changes."""
 
     @property
     @override

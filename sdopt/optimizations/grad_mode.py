@@ -1,4 +1,4 @@
-"""grad_mode: whether autograd records the call."""
+"""grad_mode: whether autograd records a call."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
@@ -17,22 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GradMode(Optimization):
-    """`no_grad` is what diffusers' pipelines do; `enabled` takes that away; `inference_mode` adds to it."""
+    """Sets whether and how autograd records a call."""
 
     stage: ClassVar[Stage] = Stage.CALL
 
     mode: str = bounded("no_grad", choices=("enabled", "no_grad", "inference_mode"))
+    """`no_grad` is what diffusers' pipelines do; `enabled` takes that away; `inference_mode` adds to it."""
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset({"latency"}) if self.mode == "inference_mode" else frozenset()
 
+    @override
     @contextmanager
     def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
         modes = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
         with modes[self.mode]():
             yield
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         if self.mode == "enabled":
             _undecorate(pipe)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
@@ -16,20 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout(Optimization):
-    """The memory format of the convolutions in the denoiser and the VAE: PyTorch's NCHW, or NHWC (`channels_last`)."""
+    """Lays out the weights of the denoiser's and the VAE's convolutions."""
 
     stage: ClassVar[Stage] = Stage.LAYOUT
 
     memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
+    """PyTorch's own NCHW, or NHWC."""
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract.EXACT if self.memory_format == "contiguous" else Contract.EQUIVALENT
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
 
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         modules = [denoiser_of(pipe), pipe.vae]
         if self.memory_format == "channels_last":
@@ -41,7 +46,7 @@ class Layout(Optimization):
                 layer.weight
                 for module in modules
                 for layer in module.modules()
-                # A 1×1 or single-channel kernel is laid out the same either way, and tells nothing.
+                # A 1×1 or single-channel kernel is laid out the same either way.
                 if isinstance(layer, torch.nn.Conv2d) and min(layer.weight.shape[1:]) > 1
             ]
             last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
@@ -51,7 +56,7 @@ class Layout(Optimization):
             summary = f"{last} of {len(weights)} kernels laid out channels-last"
             if ran:
                 summary += f"; {ran_last} of {ran} convolutions gave channels-last"
-            # A kernel of 1×1 and a group of one channel are ambiguous, so most is what can be asked of the outputs.
+            # Outputs of 1×1 kernels and of one channel are ambiguous, so it is enough if most are as wanted.
             as_wanted = not ran or (ran_last > ran / 2) == (self.memory_format == "channels_last")
             return Finding(last == wanted and as_wanted, summary, facts)
 

@@ -32,8 +32,11 @@ class Precision(Optimization):
     stage: ClassVar[Stage] = Stage.LOAD
 
     weights: str = bounded("float32", choices=_FLOATS)
+    """The type of all parameters."""
     autocast: str | None = bounded(None, choices=_FLOATS[1:])
+    """The type that `torch.autocast` computes in; null leaves it off."""
     tf32: str = bounded("default", choices=("default", "on", "off"))
+    """TensorFloat-32: PyTorch's settings, in matrix products as well, or nowhere."""
 
     @property
     @override

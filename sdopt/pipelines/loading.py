@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 from sdopt.pipelines.catalog import architecture_folder, class_name_of
 
 
+def part_config(model: Model, part: str) -> dict[str, Any] | None:
+    """Returns the configuration of a part such as `unet` or `vae` without loading it; None if it is not local."""
+    path = folder_of(model) / part / "config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
 def fewest_heads(model: Model) -> int | None:
-    """Returns the heads of the UNet's layer with the fewest; None where its configuration is not there to be read."""
-    config = _unet_config(model)
+    """Returns the heads of the UNet's layer with the fewest; None if its configuration is not local."""
+    config = part_config(model, "unet")
     return None if config is None else min(_heads(config))
 
 
 def head_dimensions(model: Model) -> list[int]:
-    """Returns the channels of the UNet's attention heads, each once; none where its configuration is not there."""
-    config = _unet_config(model)
+    """Returns the channels of the UNet's attention heads, each once; none if its configuration is not local."""
+    config = part_config(model, "unet")
     if config is None:
         return []
     channels, heads = config["block_out_channels"], _heads(config)
     attends = ["CrossAttn" in block for block in config["down_block_types"]]
     attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type") or "")
     return sorted({width // n for width, n, used in zip(channels, heads, attends, strict=True) if used})
-
-
-def _unet_config(model: Model) -> dict[str, Any] | None:
-    path = folder_of(model) / "unet" / "config.json"
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _heads(config: dict[str, Any]) -> list[int]:

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sdopt.results.choices import listed
 from sdopt.results.records import StudyResult
 from sdopt.study.designs import difference
 
@@ -19,7 +20,7 @@ def show_plan(result: StudyResult, console: Console) -> None:
         table.add_column(heading)
     baseline = result.variant(result.baseline).choices
     for row in result.variants:
-        chosen = ", ".join(f"{axis}={option}" for axis, option in difference(row.choices, baseline).items())
+        chosen = listed(difference(row.choices, baseline))
         table.add_row(escape(row.name), escape(chosen), row.contract, "no" if row.reason else "yes")
     console.print(table)
     for row in result.variants:

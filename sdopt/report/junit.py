@@ -38,7 +38,8 @@ def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
                 kind = "failure" if ruling.verdict is Verdict.FAIL else "error"
                 ElementTree.SubElement(case, kind, message=printable(ruling.reason), type=str(ruling.verdict))
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import MEMORY_RATIO
-from sdopt.analysis.timing import MINIMUM_PROCESSES, MINIMUM_ROUNDS
+from sdopt.analysis.timing import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import Family, family_of
 from sdopt.results.records import Effect, Interval, Score, Status, StudyResult
@@ -121,10 +121,8 @@ def _sampling_notes(result: StudyResult) -> list[str]:
         processes = result.config.replicates
         each = "1 process" if processes == 1 else f"{processes} processes"
         intervals = two_sided
-        if processes == 1 and max(samples) < MINIMUM_ROUNDS:
-            intervals = "too few for intervals"
-        elif 1 < processes < MINIMUM_PROCESSES:
-            intervals += f" of ratios (of a time from {MINIMUM_PROCESSES} processes on)"
+        if processes < MINIMUM_PROCESSES:
+            intervals = f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
         notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.analysis.claims import holm
 from sdopt.analysis.measures import MEASURES
+from sdopt.gate.looks import spent_of
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import markdown
 from sdopt.results.files import write_atomically
@@ -47,14 +47,14 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
-    notes = [_BOUNDS, *claims_of(result, judgements), *floors_of(result)]
+    notes = [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
     return Group(table, *(Text(f"  {note}", "dim") for note in notes))
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     """The same as Markdown, and every ruling below it."""
     rows = [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
-    notes = [_BOUNDS, *claims_of(result, judgements), *floors_of(result)]
+    notes = [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
     summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, notes)
     rulings = [
         (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
@@ -65,17 +65,13 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
     return f"## sdopt gate: {result.name} ({result.gate})\n\n{summary}\n{markdown(heads, rulings, [])}"
 
 
-def claims_of(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    """Which of the study's claims of benefit hold together: each may hold alone by chance if there are many.
-
-    Only reported; the verdicts are of each variant by itself.
-    """
-    claims = [(f"{j.candidate} ({MEASURES[metric].claim})", p) for j in judgements for metric, p in j.claims.items()]
+def claims_of(judgements: Sequence[Judgement]) -> list[str]:
+    """Says which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
+    claims = [(j, metric) for j in judgements for metric in j.claims]
+    kept = [f"{j.candidate} ({MEASURES[metric].claim})" for j, metric in claims if metric in j.gains]
     if not claims:
         return []
-    held = holm([p for _, p in claims], 1 - result.confidence)
-    kept = [name for (name, _), holds in zip(claims, held, strict=True) if holds]
-    said = f"{len(kept)} of {len(claims)} claims of a gain hold together at {result.confidence:.0%} confidence (Holm)"
+    said = f"{len(kept)} of {len(claims)} claims of a gain hold together (Holm)"
     return [f"{said}: {', '.join(kept)}." if kept else f"{said}."]
 
 

@@ -357,7 +357,30 @@ class Judgement:
     rulings: list[Ruling]
     note: str = ""
     claims: dict[str, float] = field(default_factory=dict)
-    """For each measure in which the candidate claims a gain, the one-sided p value that there is none."""
+    """For each measure in which the candidate claims a gain, the one-sided p value that there is none that counts."""
+    gains: list[str] = field(default_factory=list)
+    """Measures in which a gain holds together with all other claims of the study."""
+
+
+@dataclass
+class Look:
+    """One judging of one comparison: what there was to see, and what of the chance of error it spent."""
+
+    candidate: str
+    reference: str
+    gate: str
+    judged: str
+    data: str
+    """Digest of what was judged: judging the same again is the same look."""
+    number: int
+    allowed: int
+    """How many looks the first one left room for; one beyond that decides nothing."""
+    spent: float
+    """Share of the chance of error, over all looks so far; 1 is all of it."""
+    processes: int
+    rounds: int
+    prompts: int
+    verdict: Verdict
 
 
 @dataclass
@@ -450,6 +473,8 @@ class StudyResult:
     gate: str = ""
     """The gate that judged, and what it said of each comparison."""
     judgements: list[Judgement] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    """Every judging of a comparison so far, the first one first."""
     redrawn: dict[str, list[ImageRecord]] = field(default_factory=dict)
     """The baseline's images once more: in other batches (`numerical`), and from other noise (`sampling`)."""
     feature_digests: dict[str, str] = field(default_factory=dict)

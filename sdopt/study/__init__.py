@@ -1,1 +1,1 @@
-"""Running a study: designs, plan, rounds, evidence and images, and going on with one that broke off."""
+"""Plans and runs a study: designs, rounds, evidence and images; and resumes one that broke off."""

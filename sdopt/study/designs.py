@@ -5,10 +5,13 @@ A design is a frozen dataclass with a yaml in `conf/study/`. It asks a `Composer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from typing import Protocol
 
+from typing_extensions import override
+
 from sdopt.errors import UsageError
+from sdopt.results.choices import NONE, listed
 from sdopt.schema import ExplicitEdge
 from sdopt.variant import Variant
 
@@ -19,7 +22,7 @@ CONTROL = "baseline (A/A control)"
 
 @dataclass(frozen=True)
 class Edge:
-    """Candidate against reference, and the option that the difference is credited to."""
+    """A comparison of a candidate with a reference, and the option that the difference is credited to."""
 
     candidate: str
     reference: str
@@ -33,136 +36,164 @@ class Plan:
     variants: tuple[Variant, ...]
     edges: tuple[Edge, ...]
     factors: tuple[str, ...] = ()
-    """Options whose effects are estimated from the product of them all."""
+    """Options of a factorial design, whose effects are estimated from all combinations."""
 
     @property
     def baseline(self) -> Variant:
+        """The first variant."""
         return self.variants[0]
 
 
 class Composer(Protocol):
-    """Makes variants out of the job's own configuration."""
+    """Makes variants from the job's own configuration."""
 
     def variant(self, name: str | None, overrides: Sequence[str] = (), plain: bool = False) -> Variant:
-        """Composes the job's overrides and then `overrides`; with `plain`, without the job's optimizations.
+        """Composes a variant from the job's overrides and then `overrides`.
+
+        Options of one group replace what the job chose there. Within `overrides`, options of one axis replace each
+        other, and options of one group that lie on different axes combine: `memory=vae_slicing` and `memory=vae_tiling`
+        are `memory=[vae_slicing,vae_tiling]`.
 
         Args:
             name: the variant's name; None names it by what it chooses beyond the defaults.
+            overrides: in the order of a command line; `precision:bf16` is `precision=bf16`.
+            plain: leaves out the job's optimizations.
 
         Raises:
             UsageError: an override is unknown or out of range.
         """
 
     def chosen(self) -> list[str]:
-        """The options that the job chooses beyond the defaults, as overrides (`compiler=inductor`), by axis."""
+        """Lists the options that the job chooses beyond the defaults, each as `compiler=inductor`."""
 
     def without(self, option: str) -> str:
-        """The override that takes an option back: its axis at the default."""
+        """Returns the override that takes back one of the job's options and leaves the others."""
+
+    def axes(self, option: str) -> list[str]:
+        """Returns the axes that an option chooses on: `precision`; `memory.vae_slicing` for `memory=vae_slicing`.
+
+        Options of different axes combine; of one axis a variant has one.
+        """
 
 
 @dataclass(frozen=True)
 class Design:
-    """Base of all designs."""
+    """The base class of all designs."""
 
     name: str = "study"
-    """Name of the study: of its MLflow experiment and of its folder."""
+    """The name of the study, of its MLflow experiment and of its folder."""
 
     def plan(self, composer: Composer) -> Plan:
+        """Returns the study's variants and comparisons. Raises UsageError if the design does not fit the job."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Pair(Design):
-    """The composed configuration against a baseline without optimizations.
-
-    `baseline` holds overrides that make up the baseline, where it is not the default of every group.
-    """
+    """Compares the composed configuration with a baseline without optimizations."""
 
     name: str = "pair"
     baseline: list[str] = field(default_factory=list)
+    """Overrides of the baseline, for one that is not the default of every group."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, self.baseline, plain=True)
         candidate = composer.variant(None)
         if candidate.config == baseline.config:
-            # A sweep's grid holds the baseline itself: the A/A control is then all there is to compare.
+            # A sweep's grid holds the baseline itself: only the A/A control is left to compare.
             return Plan((baseline,), ())
         return Plan((baseline, candidate), (Edge(candidate.name, BASELINE, credit(candidate, baseline)),))
 
 
 @dataclass(frozen=True)
 class OneAtATime(Design):
-    """Each of `options` alone on the baseline."""
+    """Adds each of `options` alone to the baseline."""
 
     name: str = "one_at_a_time"
     options: list[str] = field(default_factory=list)
+    """The options or keys to try, as in `[precision:bf16,workload.steps:10]`."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, plain=True)
-        variants = [composer.variant(option, [option], plain=True) for option in _listed(self.options, "one_at_a_time")]
+        options = _overrides(self.options, "one_at_a_time")
+        variants = [composer.variant(_name(option), [option], plain=True) for option in options]
         return Plan((baseline, *variants), tuple(Edge(v.name, BASELINE, v.name) for v in variants))
 
 
 @dataclass(frozen=True)
 class Cumulative(Design):
-    """`options` added to the baseline in the order given; each step is compared with the one before it."""
+    """Adds `options` to the baseline in the order given, and compares each step with the one before it."""
 
     name: str = "cumulative"
     options: list[str] = field(default_factory=list)
+    """The options or keys in the order in which they are added, as in `[precision:bf16,memory:vae_slicing]`."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
-        options = _listed(self.options, "cumulative")
+        options = _overrides(self.options, "cumulative")
         steps = [composer.variant(BASELINE, plain=True)]
-        steps += [composer.variant(f"+ {option}", options[: n + 1], plain=True) for n, option in enumerate(options)]
+        steps += [
+            composer.variant(f"+ {_name(option)}", options[: n + 1], plain=True) for n, option in enumerate(options)
+        ]
         edges = [
-            Edge(now.name, before.name, option) for before, now, option in zip(steps, steps[1:], options, strict=False)
+            Edge(now.name, before.name, _name(option))
+            for (before, now), option in zip(pairwise(steps), options, strict=True)
         ]
         return Plan(tuple(steps), tuple(edges))
 
 
 @dataclass(frozen=True)
 class Factorial(Design):
-    """The product of `options`: every combination, with at most one option of each axis.
+    """Measures every combination of `options`, with at most one option of each axis.
 
-    Main effects and pairwise interactions are estimated from it; see `sdopt.analysis.effects`.
+    `sdopt.analysis.effects` estimates main effects and pairwise interactions from it.
     """
 
     name: str = "factorial"
     options: list[str] = field(default_factory=list)
+    """The factors, as in `[precision:bf16,memory:vae_slicing]`; two options of one axis are levels of one factor."""
 
-    @property
-    def factors(self) -> list[str]:
-        """The options as overrides, in the order given."""
-        options = _listed(self.options, "factorial")
-        keys = [option for option in options if "." in option.partition("=")[0]]
-        if keys:
-            raise UsageError([f"study.options: '{key}' sets a key; factorial takes options of a group" for key in keys])
-        return options
-
+    @override
     def plan(self, composer: Composer) -> Plan:
-        axes: dict[str, list[str]] = {}
-        for option in self.factors:
-            axes.setdefault(option.partition("=")[0], []).append(option)
-        cells = [
-            [option for option in cell if option] for cell in product(*([None, *options] for options in axes.values()))
-        ]
-        variants = [composer.variant(", ".join(cell) or BASELINE, cell, plain=True) for cell in cells]
+        options = _overrides(self.options, "factorial")
+        levels = self._levels(composer, options)
+        cells = [[option for option in cell if option] for cell in product(*([None, *rivals] for rivals in levels))]
+        variants = [composer.variant(", ".join(map(_name, cell)) or BASELINE, cell, plain=True) for cell in cells]
         edges = [Edge(variant.name, BASELINE, variant.name) for variant in variants[1:]]
-        return Plan(tuple(variants), tuple(edges), tuple(self.factors))
+        return Plan(tuple(variants), tuple(edges), tuple(map(_name, options)))
+
+    def _levels(self, composer: Composer, options: Sequence[str]) -> list[list[str]]:
+        """Groups the options by axis."""
+        levels: dict[str, list[str]] = {}
+        problems = []
+        for option in options:
+            axes = composer.axes(option)
+            if "." in option.partition("=")[0]:
+                problems.append(f"study.options: '{option}' sets a key; factorial takes options of a group")
+            elif len(axes) != 1:
+                problems.append(f"study.options: '{option}' is {len(axes)} options; factorial takes them one by one")
+            else:
+                levels.setdefault(axes[0], []).append(option)
+        if problems:
+            raise UsageError(problems)
+        return list(levels.values())
 
 
 @dataclass(frozen=True)
 class LeaveOneOut(Design):
-    """The composed configuration, and it again without each of its options: what *ablation* means in papers.
+    """Measures the composed configuration, and again without each of its options: what *ablation* means in papers.
 
-    A speed-up below 1 in the row of an option that was left out is what the option contributes to the combination.
+    A speed-up below 1 in the row of a left-out option is what that option contributes to the combination.
     """
 
     name: str = "leave_one_out"
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         options = composer.chosen()
-        if len(options) < 2:
+        if len(options) <= 1:
             raise UsageError(
                 "study=leave_one_out: choose at least two options, as in layout=channels_last precision=bf16"
             )
@@ -177,15 +208,18 @@ class LeaveOneOut(Design):
 
 @dataclass(frozen=True)
 class Explicit(Design):
-    """Variants written out by name, each a list of overrides on the composed configuration; the first is the baseline.
+    """Takes variants written out by name, each a list of overrides on the composed configuration.
 
-    `edges` defaults to each variant against the first.
+    The first variant is the baseline.
     """
 
     name: str = "explicit"
     variants: dict[str, list[str]] | None = None
+    """The overrides of each variant, by its name."""
     edges: list[ExplicitEdge] = field(default_factory=list)
+    """The comparisons, as in `{candidate: a, reference: b}`; without them, each variant against the first."""
 
+    @override
     def plan(self, composer: Composer) -> Plan:
         if not self.variants:
             raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")
@@ -214,8 +248,13 @@ class Explicit(Design):
         )
 
 
-def _listed(options: list[str], design: str) -> list[str]:
-    """The options as overrides."""
+def _name(option: str) -> str:
+    """Returns an option as results write it, without the `+` that chooses in a group without a default."""
+    return option.lstrip("+")
+
+
+def _overrides(options: list[str], design: str) -> list[str]:
+    """Returns the options of a design as overrides. Raises UsageError if there are none, or one comes twice."""
     overrides = [as_override(option) for option in options]
     repeated = sorted({option for option in overrides if overrides.count(option) > 1})
     if not overrides:
@@ -226,17 +265,16 @@ def _listed(options: list[str], design: str) -> list[str]:
 
 
 def as_override(option: str) -> str:
-    """`precision:bf16` as `precision=bf16`: Hydra's grammar takes no bare `=` within a list."""
+    """Returns `precision:bf16` as `precision=bf16`: Hydra's grammar takes no bare `=` within a list."""
     return option if "=" in option else option.replace(":", "=", 1)
 
 
 def credit(candidate: Variant, reference: Variant) -> str:
-    """The choices by which two variants differ, as in `precision=bf16, attention=math`."""
-    changed = difference(candidate.choices, reference.choices)
-    return ", ".join(f"{axis}={option}" for axis, option in changed.items()) or "nothing"
+    """Returns the choices by which a candidate differs, as in `precision=bf16, memory=vae_slicing`."""
+    return listed(difference(candidate.choices, reference.choices)) or "nothing"
 
 
 def difference(choices: Mapping[str, str], reference: Mapping[str, str]) -> dict[str, str]:
-    """Choices that are not those of the reference; an axis that only the reference has is `none`."""
+    """Returns the choices by axis that are not those of the reference; an axis that only it has is `none`."""
     axes = [*choices, *(axis for axis in reference if axis not in choices)]
-    return {axis: choices.get(axis, "none") for axis in axes if choices.get(axis) != reference.get(axis)}
+    return {axis: choices.get(axis, NONE) for axis in axes if choices.get(axis) != reference.get(axis)}

@@ -1,6 +1,6 @@
-"""Digests of what a study is measured with, beyond its configuration: weights, prompts, and the code of options.
+"""Digests what a study is measured with, beyond its configuration: weights, prompts, and the code of options.
 
-They tell a study that goes on from one that only looks the same.
+The digests tell a study that is resumed from one that only has the same configuration.
 """
 
 import hashlib
@@ -24,9 +24,10 @@ _CHUNK, _CHUNKS = 64 * 1024, 64
 
 
 def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]:
-    """Digests by what they are of; options of sdopt's own are in the digest of its code.
+    """Returns digests by what they are of. The code of sdopt's own options is in `code()` instead.
 
     Args:
+        variant: whose inputs.
         model: `of_model`, or a cache of it.
     """
     sources = {inspect.getfile(type(option)) for option in variant.optimizations.values()}
@@ -43,14 +44,15 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 
 @cache
 def code() -> str:
-    """Of the Python files that sdopt runs from."""
+    """Returns a digest of sdopt's own source files."""
     return _digest(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
 
 
 def of_model(model: Model) -> str:
-    """Of names, sizes and contents of a model's files; of a large file, evenly spaced chunks, 4 MiB in all.
+    """Returns a digest of the names, sizes and contents of a model's files.
 
-    Other weights differ almost everywhere, and reading gigabytes before each study would cost more than it tells.
+    Of a large file it reads evenly spaced chunks, 4 MiB in all: other weights differ almost everywhere, and reading
+    gigabytes before each study would cost more than it tells.
     """
     given = Path(model.path).expanduser() if model.path else None
     try:
@@ -63,7 +65,7 @@ def of_model(model: Model) -> str:
 
 
 def _read_from(folder: Path) -> list[Path]:
-    """What a pipeline is loaded from: its index and its components' folders, but no notes beside them."""
+    """Returns the files that a pipeline is loaded from: its index and its components, but no notes beside them."""
     files = (path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
     return sorted(path for path in files if path.parent != folder or path.name == "model_index.json")
 

@@ -22,7 +22,7 @@ _RECORDS = "records.json"
 
 
 def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environment: Environment) -> str:
-    """A digest of everything that the images of a draw depend on.
+    """Returns a digest of everything that the images of a draw depend on.
 
     Args:
         variant: its model, task, scheduler, workload and options.
@@ -63,7 +63,7 @@ class ImageCache:
         self._root = root
 
     def fetch(self, key: str, folder: Path) -> list[ImageRecord] | None:
-        """Copies the images of a key to `folder`, with their records; None where they are not, or not all, there."""
+        """Copies the images of a key to `folder` and returns their records; None if not all of them are there."""
         kept = self._folder(key)
         if kept is None or not (kept / _RECORDS).is_file():
             return None
@@ -78,7 +78,7 @@ class ImageCache:
         return records if all((folder / record.path).is_file() for record in records) else None
 
     def keep(self, key: str, folder: Path, records: Sequence[ImageRecord]) -> None:
-        """Copies the images of `folder` into the cache, as a whole or not at all; a full disk only means that not."""
+        """Copies the images of `folder` into the cache, as a whole or not at all. On a full disk nothing is kept."""
         target = self._folder(key)
         if target is None or target.is_dir():
             return

@@ -8,7 +8,7 @@ from sdopt.results.records import Status, StudyResult
 
 @dataclass(frozen=True)
 class Missing:
-    """What a study still has to measure: of a new one everything."""
+    """What a study still has to measure; of a new study that is everything."""
 
     rounds: int
     timed: frozenset[str]
@@ -18,11 +18,12 @@ class Missing:
 
     @property
     def variants(self) -> frozenset[str]:
+        """All variants that take part in the next session."""
         return self.timed | self.unfinished
 
 
 def missing_of(result: StudyResult) -> Missing:
-    """Looks at what is there: a variant that failed is a result, and not missing."""
+    """Returns what a study still has to measure. A variant that failed is a result, and not missing."""
     rounds, replicates = result.config.protocol.rounds, range(result.config.replicates)
     pending = {row.name for row in result.variants if row.status is Status.PENDING}
     usable = {row.name for row in result.variants if row.status is Status.PENDING or row.status.measured}

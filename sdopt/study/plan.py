@@ -27,7 +27,7 @@ _LOGS_BYTES = 4 * 2**20
 def plan_result(
     plan: Plan, name: str, design: str, config: RecordedConfig, machine: Machine, command: list[str]
 ) -> StudyResult:
-    """The result of a study before anything is measured: what will be run, compared and skipped, and why.
+    """Returns the result of a study before anything is measured: what will be run, compared and skipped, and why.
 
     Raises:
         ConflictError: the baseline cannot run here, so that there is nothing to compare with.
@@ -75,7 +75,7 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
 
 
 def require_room(plan: Plan, folder: Path) -> None:
-    """Raises UsageError where the folder's disk has no room for the images, of each at most its raw size, and logs."""
+    """Raises UsageError if the folder's disk has no room for the logs and the images, each at most of its raw size."""
     images = sum(
         len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in [*plan.variants, plan.baseline]
     )

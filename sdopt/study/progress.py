@@ -13,7 +13,9 @@ class Progress:
     """Shows variant, phase, round and time left. Use as a context manager around a study.
 
     Args:
+        console: where it is shown.
         timeline: books the time of each phase.
+        quiet: shows nothing.
     """
 
     def __init__(self, console: Console, timeline: Timeline, quiet: bool = False) -> None:
@@ -55,7 +57,7 @@ class Progress:
         self._bar.update(self._task, total=(total or 0) + calls)
 
     def phase(self, variant: str, phase: str, number: int | None = None) -> None:
-        """What runs from now on; `number` is the round."""
+        """Says what runs from now on; `number` is the round."""
         self.timeline.enter(phase, variant)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
@@ -68,9 +70,10 @@ class Progress:
             self._console.print(f"[{seconds:6.1f} s] {line}", markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        """Something that the user should know now, and not only when the study has ended."""
+        """Tells the user what cannot wait until the study has ended."""
         if not self._quiet:
             self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, calls: int = 1) -> None:
+        """Says that calls of the pipeline have been made."""
         self._bar.advance(self._task, calls)

@@ -1,4 +1,4 @@
-"""Going on with a study that broke off: whether it is still the same one, and what is to be measured again."""
+"""Resumes a study that broke off: checks that it is still the same one, and marks what is to be measured again."""
 
 import math
 from collections.abc import Iterator
@@ -20,10 +20,12 @@ _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 
 
 def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry_failed: bool) -> StudyResult:
-    """The previous result, ready to be completed.
+    """Returns the previous result, ready to be completed.
 
     Args:
+        previous: what was measured before.
         fresh: the same study as it is composed and planned now.
+        folder: of the run, for messages.
         retry_failed: measures also what failed, ran out of memory, was killed or took too long.
 
     Raises:
@@ -47,7 +49,7 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
 
 
 def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
-    """What makes samples of one incomparable with those of the other: machine, versions, configuration, inputs."""
+    """Yields what makes samples of one study incomparable with those of the other."""
     yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
         # Another sdopt records other keys: each would differ, and none of them is what the user changed.
@@ -77,7 +79,7 @@ def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
 
 
 def _between(was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = "") -> Iterator[str]:
-    """`key: was …, now …` for each leaf that differs."""
+    """Yields `key: was …, now …` for each leaf that differs."""
     if key in ignored:
         return
     if isinstance(was, dict) and isinstance(now, dict):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from sdopt.analysis.effects import effects_of
 from sdopt.analysis.timing import compare
-from sdopt.hardware.device import Device
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
 from sdopt.results.records import Measurement, MeasurementSession, Schedule, Status, StudyResult
@@ -54,7 +53,7 @@ def run_study(
                 plan, result, protocol, quality, machine, context, folder, Path(scratch), progress, presence, images
             )
             try:
-                measure_missing(run, first_schedule(protocol, machine.device))
+                measure_missing(run, first_schedule(protocol, machine))
             finally:
                 run.kill_all()
         set_final_statuses(result)
@@ -95,12 +94,12 @@ def measure_missing(run: StudyRun, schedule: Schedule) -> None:
             next_schedule = None
 
 
-def first_schedule(protocol: Protocol, device: Device) -> Schedule:
+def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:
     """Returns the schedule to begin with; `auto` begins interleaved if the device takes several processes at once."""
     if protocol.schedule == "blocks":
         return Schedule("blocks", "protocol.schedule=blocks")
-    mode = str(device.attributes.get("compute_mode", ""))
-    if protocol.schedule == "auto" and "exclusive" in mode.lower():
+    mode = str(machine.gpu.get("compute_mode", ""))
+    if protocol.schedule == "auto" and mode.startswith("exclusive"):
         return Schedule("blocks", f"the device is in compute mode {mode}, and takes one process at a time")
     return Schedule()
 

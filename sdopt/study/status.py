@@ -2,28 +2,30 @@
 
 from datetime import UTC, datetime
 
+from sdopt.results.choices import as_choice
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.schema import Protocol
 
 
 def progress_of(row: VariantResult, protocol: Protocol) -> str:
+    """Returns how far an interrupted variant had come, in words."""
     done = min((len(times) for times in row.samples.values()), default=0)
     return f"interrupted by the user after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
 
 
 def set_final_statuses(result: StudyResult) -> None:
-    """Gives every variant its status that was measured whole."""
+    """Sets the final status of each fully measured variant."""
     for row in result.variants:
         if row.status is Status.PENDING or row.status.measured:
             row.status, row.reason = _engagement(row)
 
 
 def _engagement(row: VariantResult) -> tuple[Status, str]:
-    """Without evidence of every option in every replicate, a variant is not engaged."""
+    """Returns status and reason: without evidence of every option in every replicate, a variant is not engaged."""
     if not row.measurements:
         return row.status, row.reason
     idle = {
-        f"{evidence.axis}={evidence.option}: {evidence.summary}"
+        f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}"
         for measurement in row.measurements
         for evidence in measurement.evidence
         if not evidence.engaged
@@ -35,9 +37,10 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
 
 
 def append_reason(row: VariantResult, *more: str) -> str:
-    """The reason of a variant, and what is to be added to it."""
+    """Returns the reason of a variant with more added to it; what it says already is not repeated."""
     return "; ".join([*filter(None, [row.reason]), *(text for text in more if text not in row.reason)])
 
 
 def now() -> str:
+    """Returns the time in UTC, as it is recorded."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Where the time of a command went: phases that follow one another without a gap, and the pipeline calls in them."""
+"""Records where the time of a command goes: phases that follow one another without a gap, and the calls in them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ class Timeline:
 
     Args:
         phase: the one that it begins with.
-        begun: when it began, by `time.monotonic`; now, where it is not given.
+        begun: when it began, by `time.monotonic`; None is now.
     """
 
     def __init__(self, phase: str = "start", begun: float | None = None) -> None:
@@ -41,13 +41,13 @@ class Timeline:
         self._open = self._span(phase, "")
 
     def enter(self, phase: str, variant: str = "") -> None:
-        """What is done from now on."""
+        """Books the time from now on to another phase."""
         self._book()
         self._open = self._span(phase, variant)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase within another, which goes on afterwards."""
+        """Books the time of a block to a phase of its own; the phase around it goes on afterwards."""
         outer = self._open
         self.enter(phase)
         try:
@@ -84,11 +84,11 @@ class Timeline:
 
 
 def read_timeline(folder: Path) -> list[Span]:
-    """What `Timeline.write` wrote. Raises OSError where there is none."""
+    """Reads what `Timeline.write` wrote. Raises OSError if there is none."""
     return [Span(**span) for span in json.loads((folder / FILE).read_text())]
 
 
 def process_begun() -> float:
-    """When this process was started, by `time.monotonic`, to a hundredth of a second: before its first import."""
+    """Returns when this process was started, by `time.monotonic`, to a hundredth of a second."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)

@@ -255,10 +255,11 @@ def _parameters(config: RecordedConfig) -> dict[str, Any]:
 def _own_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
     """The keys by which a variant differs from another one, and which its choices do not name already."""
     others = [_parameters(other.config).items() for other in result.variants]
+    named = tuple(f"{axis}." for axis in variant.choices)
     return {
         key: value
         for key, value in _parameters(variant.config).items()
-        if key.partition(".")[0] not in variant.choices and any((key, value) not in other for other in others)
+        if not f"{key}.".startswith(named) and any((key, value) not in other for other in others)
     }
 
 

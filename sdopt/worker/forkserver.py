@@ -68,8 +68,8 @@ def start_fork_server() -> StartContext:
 def independent_children() -> Iterator[None]:
     """Keeps what this process is from reaching the worker processes that it starts.
 
-    `multiprocessing` imports the main module again in each child: a script without `if __name__ == "__main__":` would run
-    again there, and a notebook has no file to import. It also hands down the name of the start method, and a launcher
+    `multiprocessing` imports the main module again in each child: a script without `if __name__ == "__main__":` would
+    run again there, and a notebook has no file to import. It also hands down the name of the start method, and a launcher
     such as joblib sets one (`loky`) that the child does not know.
     """
     main = sys.modules["__main__"]

@@ -11,6 +11,7 @@ from sdopt.config.composer import HydraComposer, tracking_of
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.optimizations.compiler import Eager, Inductor
+from sdopt.optimizations.memory import VaeTiling
 from sdopt.schema import Protocol, Workload
 from tests.command import SMOKE, sdopt
 
@@ -32,7 +33,7 @@ class TestEveryFile:
         self, composer: Composers, inputs: dict[str, list[str]], group: str, option: str
     ) -> None:
         content = OmegaConf.load(CONF / group / f"{option}.yaml")
-        missing = [f"{group}.{key}" for key in content if OmegaConf.is_missing(content, key)]
+        missing = [f"{group}.{key!s}" for key in content if OmegaConf.is_missing(content, key)]
         if missing:
             found = problems(composer, f"{group}={option}")
             assert [problem.partition(":")[0] for problem in found] == missing
@@ -184,6 +185,72 @@ class TestReplacedGroups:
         assert job.variant("plain", plain=True).optimizations["compiler"] == Eager()
 
 
+class TestOptionsThatCombine:
+    @pytest.mark.parametrize(
+        ("chosen", "axes"),
+        [
+            ([], []),
+            (["memory=[]"], []),
+            (["memory=vae_slicing"], ["memory.vae_slicing"]),
+            (["memory=[vae_slicing,vae_tiling]"], ["memory.vae_slicing", "memory.vae_tiling"]),
+            (["memory=[vae_tiling]", "memory=[vae_slicing]"], ["memory.vae_slicing"]),
+        ],
+    )
+    def test_are_chosen_by_one_name_or_a_list(self, composer: Composers, chosen: list[str], axes: list[str]) -> None:
+        run = composer(chosen).current
+        assert [axis for axis in run.optimizations if axis.startswith("memory")] == axes
+        assert {axis: option for axis, option in run.choices.items() if axis.startswith("memory")} == {
+            axis: axis.rpartition(".")[2] for axis in axes
+        }
+
+    def test_keep_their_keys_while_they_are_chosen(self, composer: Composers) -> None:
+        job = composer(["memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64"])
+        for overrides, size in ((["memory=[vae_tiling]"], 64), (["memory=vae_tiling", "memory=vae_slicing"], 64)):
+            assert job.variant("some", overrides).optimizations["memory.vae_tiling"] == VaeTiling(size)
+        assert "memory.vae_tiling" not in job.variant("none", ["memory=vae_slicing"]).optimizations
+        changed = job.variant("other", ["memory=vae_tiling", "memory.vae_tiling.tile_size=128"])
+        assert changed.optimizations["memory.vae_tiling"] == VaeTiling(128)
+
+    def test_that_are_not_chosen_have_no_keys(self, composer: Composers) -> None:
+        [found] = problems(composer, "memory=vae_slicing", "+memory.vae_tiling.tile_size=64")
+        assert found == "memory.vae_tiling: this option is not chosen; choose it with memory=[vae_tiling]"
+
+    def test_of_a_preset(self, composer: Composers, tmp_path: Path) -> None:
+        text = (
+            "defaults:\n- override /memory: [vae_slicing, vae_tiling]\n- override /precision: bf16\n"
+            "memory:\n  vae_tiling:\n    tile_size: 64\n"
+        )
+        path = TestPresets.preset(tmp_path, text)
+        job = composer(["experiment=mine", "study=leave_one_out"], path)
+        baseline, full, *left = job.current.study.plan(job).variants
+        assert full.optimizations["memory.vae_tiling"] == VaeTiling(64)
+        assert not any(axis.startswith("memory") for axis in baseline.optimizations)
+        kept = {variant.name: [a for a in variant.optimizations if a.startswith("memory")] for variant in left}
+        assert kept == {
+            "without precision=bf16": ["memory.vae_slicing", "memory.vae_tiling"],
+            "without memory=vae_slicing": ["memory.vae_tiling"],
+            "without memory=vae_tiling": ["memory.vae_slicing"],
+        }
+        assert left[1].optimizations["memory.vae_tiling"] == VaeTiling(64)
+
+    def test_exclude_each_other_in_any_other_group(self, composer: Composers) -> None:
+        [found] = problems(composer, "precision=[bf16,fp16]")
+        assert found == "precision=[bf16,fp16]: both set precision; choose one of them"
+
+    def test_null_chooses_nothing_only_as_a_list(self, composer: Composers) -> None:
+        [found] = problems(composer, "memory=null")
+        assert found == "memory=null: memory=[] chooses nothing; choose one of vae_slicing, vae_tiling"
+
+    def test_are_swept(self, tmp_path: Path) -> None:
+        sweep = "memory=[],[vae_slicing],[vae_slicing,vae_tiling]"
+        finished = sdopt(
+            tmp_path, "run", "-m", *SMOKE, sweep, "workload.batch_size=2", "workload.size=96", "dry_run=true"
+        )
+        assert finished.code == 0, finished.err
+        for option in ("memory=vae_slicing", "memory=vae_tiling"):
+            assert option in finished.shown
+
+
 class TestPresets:
     """A preset of the user's own, found through the search path."""
 
@@ -212,6 +279,15 @@ class TestPresets:
         text = "defaults:\n- override /compiler: inductor\ncompiler:\n  mode: max-autotune\n"
         job = composer(["experiment=mine"], self.preset(tmp_path, text))
         assert job.variant(None).name == "compiler=inductor(mode=max-autotune)"
+
+    def test_that_changes_a_key_of_it_can_be_left_out(self, composer: Composers, tmp_path: Path) -> None:
+        text = (
+            "defaults:\n- override /compiler: inductor\n- override /precision: bf16\ncompiler:\n  mode: max-autotune\n"
+        )
+        job = composer(["experiment=mine", "study=leave_one_out"], self.preset(tmp_path, text))
+        left = {variant.name: variant for variant in job.current.study.plan(job).variants}
+        assert left["without compiler=inductor"].optimizations["compiler"] == Eager()
+        assert left["without precision=bf16"].optimizations["compiler"] == Inductor("max-autotune")
 
     def test_gives_way_to_the_command_line(self, composer: Composers, tmp_path: Path) -> None:
         path = self.preset(tmp_path, "defaults:\n- override /precision: bf16\nworkload:\n  steps: 4\n")
@@ -244,8 +320,7 @@ class TestNames:
 SHADING = '''
 from dataclasses import dataclass
 from typing import ClassVar
-from sdopt.optimizations.base import Finding, Optimization, Stage
-from sdopt.schema import bounded
+from sdopt.optimizations import Finding, Optimization, Stage, bounded
 
 
 @dataclass(frozen=True)
@@ -367,7 +442,7 @@ class TestOwnOptions:
         assert rows["twice"].status == "ok"
         assert rows["once"].status == "not_engaged"
         # The hook stays on from the first call to the evidence: cold start, memory, two timed, one staged, one traced.
-        assert rows["once"].reason == "shading=mine(factor=1.0): scaled 12 predictions"
+        assert rows["once"].reason == "shading=mine(factor=1.0): scaled 14 predictions"
         assert "not_engaged: the option ran without evidence" in finished.shown
 
 

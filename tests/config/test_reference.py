@@ -7,7 +7,7 @@ import pytest
 
 from sdopt.config import reference
 from sdopt.config.paths import CONF
-from sdopt.config.reference import PAGE, class_of, key_rows, main, option_comment
+from sdopt.config.reference import PAGE, axis_of, class_of, key_rows, main, option_comment
 
 
 def test_it_is_current(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +25,7 @@ def test_every_option_is_explained(path: Path) -> None:
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_key_is_explained(path: Path) -> None:
     cls = class_of(path.parent.name, path)
-    rows = list(key_rows(path.parent.name, cls)) if cls else []
+    rows = list(key_rows(axis_of(path), cls)) if cls else []
     unexplained = [key for key, *_, meaning in rows if not meaning]
     assert not unexplained, f"add a docstring below {', '.join(unexplained)}"
 

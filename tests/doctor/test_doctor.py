@@ -79,11 +79,36 @@ class TestOptions:
         assert found.reasons[0].startswith("together with precision=")
         assert reports(a10, "precision=fp16")["attention=flash"] == OptionReport("attention", "flash", True)
 
+    def test_ones_that_combine_are_checked_one_by_one(self, on_a_cpu: dict[str, OptionReport]) -> None:
+        found = on_a_cpu["memory=vae_slicing"]
+        assert found.runs
+        assert found.reasons == ["slices a batch of images: set workload.batch_size to 2 or more"]
+        ready = reports(CPU, "memory=vae_tiling", "workload.size=96", "workload.batch_size=2")
+        for option in ("vae_slicing", "vae_tiling"):
+            assert ready[f"memory={option}"] == OptionReport("memory", option, True)
+
+    def test_one_that_needs_another_of_its_group_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "conf" / "memory").mkdir(parents=True)
+        (tmp_path / "needs_slicing.py").write_text(
+            "from dataclasses import dataclass\n"
+            "from sdopt.optimizations import Optimization\n\n\n"
+            "@dataclass(frozen=True)\nclass Own(Optimization):\n"
+            "    def conflicts(self, ctx):\n"
+            "        return [] if 'memory.vae_slicing' in ctx.chosen else ['needs slices']\n"
+        )
+        text = "# @package memory.own\n_target_: needs_slicing.Own\n"
+        (tmp_path / "conf" / "memory" / "own.yaml").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        with composer_of([], tmp_path / "conf") as composer:
+            options = [option for option in optimization_options(tmp_path / "conf") if option[0] == "memory"]
+            found = {r.option: r for r in check_options(composer, options, CPU, SHEETS)}
+        assert found["own"] == OptionReport("memory", "own", True, ["together with memory=vae_slicing"])
+
     def test_ones_of_the_users_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "conf" / "mine").mkdir(parents=True)
         (tmp_path / "own_option.py").write_text(
             "from dataclasses import dataclass\n"
-            "from sdopt.optimizations.base import Optimization\n\n\n"
+            "from sdopt.optimizations import Optimization\n\n\n"
             "@dataclass(frozen=True)\nclass Own(Optimization):\n    key: int\n\n"
             "    def conflicts(self, ctx):\n        return ['it is Monday']\n"
         )

@@ -24,7 +24,7 @@ SMALLEST = (
     "protocol.warmup=1",
     "protocol.stage_calls=1",
     "quality.floor_prompts=8",
-    "gate.replicates=2",
+    "gate.replicates=3",
     "gate.prompt_count=16",
 )
 
@@ -101,6 +101,8 @@ class TestGate:
         assert done.code == 1
         assert (tmp_path / "again" / "verdicts.xml").is_file()
         assert sdopt(tmp_path, "gate", str(folder), "gate=report_only", "--output", "again").code == 0
+        looks = read_result(folder).looks
+        assert {(look.gate, look.number) for look in looks} == {("default", 1), ("report_only", 1)}
 
     def test_an_mlflow_run_is_judged_by_its_id(self, judged: Finished, tmp_path: Path) -> None:
         pytest.importorskip("mlflow")

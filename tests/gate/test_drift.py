@@ -65,6 +65,7 @@ def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult])
         (lambda r: r.environment.device.update(name="another"), "device: another against a device"),
         (lambda r: reconfigure(r, "workload", seed=3), "workload.seed: 3 against 0"),
         (lambda r: reconfigure(r, "model", name="sd15"), "model.name: sd15 against emoji"),
+        (lambda r: reconfigure(r, "scheduler", class_name="Euler"), "scheduler.class_name: Euler against"),
     ],
 )
 def test_other_work_is_refused_and_named(

@@ -421,4 +421,6 @@ class TestOnCuda:
         memory = on_cuda("precision=fp16").measure_memory()
         assert memory.headline is not None
         assert memory.headline[0] == "peak_allocated_gib"
-        assert 0 < memory.cuda_loaded_gib < memory.cuda_peak_allocated_gib <= memory.cuda_peak_reserved_gib
+        figures = (memory.cuda_loaded_gib, memory.cuda_peak_allocated_gib, memory.cuda_peak_reserved_gib)
+        loaded, allocated, reserved = (figure or 0.0 for figure in figures)
+        assert 0 < loaded < allocated <= reserved

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from sdopt.quality import evaluation
 from sdopt.quality.evaluation import Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import measured_metrics
-from sdopt.results.records import ImageRecord
+from sdopt.results.records import ImageRecord, StudyResult
 from sdopt.schema import Model, Quality
 from tests.quality.conftest import noisy
 
@@ -66,3 +68,19 @@ def test_of_random_weights_only_pixels_and_latents_are_compared(plain: Pictures,
     evaluator = Evaluator(Settings.of(Quality(), Model("emoji", "random"), "cpu"))
     assert evaluator.of_variant(plain, plain) == {}
     assert set(evaluator.of_pair(plain, worse)) == {"mse", "psnr_db", "ssim"}
+
+
+def test_networks_are_not_rounded_to_tf32(result: StudyResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU rounds convolutions by default, and a figure would depend on where it was computed."""
+    seen = []
+
+    def evaluator(_settings: Settings) -> Evaluator:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+        return Evaluator(AGAINST_BASELINE)
+
+    result.variants.clear()
+    monkeypatch.setattr(evaluation, "Evaluator", evaluator)
+    before = torch.backends.cudnn.allow_tf32
+    evaluation.evaluate(result, tmp_path, AGAINST_BASELINE, lambda text: None)
+    assert seen == [(False, "highest")]
+    assert torch.backends.cudnn.allow_tf32 is before

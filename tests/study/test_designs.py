@@ -1,10 +1,14 @@
 """Which variants a design measures, and which it compares."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.study.designs import BASELINE, Design, Edge, Plan, difference
+from sdopt.variant import Variant
 
 Composers = type[HydraComposer]
 
@@ -141,7 +145,7 @@ class TestOneAtATime:
             ("precision=bf16", BASELINE, "precision=bf16"),
             ("attention=math", BASELINE, "attention=math"),
         ]
-        plain = composer([]).variant("plain").choices
+        plain = dict(composer([]).variant("plain").choices)
         assert found.variants[1].choices == plain | {"precision": "bf16"}
         assert found.variants[2].choices == plain | {"attention": "math"}
         assert all(variant.workload.steps == 3 for variant in found.variants)
@@ -182,7 +186,7 @@ class TestLeaveOneOut:
         }
         for variant in left:
             axis = variant.name.removeprefix("without ").partition("=")[0]
-            assert variant.choices == full.choices | {axis: baseline.choices[axis]}
+            assert variant.choices == dict(full.choices) | {axis: baseline.choices[axis]}
         assert (found.edges[0].candidate, found.edges[0].reference) == ("full", BASELINE)
         assert all(edge.reference == "full" for edge in found.edges[1:])
         assert {edge.credit for edge in found.edges[1:]} == {"precision=bf16", "attention=math", "layout=channels_last"}
@@ -220,6 +224,159 @@ class TestFactorial:
         """Effects are found by the option chosen on each axis."""
         with pytest.raises(UsageError, match=r"workload\.steps"):
             plan(composer, "study=factorial", "study.options=['workload.steps:3','attention:math']")
+
+    def test_options_that_combine_are_factors_of_their_own(self, composer: Composers) -> None:
+        found = plan(composer, "study=factorial", "study.options=[memory:vae_slicing,memory:vae_tiling,precision:bf16]")
+        assert found.factors == ("memory=vae_slicing", "memory=vae_tiling", "precision=bf16")
+        assert len(found.variants) == 8
+        assert len({tuple(sorted(variant.choices.items())) for variant in found.variants}) == 8
+        both = next(v for v in found.variants if v.name == "memory=vae_slicing, memory=vae_tiling")
+        assert memory_of(both) == {"memory.vae_slicing": "vae_slicing", "memory.vae_tiling": "vae_tiling"}
+        assert memory_of(found.baseline) == {}
+
+    def test_options_that_combine_are_taken_one_by_one(self, composer: Composers) -> None:
+        options = "study.options=['memory:[vae_slicing,vae_tiling]','memory:[]','precision:bf16']"
+        with pytest.raises(UsageError) as caught:
+            plan(composer, "study=factorial", options)
+        assert caught.value.problems == [
+            "study.options: 'memory=[vae_slicing,vae_tiling]' is 2 options; factorial takes them one by one",
+            "study.options: 'memory=[]' is 0 options; factorial takes them one by one",
+        ]
+
+
+BOTH = ("memory=[vae_slicing,vae_tiling]", "memory.vae_tiling.tile_size=64")
+
+
+def memory_of(variant: Variant) -> dict[str, str]:
+    """The choices within the group whose options combine."""
+    return {axis: option for axis, option in variant.choices.items() if axis.startswith("memory")}
+
+
+class TestOptionsThatCombine:
+    def test_pair_takes_all_from_the_baseline(self, composer: Composers) -> None:
+        found = plan(composer, *BOTH)
+        assert memory_of(found.baseline) == {}
+        assert "memory" not in found.baseline.config.options
+        assert found.variants[1].name == "memory=vae_slicing, memory=vae_tiling(tile_size=64)"
+        assert found.edges[0].credit == found.variants[1].name
+
+    def test_a_written_baseline_holds_one_of_them(self, composer: Composers) -> None:
+        found = plan(composer, *BOTH, "study.baseline=['memory=vae_slicing']")
+        assert memory_of(found.baseline) == {"memory.vae_slicing": "vae_slicing"}
+        assert found.edges[0].credit == "memory=vae_tiling(tile_size=64)"
+
+    def test_one_at_a_time_leaves_out_those_of_the_job(self, composer: Composers) -> None:
+        options = "study.options=[memory:vae_slicing,memory:vae_tiling]"
+        found = plan(composer, "study=one_at_a_time", options, "memory=vae_slicing")
+        assert [memory_of(variant) for variant in found.variants] == [
+            {},
+            {"memory.vae_slicing": "vae_slicing"},
+            {"memory.vae_tiling": "vae_tiling"},
+        ]
+
+    def test_cumulative_adds_to_those_already_there(self, composer: Composers) -> None:
+        options = "[memory:vae_tiling,'memory.vae_tiling.tile_size:64',precision:bf16,memory:vae_slicing]"
+        found = plan(composer, "study=cumulative", f"study.options={options}")
+        assert [memory_of(variant) for variant in found.variants] == [
+            {},
+            {"memory.vae_tiling": "vae_tiling"},
+            *[{"memory.vae_tiling": "vae_tiling(tile_size=64)"}] * 2,
+            {"memory.vae_tiling": "vae_tiling(tile_size=64)", "memory.vae_slicing": "vae_slicing"},
+        ]
+        assert found.edges[-1] == Edge("+ memory=vae_slicing", "+ precision=bf16", "memory=vae_slicing")
+
+    def test_an_empty_list_takes_back_what_was_added(self, composer: Composers) -> None:
+        options = "study.options=[memory:vae_tiling,'memory:[]',memory:vae_slicing]"
+        found = plan(composer, "study=cumulative", options)
+        assert [list(memory_of(variant)) for variant in found.variants] == [
+            [],
+            ["memory.vae_tiling"],
+            [],
+            ["memory.vae_slicing"],
+        ]
+
+    def test_leave_one_out_removes_just_that_one(self, composer: Composers) -> None:
+        found = plan(composer, "study=leave_one_out", *BOTH, "precision=bf16")
+        left = {variant.name: memory_of(variant) for variant in found.variants[2:]}
+        tiling = {"memory.vae_tiling": "vae_tiling(tile_size=64)"}
+        assert left == {
+            "without precision=bf16": {"memory.vae_slicing": "vae_slicing"} | tiling,
+            "without memory=vae_slicing": tiling,
+            "without memory=vae_tiling": {"memory.vae_slicing": "vae_slicing"},
+        }
+        assert {edge.credit for edge in found.edges[1:]} == {
+            "precision=bf16",
+            "memory=vae_slicing",
+            "memory=vae_tiling",
+        }
+
+    def test_explicit_variants_replace_those_of_the_job(self, composer: Composers) -> None:
+        variants = "plain: ['memory=[]'], one: ['memory=vae_tiling'], both: ['memory=vae_tiling','memory=vae_slicing']"
+        found = explicit(composer, variants, *BOTH)
+        assert [list(memory_of(variant)) for variant in found.variants] == [
+            [],
+            ["memory.vae_tiling"],
+            ["memory.vae_tiling", "memory.vae_slicing"],
+        ]
+        assert [edge.credit for edge in found.edges] == [
+            "memory=vae_tiling(tile_size=64)",
+            "memory=vae_tiling(tile_size=64), memory=vae_slicing",
+        ]
+
+    def test_one_that_only_the_reference_has_is_named_by_its_axis(self, composer: Composers) -> None:
+        found = explicit(composer, "both: ['memory=[vae_slicing,vae_tiling]'], one: ['memory=vae_slicing']")
+        assert found.edges[0].credit == "memory.vae_tiling=none"
+
+
+class TestOptionsOfOwnGroups:
+    """A group without a default, which takes a plus."""
+
+    @pytest.fixture
+    def own(self, composer: Composers, tmp_path: Path) -> Callable[..., Plan]:
+        target = "_target_: sdopt.optimizations.grad_mode.GradMode\nmode: enabled\n"
+        (tmp_path / "mine").mkdir()
+        for name in ("a", "b"):
+            (tmp_path / "mine" / f"{name}.yaml").write_text(f"# @package mine.{name}\n{target}")
+        (tmp_path / "mine" / "a_again.yaml").write_text(f"# @package mine.a\n{target}")
+        (tmp_path / "mine" / "whole.yaml").write_text(target)
+
+        def plan_of(*overrides: str) -> Plan:
+            job = composer(overrides, [f"hydra.searchpath=[file://{tmp_path}]"])
+            return job.current.study.plan(job)
+
+        return plan_of
+
+    def test_can_be_left_out(self, own: Callable[..., Plan]) -> None:
+        found = own("study=leave_one_out", "precision=bf16", "+mine=[a,b]")
+        left = {variant.name: [axis for axis in variant.choices if "mine" in axis] for variant in found.variants[2:]}
+        assert left == {
+            "without precision=bf16": ["mine.a", "mine.b"],
+            "without mine=a": ["mine.b"],
+            "without mine=b": ["mine.a"],
+        }
+
+    def test_that_do_not_combine_can_be_left_out(self, own: Callable[..., Plan]) -> None:
+        found = own("study=leave_one_out", "precision=bf16", "+mine=whole")
+        assert found.variants[-1].name == "without mine=whole"
+        assert not any("mine" in axis for axis in found.variants[-1].choices)
+
+    def test_are_factors(self, own: Callable[..., Plan]) -> None:
+        found = own("study=factorial", "study.options=['+mine:a','+mine:b']")
+        assert [variant.name for variant in found.variants] == [BASELINE, "mine=b", "mine=a", "mine=a, mine=b"]
+        assert found.factors == ("mine=a", "mine=b")
+
+    def test_of_one_axis_are_rivals_though_their_group_combines(self, own: Callable[..., Plan]) -> None:
+        found = own("study=factorial", "study.options=['+mine:a','+mine:a_again','+mine:b']")
+        assert len(found.variants) == 3 * 2
+        assert {variant.choices.get("mine.a") for variant in found.variants} == {None, "a", "a_again"}
+        with pytest.raises(UsageError, match=r"mine=\[a,a_again\]: both set mine\.a; choose one of them"):
+            own("+mine=[a,a_again]")
+
+    def test_that_sets_the_whole_group_combines_with_none(self, own: Callable[..., Plan]) -> None:
+        with pytest.raises(UsageError, match=r"begin the file with `# @package mine\.whole`"):
+            own("+mine=[whole,a]")
+        with pytest.raises(UsageError, match=r"begin the file with `# @package mine\.whole`"):
+            own("study=cumulative", "study.options=['+mine:whole','+mine:a']")
 
 
 @pytest.mark.parametrize("design", ["one_at_a_time", "cumulative", "factorial"])

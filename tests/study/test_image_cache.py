@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdopt.config.composer import HydraComposer
 from sdopt.results.records import Environment, ImageRecord
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.worker.draws import draw_of, floor_draws, timed_draw
-from tests.conftest import Compose
 
 ENVIRONMENT = Environment(
     "1", "abc", False, "3.11.7", "here", {"torch": "2.13.0"}, {"name": "a device"}, {"name": "a cpu"}, "forkserver", []
@@ -19,32 +19,32 @@ ENVIRONMENT = Environment(
 INPUTS = {"model": "weights", "prompts": "texts"}
 
 
-def key_of(compose: Compose, *overrides: str, **changes: Any) -> str:
+def key_of(compose: type[HydraComposer], *overrides: str, **changes: Any) -> str:
     variant = compose(list(overrides)).variant(None)
     return content_key(variant, draw_of(variant), INPUTS, replace(ENVIRONMENT, **changes))
 
 
-def test_the_quality_pass_begins_with_the_prompts_that_are_timed(composer: Compose) -> None:
+def test_the_quality_pass_begins_with_the_prompts_that_are_timed(composer: type[HydraComposer]) -> None:
     variant = composer(["workload.prompt_count=3", "quality.prompt_count=10"]).variant(None)
     assert len(timed_draw(variant).prompts) == 3
     assert draw_of(variant).prompts[:3] == timed_draw(variant).prompts
     assert draw_of(variant).calls == 10
 
 
-def test_without_metrics_only_the_timed_prompts_are_drawn(composer: Compose) -> None:
+def test_without_metrics_only_the_timed_prompts_are_drawn(composer: type[HydraComposer]) -> None:
     variant = composer(["workload.prompt_count=3", "quality=none"]).variant(None)
     assert draw_of(variant).prompts == timed_draw(variant).prompts
 
 
-def test_a_gate_says_how_many_where_nothing_else_does(composer: Compose) -> None:
+def test_a_gate_says_how_many_where_nothing_else_does(composer: type[HydraComposer]) -> None:
     assert draw_of(composer(["gate=default"]).variant(None)).calls == 96
     assert draw_of(composer(["gate=default", "quality.prompt_count=20"]).variant(None)).calls == 20
     assert composer(["gate=default"]).variant(None).protocol.replicates == 3
     assert composer(["gate=default", "protocol.replicates=2"]).variant(None).protocol.replicates == 2
-    assert composer([]).variant(None).protocol.replicates == 1
+    assert composer([]).variant(None).protocol.replicates == 3
 
 
-def test_floors_change_the_order_of_computation_or_the_noise(composer: Compose) -> None:
+def test_floors_change_the_order_of_computation_or_the_noise(composer: type[HydraComposer]) -> None:
     draws = floor_draws(composer([]).variant(None), 5, threads=2)
     assert {len(draw.prompts) for ways in draws.values() for draw in ways} == {5}
     assert [(draw.batch_size, draw.seed, draw.threads) for draw in draws["numerical"]] == [(4, 0, 1), (2, 0, 1)]
@@ -67,11 +67,11 @@ def test_floors_change_the_order_of_computation_or_the_noise(composer: Compose) 
         ["compiler=inductor", "compiler.mode=max-autotune"],
     ],
 )
-def test_the_key_depends_on_every_choice(composer: Compose, overrides: list[str]) -> None:
+def test_the_key_depends_on_every_choice(composer: type[HydraComposer], overrides: list[str]) -> None:
     assert key_of(composer, *overrides) != key_of(composer)
 
 
-def test_the_key_depends_on_weights_versions_code_and_device(composer: Compose) -> None:
+def test_the_key_depends_on_weights_versions_code_and_device(composer: type[HydraComposer]) -> None:
     variant = composer([]).variant(None)
     keys = {
         key_of(composer),

@@ -195,7 +195,8 @@ class TestMemory:
         finished = sdopt(
             tmp_path,
             *("run", *SABOTAGE, *QUICK, "study=explicit", "protocol.rounds=4", "protocol.warmup=0"),
-            "study.variants={baseline: [], late: ['+sabotage=wants_too_much_from_a_round_on'], sound: ['+sabotage=harmless']}",
+            "study.variants={baseline: [], late: ['+sabotage=wants_too_much_from_a_round_on'], "
+            "sound: ['+sabotage=harmless']}",
         )
         assert finished.code == 3
         result = finished.result

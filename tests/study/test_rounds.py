@@ -7,6 +7,7 @@ from sdopt.results.records import Memory
 from sdopt.schema import Protocol
 from sdopt.study.rounds import excess, footprint_gib, memory_budget_gib
 from sdopt.study.run import first_schedule
+from sdopt.worker.machine import Machine
 
 GPU = Device("cuda", name="a GPU", memory_total_gib=80.0, memory_free_gib=79.0)
 
@@ -44,17 +45,18 @@ class TestBudget:
     [
         ("auto", None, "interleaved"),
         ("auto", "default", "interleaved"),
-        ("auto", "exclusive_process", "blocks"),
-        ("auto", "Exclusive Process", "blocks"),
-        ("interleaved", "exclusive_process", "interleaved"),
+        ("auto", "exclusive process", "blocks"),
+        ("auto", "exclusive thread", "blocks"),
+        ("interleaved", "exclusive process", "interleaved"),
         ("blocks", None, "blocks"),
     ],
 )
 def test_a_device_that_takes_one_process_at_a_time_is_measured_in_blocks(
     schedule: str, mode: str | None, kind: str
 ) -> None:
-    device = Device("cuda", attributes={} if mode is None else {"compute_mode": mode})
-    found = first_schedule(Protocol(schedule=schedule), device)
+    gpu = {} if mode is None else {"compute_mode": mode}
+    machine = Machine(GPU, cpu={}, preloaded=True, bad_fork=False, gpu=gpu)
+    found = first_schedule(Protocol(schedule=schedule), machine)
     assert found.kind == kind
     assert bool(found.reason) == (kind == "blocks")
     if schedule == "auto" and mode:

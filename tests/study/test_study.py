@@ -56,7 +56,7 @@ class TestFinished:
                 assert len(measured.warmup_s) == len(measured.discarded_s) == 1
                 assert measured.energy_j == []
                 assert measured.compile_s is None
-                assert min([*measured.latency_s, measured.load_s, measured.cold_start_s]) > 0
+                assert min([*measured.latency_s, measured.load_s or 0, measured.cold_start_s or 0]) > 0
                 assert {name: len(times) for name, times in measured.stages_s.items()} == {
                     "text_encoder": 1,
                     "denoiser_step": 2,
@@ -244,18 +244,18 @@ class TestBlocks:
 
 
 def test_replicates_are_processes(tmp_path: Path) -> None:
-    finished = sdopt(tmp_path, "run", *SMOKE, "protocol.replicates=2", "precision=bf16", "workload.steps=1")
+    finished = sdopt(tmp_path, "run", *SMOKE, "protocol.replicates=3", "precision=bf16", "workload.steps=1")
     assert finished.code == 0, finished.err
     for row in finished.result.variants:
-        assert [measured.replicate for measured in row.measurements] == [0, 1]
+        assert [measured.replicate for measured in row.measurements] == [0, 1, 2]
         assert all(len(measured.latency_s) == 2 and measured.evidence for measured in row.measurements)
         assert len(row.images) == 1
     for edge in finished.result.comparisons:
         assert edge.speedup is not None
-        assert (edge.speedup.n, edge.speedup.unit) == (2, "process")
+        assert (edge.speedup.n, edge.speedup.unit) == (3, "process")
         assert edge.speedup.low is not None
-    assert len(list((finished.folder / "logs").iterdir())) == 6
-    assert "2 processes per variant" in finished.shown
+    assert len(list((finished.folder / "logs").iterdir())) == 9
+    assert "3 processes per variant" in finished.shown
 
 
 def test_a_factorial_study_has_effects(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class TestTimeline:
 
     def test_begins_where_the_process_did(self) -> None:
         before = time.monotonic()
-        code = "import time; time.sleep(0.3); from sdopt.timeline import process_begun; print(process_begun())"
+        code = "import time; time.sleep(0.3); from sdopt.study.timeline import process_begun; print(process_begun())"
         began = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         assert before - 0.05 <= began <= time.monotonic() - 0.3
         assert process_begun() < before

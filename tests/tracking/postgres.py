@@ -61,7 +61,7 @@ def postgres() -> Iterator[str]:
                 **(quiet | {"stdout": log, "stderr": log}),  # type: ignore[call-overload]
             )
         try:
-            ready = [binaries / "pg_isready", "-q", "-t", "60", "-h", "127.0.0.1", "-p", str(port)]
+            ready = [str(binaries / "pg_isready"), "-q", "-t", "60", "-h", "127.0.0.1", "-p", str(port)]
             while subprocess.run(ready, check=False).returncode:
                 if server.poll() is not None:
                     raise RuntimeError(f"postgres ended: {(folder / 'log').read_text()}")

@@ -223,6 +223,19 @@ class TestContent:
         parent, _ = store.of_study(result)
         assert {"result.json", "table.md"} <= set(store.artifacts(parent))
 
+    def test_options_are_parameters_by_axis(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
+        result, folder = copied
+        row = result.variant("bfloat16")
+        row.choices["memory.vae_tiling"] = "vae_tiling(tile_size=64)"
+        row.config.options["memory"] = {"vae_tiling": {"_target_": "sdopt.optimizations.memory.VaeTiling", "tile_size": 64}}
+        log_study(result, folder, store.tracking)
+        run = store.of_study(result)[1]["bfloat16"].data
+        assert run.tags["memory.vae_tiling"] == run.params["memory.vae_tiling"] == "vae_tiling(tile_size=64)"
+        assert sorted(key for key in run.params if key.startswith(("memory", "precision"))) == [
+            "memory.vae_tiling",
+            "precision",
+        ]
+
     def test_images_can_be_left_out(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
         log_study(result, folder, Tracking(uri=store.tracking.uri, artifacts=store.tracking.artifacts, images=False))

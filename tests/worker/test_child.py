@@ -148,6 +148,6 @@ if __name__ == "__main__":
     stuck._life.close = lambda: None
     stuck.kill()
 """
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "was killed and has not ended within 0.2 s" in done.stderr

@@ -72,6 +72,7 @@ class Alarms:
     """Of those that failed."""
 
     def count(self, verdict: Verdict) -> int:
+        """Returns how many trials ended with a verdict."""
         return self.verdicts.count(verdict)
 
 

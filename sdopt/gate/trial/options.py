@@ -14,9 +14,9 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
-from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.parts import denoiser_of
+from sdopt.optimizations import Contract, Finding, Optimization, Proof, Stage, denoiser_of
 from sdopt.reference import PROMPTS
 
 
@@ -31,13 +31,16 @@ class Sabotage(Optimization):
     """Rules of which one should not let it pass, by metric or name, with bars between."""
 
     @property
+    @override
     def contract(self) -> Contract:
         return Contract(self.promise)
 
     @property
+    @override
     def claims(self) -> frozenset[str]:
         return frozenset({self.claim} if self.claim else ())
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         return lambda trace: Finding(True, "applied")
 
@@ -48,14 +51,18 @@ class FewerSteps(Sabotage):
 
     steps: int = 5
 
+    @override
     def call_kwargs(self) -> dict[str, Any]:
         return {"num_inference_steps": self.steps}
 
 
 @dataclass(frozen=True)
 class OtherGuidance(Sabotage):
+    """Another weight of the prompt, under the same name."""
+
     guidance_scale: float = 1.5
 
+    @override
     def call_kwargs(self) -> dict[str, Any]:
         return {"guidance_scale": self.guidance_scale}
 
@@ -66,6 +73,7 @@ class ScaledAttention(Sabotage):
 
     factor: float = 0.9
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         for name, module in denoiser_of(pipe).named_modules():
             if name.endswith("to_q"):
@@ -93,6 +101,7 @@ class BlackImage(Sabotage):
 
     every: int = 32
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         drawn = 0
 
@@ -111,6 +120,7 @@ class NotANumber(Sabotage):
 
     every: int = 32
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         decode, drawn = pipe.vae.decode, 0
 
@@ -132,6 +142,7 @@ class PixelNoise(Sabotage):
 
     sigma: float = 0.02
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         random = torch.Generator().manual_seed(0)
         decoded(pipe, lambda images: images + 2 * self.sigma * torch.randn(images.shape, generator=random).to(images))
@@ -144,6 +155,7 @@ class Blur(Sabotage):
 
     sigma: float = 0.7
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         places = torch.arange(-3, 4).float()
         line = torch.exp(-places.square() / (2 * self.sigma**2))
@@ -163,6 +175,7 @@ class OtherPrompts(Sabotage):
 
     every: int = 1
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         captions = json.loads(PROMPTS.read_text())["gate"]
         following = dict(list(zip(captions, captions[1:] + captions[:1], strict=True))[:: self.every])
@@ -182,6 +195,7 @@ class ScaledLatents(Sabotage):
 
     factor: float = 1.02
 
+    @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         pipe.vae.register_to_config(scaling_factor=pipe.vae.config.scaling_factor * self.factor)
         return super().apply(pipe)
@@ -193,6 +207,7 @@ class Slower(Sabotage):
 
     seconds: float = 0.05
 
+    @override
     @contextmanager
     def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
         yield
@@ -205,6 +220,7 @@ class MemoryHog(Sabotage):
 
     mib: int = 256
 
+    @override
     @contextmanager
     def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
         held = torch.ones(self.mib * 2**20 // 4)

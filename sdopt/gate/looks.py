@@ -1,0 +1,79 @@
+"""Counts how often a study was judged as it grew, because each look is another chance to pass by luck.
+
+The number of looks is settled before the first one (`gate.looks`), and each takes an equal share of the chance of error
+(Bonferroni): whatever the data of two looks have in common, the chance that any of them errs is at most the whole.
+Judging the same data again is the same look. A look beyond the number settled cannot pass.
+"""
+
+import hashlib
+import json
+from datetime import UTC, datetime
+
+from sdopt.analysis.timing import paired
+from sdopt.results.records import Comparison, Look, Ruling, StudyResult, Verdict
+from sdopt.schema import Gate
+
+
+def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
+    """Returns the look that judging a comparison now would be; its verdict is still open."""
+    candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
+    pairs = [pair for found in paired(candidate, reference).values() for pair in found]
+    times = [[(m.replicate, m.session, m.latency_s) for m in pair] for pair in pairs]
+    images = [sorted((i.prompt_index, i.image_index) for i in side.images) for side in (candidate, reference)]
+    data = hashlib.sha256(json.dumps([times, images]).encode()).hexdigest()[:16]
+    before = [look for look in result.looks if (look.candidate, look.reference) == (candidate.name, reference.name)]
+    seen = list(dict.fromkeys([*(look.data for look in before), data]))
+    allowed = before[0].allowed if before else gate.looks
+    number = seen.index(data) + 1
+    return Look(
+        candidate=candidate.name,
+        reference=reference.name,
+        gate=gate.name,
+        judged=datetime.now(UTC).isoformat(timespec="seconds"),
+        data=data,
+        number=number,
+        allowed=allowed,
+        spent=min(1.0, number / allowed),
+        processes=len(pairs),
+        rounds=sum(min(len(m.latency_s) for m in pair) for pair in pairs),
+        prompts=min(len({prompt for prompt, _ in side}) for side in images),
+        verdict=Verdict.INCONCLUSIVE,
+    )
+
+
+def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
+    """Notes a look with its verdict, unless this gate has looked at these data before, or there was nothing to see."""
+    look.verdict = verdict
+    known = any(
+        (other.candidate, other.reference, other.gate, other.data)
+        == (look.candidate, look.reference, look.gate, look.data)
+        for other in result.looks
+    )
+    if not known and (look.processes or look.prompts):
+        result.looks.append(look)
+
+
+def ruling_of(look: Look) -> list[Ruling]:
+    """Returns what a look means for the verdict: nothing where it is the only one that was settled."""
+    if look.number > look.allowed:
+        said = (
+            f"look {look.number} at data of which {look.allowed} {'was' if look.allowed == 1 else 'were'} settled "
+            "(gate.looks): the chance of error is spent, and what was added cannot make it pass; measure a new study"
+        )
+        return [Ruling("looks", "", Verdict.INCONCLUSIVE, said)]
+    if look.allowed == 1:
+        return []
+    said = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the chance of error is spent"
+    return [Ruling("looks", "", Verdict.PASS, said)]
+
+
+def spent_of(result: StudyResult) -> list[str]:
+    """Returns what the looks at a study have spent, in a line for its report."""
+    if not result.looks:
+        return []
+    last = max(result.looks, key=lambda look: (look.spent, look.number))
+    if last.number >= last.allowed:
+        rest = "nothing is left: a study that is extended from here cannot pass"
+    else:
+        rest = f"{1 - last.spent:.0%} of the chance of error is left"
+    return [f"Looks: {last.number} of {last.allowed} taken (gate.looks); {rest}."]

@@ -1,0 +1,146 @@
+"""Says whether options pay: their claims of speed and memory, tested together with all others of the study.
+
+Three answers are possible, each for a claim by itself:
+
+- It gains: a gain that counts (`gate.smallest_speedup`, …) is shown at `gate.confidence` together with all claims of
+  the study (Holm 1979), and the estimate exceeds the A/A floor. A harm is shown in the same way.
+- It does not gain: its one-sided bound excludes a gain that counts.
+- It is open in between, and where there is no interval or no floor, or another study disturbed the measurement.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sdopt.analysis.claims import holm
+from sdopt.analysis.measures import Measure
+from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
+from sdopt.gate.rulings import level_of, percent
+from sdopt.results.records import Ruling, Verdict
+
+
+class Answer(StrEnum):
+    """What was shown of one claim."""
+
+    GAIN = "gain"
+    HARM = "harm"
+    NONE = "none"
+    OPEN = "open"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One measure in which an option claims a gain.
+
+    Attributes:
+        measure: what was claimed to be better.
+        ratio: as measured; None where it was not.
+        smallest: the smallest factor, at least 1, that counts.
+        floor: the factor by which two identical baselines differed; None where it is not known.
+        share: of the chance of error, that this look may spend.
+        disturbed: by what the times were disturbed; "" where by nothing.
+    """
+
+    measure: Measure
+    ratio: LogRatio | None
+    smallest: float
+    floor: float | None
+    share: float = 1.0
+    disturbed: str = ""
+
+    @property
+    def gain(self) -> LogRatio | None:
+        """The factor by which the candidate is better."""
+        return self.ratio if self.ratio is None or self.measure.higher_is_better else self.ratio.inverted()
+
+    @property
+    def p_gain(self) -> float | None:
+        """The one-sided p value of a gain that counts."""
+        return self.gain.p_value(self.smallest) if self.gain else None
+
+    @property
+    def p_harm(self) -> float | None:
+        """The one-sided p value of a harm that counts."""
+        return self.gain.inverted().p_value(self.smallest) if self.gain else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one claim, in words too."""
+
+    claim: Claim
+    answer: Answer
+    said: str
+
+
+def answer_claims(claims: Sequence[Claim], confidence: float) -> list[Finding]:
+    """Tests all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
+
+    A claim that cannot be tested still counts among them.
+    """
+    level = 1 - confidence
+    gains = holm([_spent(claim.p_gain, claim) for claim in claims], level)
+    harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
+    return [
+        _finding(claim, gain, harm, len(claims), level) for claim, gain, harm in zip(claims, gains, harms, strict=True)
+    ]
+
+
+def _spent(p_value: float | None, claim: Claim) -> float:
+    return 1.0 if p_value is None or claim.disturbed else min(1.0, p_value / claim.share)
+
+
+def _finding(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> Finding:
+    if claim.ratio is None or claim.gain is None:
+        return Finding(claim, Answer.OPEN, f"{claim.measure.claim}: not measured")
+    level *= claim.share
+    bounds = claim.gain.interval(1 - 2 * level)
+    shown = _shown(claim, level)
+    if bounds.high is None or claim.floor is None or claim.disturbed:
+        return Finding(claim, Answer.OPEN, f"{shown}{_missing(claim)}")
+    if (gains or harms) and exceeds(bounds.estimate, claim.floor):
+        return Finding(claim, Answer.GAIN if gains else Answer.HARM, shown)
+    least = percent(claim.smallest)
+    if bounds.high < claim.smallest:
+        return Finding(claim, Answer.NONE, f"{shown} excludes a gain of {least}")
+    if gains or harms:
+        why = f"is within the A/A floor of {percent(claim.floor)}"
+    elif claim.p_gain is not None and claim.p_gain <= level:
+        why = f"would hold alone, but not among the study's {claims} claims (Holm)"
+    else:
+        why = f"straddles a gain of {least}: more processes (protocol.replicates) would tell"
+    return Finding(claim, Answer.OPEN, f"{shown} {why}")
+
+
+def _shown(claim: Claim, level: float) -> str:
+    assert claim.ratio is not None
+    found = claim.ratio.interval(1 - 2 * level)
+    shown = f"{claim.measure.name} {found.estimate:.3g}×"
+    if found.low is None or found.high is None:
+        return shown
+    # Tables show two-sided intervals, whose bounds lie farther out.
+    return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
+
+
+def _missing(claim: Claim) -> str:
+    """What a claim lacks to be tested, to follow its figure."""
+    if claim.ratio is None or claim.ratio.error is None:
+        return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
+    return ", but the A/A floor is not known" if claim.floor is None else f", but {claim.disturbed}"
+
+
+def must_pay(findings: Sequence[Finding]) -> Ruling:
+    """Rules on all claims of one option: it must gain in one of them, and harm none.
+
+    It fails for a harm, and where every claim excludes a gain that counts; what is open is inconclusive, unless another
+    claim gains.
+    """
+    reason = "; ".join(finding.said for finding in findings)
+    answers = {finding.answer for finding in findings}
+    if Answer.HARM in answers:
+        return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
+    if Answer.GAIN in answers:
+        return Ruling("must pay", "", Verdict.PASS, f"it pays: {reason}")
+    if Answer.OPEN in answers:
+        return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"unproven: {reason}")
+    return Ruling("must pay", "", Verdict.FAIL, f"no benefit: {reason}")

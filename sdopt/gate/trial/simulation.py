@@ -1,0 +1,206 @@
+"""How often the gate is wrong about speed, and how much it sees: studies of invented times, judged by its own code.
+
+The times of a process are its variant's time, times what this process differs by, times what each round differs by: two
+log-normal deviations, of which the ratio is what nobody knows beforehand. The options claim a gain and have none, or a
+true one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sdopt.analysis.timing import compare
+from sdopt.gate.judge import judge
+from sdopt.results.records import (
+    Comparison,
+    Environment,
+    Measurement,
+    Promise,
+    RecordedConfig,
+    Status,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
+from sdopt.schema import Gate
+
+ROUND_DEVIATION = 0.03
+"""Deviation of a round's time, as a share: what two shared CPU cores show."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Studies of one kind.
+
+    Attributes:
+        between: deviation between processes, as a multiple of that between rounds.
+        processes: of each variant, at each look.
+        variants: how many options claim a gain, beside the baseline and the A/A control.
+        gain: of the first of them, as in 1.05; the others gain nothing.
+        looks: how often the study is judged, each time with as many processes more.
+        settled: `gate.looks`.
+        rounds: of each process.
+        smallest: `gate.smallest_speedup`.
+    """
+
+    between: float
+    processes: int = 3
+    variants: int = 1
+    gain: float = 1.0
+    looks: int = 1
+    settled: int = 1
+    rounds: int = 4
+    smallest: float = 0.01
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of the simulated studies, or of their variants.
+
+    Attributes:
+        gain: the first option was said to pay.
+        any_gain: any option was.
+        any_harm: any option was said to harm.
+        studies: how many there were.
+    """
+
+    gain: float
+    any_gain: float
+    any_harm: float
+    studies: int
+
+
+def simulate(scenario: Scenario, studies: int, seed: int = 0) -> Rates:
+    """Returns what the gate said of simulated studies, at any of their looks."""
+    random = np.random.default_rng([seed, round(10 * scenario.between), scenario.processes, scenario.variants])
+    said = [_judged(scenario, random) for _ in range(studies)]
+    return Rates(
+        gain=float(np.mean(["option 0" in gains for gains, _ in said])),
+        any_gain=float(np.mean([bool(gains) for gains, _ in said])),
+        any_harm=float(np.mean([bool(harms) for _, harms in said])),
+        studies=studies,
+    )
+
+
+def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], set[str]]:
+    """The options of one study that were said to pay, and those that were said to harm, at any look."""
+    gate = Gate("simulated", smallest_speedup=scenario.smallest, looks=scenario.settled)
+    result = _study(scenario)
+    gains: set[str] = set()
+    harms: set[str] = set()
+    for _ in range(scenario.looks):
+        _measure(result, scenario, random)
+        compare(result)
+        judge(result, gate, None)
+        for judgement in result.judgements:
+            paying = [ruling for ruling in judgement.rulings if ruling.rule == "must pay"]
+            spent = any(ruling.rule == "looks" and ruling.verdict is not Verdict.PASS for ruling in judgement.rulings)
+            gains |= {judgement.candidate for ruling in paying if ruling.verdict is Verdict.PASS and not spent}
+            harms |= {judgement.candidate for ruling in paying if ruling.reason.startswith("harm")}
+    return gains, harms
+
+
+def _study(scenario: Scenario) -> StudyResult:
+    names = ["baseline", *(f"option {number}" for number in range(scenario.variants)), "control"]
+    rows = [
+        VariantResult(
+            name,
+            "control" if name == "control" else "variant",
+            {"speed": name},
+            [],
+            RecordedConfig(),
+            status=Status.OK,
+            promises={"speed": Promise("exact", ["latency"])} if name.startswith("option") else {},
+        )
+        for name in names
+    ]
+    environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
+    edges = [Comparison(name, "baseline", "") for name in names[1:]]
+    return StudyResult("simulated", "explicit", "", environment, RecordedConfig(), rows, edges, "baseline")
+
+
+def _measure(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
+    """Adds the processes of one session to every variant."""
+    for row in result.variants:
+        speed = scenario.gain if row.name == "option 0" else 1.0
+        session = 1 + max((m.session for m in row.measurements), default=-1)
+        for number in range(scenario.processes):
+            process = scenario.between * ROUND_DEVIATION * random.standard_normal()
+            rounds = ROUND_DEVIATION * random.standard_normal(scenario.rounds)
+            times = np.exp(process + rounds) / speed
+            row.measurements.append(
+                Measurement(session * scenario.processes + number, session, latency_s=times.tolist())
+            )
+
+
+BETWEEN = (0.3, 1.0, 3.0)
+PROCESSES = (1, 3, 5)
+VARIANTS = (1, 10)
+GAINS = (1.05, 1.10)
+
+
+FIRST_LOOK = (
+    "options",
+    "processes",
+    "between / round",
+    "false gain, each",
+    "any",
+    "false harm, any",
+    "sees 5 %",
+    "sees 10 %",
+)
+REPEATED_LOOKS = ("between / round", "looks=3", "looks=1", "each look as if the first")
+
+
+def scenarios() -> Iterator[Scenario]:
+    """All combinations of deviation, processes and number of options."""
+    for variants in VARIANTS:
+        for processes in PROCESSES:
+            for between in BETWEEN:
+                yield Scenario(between, processes, variants)
+
+
+def first_look(studies: int) -> list[tuple[str, ...]]:
+    """Returns a row for each scenario: false gains, false harms, and the power for a true gain."""
+    rows = []
+    for scenario in scenarios():
+        null = simulate(scenario, studies)
+        power = [simulate(replace(scenario, gain=gain), max(studies // 4, 1)).gain for gain in GAINS]
+        shares = (null.gain, null.any_gain, null.any_harm, *power)
+        rows.append((str(scenario.variants), str(scenario.processes), f"{scenario.between:g}", *map(_percent, shares)))
+    return rows
+
+
+def repeated_looks(studies: int, between: Sequence[float] = BETWEEN) -> list[tuple[str, ...]]:
+    """Returns a row for each deviation: false gains at any of three looks, with the error spent and, for contrast, not.
+
+    Three processes are added before each look. The contrast judges each look as if it were the first.
+    """
+    rows: list[tuple[str, ...]] = []
+    for share in between:
+        shared = simulate(Scenario(share, looks=3, settled=3), studies)
+        settled = simulate(Scenario(share, looks=3), studies)
+        rows.append((f"{share:g}", _percent(shared.gain), _percent(settled.gain), _percent(_naive(share, studies))))
+    return rows
+
+
+def _naive(between: float, studies: int) -> float:
+    """Share of studies with a false gain at any of three looks, each of which forgets those before it."""
+    scenario = Scenario(between, looks=3)
+    random = np.random.default_rng([0, round(10 * between)])
+    false = 0
+    for _ in range(studies):
+        result, paid = _study(scenario), False
+        for _ in range(scenario.looks):
+            _measure(result, scenario, random)
+            compare(result)
+            result.looks.clear()
+            judge(result, Gate("simulated", smallest_speedup=scenario.smallest), None)
+            paid = paid or bool(result.judgements[0].gains)
+        false += paid
+    return false / studies
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

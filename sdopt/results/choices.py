@@ -1,0 +1,23 @@
+"""How a result writes the options that a variant chose.
+
+An *axis* is where one option sits in the configuration: `precision`, or `memory.vae_slicing` in a group whose options
+combine. Two options of one axis exclude each other; two options of a group that sit on different axes combine.
+"""
+
+from collections.abc import Mapping
+
+NONE = "none"
+"""Stands for the option of an axis on which nothing is chosen."""
+
+
+def as_choice(axis: str, option: str) -> str:
+    """Returns a choice as a command line makes it: `precision=bf16`, `memory=vae_slicing`.
+
+    On an axis within a group, nothing chosen is written with the axis in full: `memory.vae_slicing=none`.
+    """
+    return f"{axis}={option}" if option == NONE else f"{axis.partition('.')[0]}={option}"
+
+
+def listed(choices: Mapping[str, str]) -> str:
+    """Returns choices by axis as one line: `precision=bf16, memory=vae_slicing`."""
+    return ", ".join(as_choice(axis, option) for axis, option in choices.items())

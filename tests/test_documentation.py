@@ -1,0 +1,89 @@
+"""The documentation: its links lead somewhere, and what it says to write works as it stands."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from sdopt.config.composer import HydraComposer
+from sdopt.config.paths import CONF
+from sdopt.results.records import Status, StudyResult
+from tests.command import ROOT, SMOKE, sdopt
+
+PAGES = [
+    ROOT / name
+    for name in subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
+] or [ROOT / "README.md"]
+HOW_TO_ADD = (ROOT / "sdopt" / "README.md").read_text()
+
+
+def block(heading: str, language: str) -> str:
+    """The first code block of a language below a heading of `sdopt/README.md`."""
+    section = HOW_TO_ADD.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert found, f"no {language} below '{heading}'"
+    return found[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_documented_optimization_runs_and_proves_itself(tmp_path: Path) -> None:
+    (tmp_path / "my_conf" / "attention").mkdir(parents=True)
+    (tmp_path / "my_conf" / "attention" / "scaled.yaml").write_text(block("Add an optimization", "yaml"))
+    (tmp_path / "my_options.py").write_text(block("Add an optimization", "python"))
+    [command] = [line for line in block("Add an optimization", "bash").splitlines() if line.startswith("sdopt run")]
+    finished = sdopt(tmp_path, *command.split()[1:], *SMOKE)
+    assert finished.code == 0, finished.shown
+    assert finished.result.variants[1].status is Status.OK
+    assert "layers scaled by 0.8" in finished.shown
+
+
+def test_the_documented_design_plans(tmp_path: Path) -> None:
+    names: dict[str, object] = {"__name__": "sdopt.study.designs"}
+    exec("from dataclasses import dataclass, field\nfrom sdopt.study.designs import *\n", names)
+    exec("from sdopt.study import designs\nglobals().update(vars(designs))\n", names)
+    exec(block("Add a study design", "python"), names)
+    design = names["Neighbours"](options=["attention:math", "attention:vanilla"])  # type: ignore[operator]
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        plan = design.plan(HydraComposer(SMOKE))
+    assert [(edge.candidate, edge.reference) for edge in plan.edges] == [
+        ("attention=math", "baseline"),
+        ("attention=vanilla", "attention=math"),
+    ]
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "neighbours.yaml").write_text(block("Add a study design", "yaml"))
+    with initialize_config_dir(version_base="1.3", config_dir=str(tmp_path)):
+        assert compose("study/neighbours").study.name == "neighbours"
+
+
+def test_the_documented_report_writes(result: StudyResult, tmp_path: Path) -> None:
+    names: dict[str, object] = {}
+    exec("from sdopt.report.catalog import *\nfrom sdopt.report import catalog\n", names)
+    exec("from sdopt.analysis.figures import figures_of\nglobals().update(vars(catalog))\n", names)
+    exec(block("Add a report", "python").partition("\n\n\nREPORTS")[0], names)
+    content = names["speedups_csv"](result, tmp_path)  # type: ignore[operator]
+    assert content.decode().splitlines()[0] == "variant,speedup"
+    assert "bfloat16," in content.decode()
