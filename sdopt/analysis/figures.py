@@ -104,7 +104,7 @@ class Figures:
 
     @property
     def speedup(self) -> Ratio | None:
-        """The paired speed-up, the only one there is."""
+        """The speed-up of this comparison, from calls that are paired by round."""
         return self.ratios.get(SPEEDUP.name)
 
     @property

@@ -89,7 +89,7 @@ def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """The one that counts; of nothing, that nothing could be compared."""
+    """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
     order = list(Verdict)
     return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
 
@@ -133,14 +133,18 @@ def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note
 
 
 def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """What keeps two variants from being compared at all."""
+    """Returns a ruling for each reason why two variants cannot be compared at all."""
     rulings = []
     if not candidate.status.measured:
-        rulings.append(unjudged("status", f"the variant {candidate.status}: {candidate.reason}"))
+        rulings.append(
+            unjudged("status", f"the variant was not measured (status {candidate.status}): {candidate.reason}")
+        )
     elif candidate.status is Status.NOT_ENGAGED:
-        rulings.append(Ruling("engaged", "", Verdict.FAIL, f"it took no effect: {candidate.reason}"))
+        rulings.append(
+            Ruling("engaged", "", Verdict.FAIL, f"there is no evidence that it took effect: {candidate.reason}")
+        )
     if reference.status is not Status.OK:
-        rulings.append(unjudged("reference", f"the reference '{reference.name}' {reference.status}"))
+        rulings.append(unjudged("reference", f"the reference '{reference.name}' has the status {reference.status}"))
     elif reference.trips:
         wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))

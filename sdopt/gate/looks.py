@@ -57,8 +57,8 @@ def ruling_of(look: Look) -> list[Ruling]:
     """Returns what a look means for the verdict: nothing where it is the only one that was settled."""
     if look.number > look.allowed:
         said = (
-            f"look {look.number} at data of which {look.allowed} {'was' if look.allowed == 1 else 'were'} settled "
-            "(gate.looks): the chance of error is spent, and what was added cannot make it pass; measure a new study"
+            f"this is look {look.number} at the study, and gate.looks allows {look.allowed}: the chance of error is "
+            "spent, so that added data cannot make it pass; measure a new study"
         )
         return [Ruling("looks", "", Verdict.INCONCLUSIVE, said)]
     if look.allowed == 1:

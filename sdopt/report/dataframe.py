@@ -14,7 +14,7 @@ def to_dataframe(result: StudyResult) -> "pd.DataFrame":
 
     The first columns say what the row is: `variant`, `role`, `status`, `reason`, `contract`, `against`, `verdict` and
     the option of each axis. The others are all figures by their flat names, as MLflow has them, with two-sided bounds
-    (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`); NaN stands for what was not measured.
+    (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`); None stands for what was not measured.
     """
     import pandas as pd
 
@@ -36,4 +36,6 @@ def to_dataframe(result: StudyResult) -> "pd.DataFrame":
     figures = [row.flat for row in rows]
     names = list(dict.fromkeys(name for flat in figures for name in flat))
     frame = pd.DataFrame(facts)
-    return frame.join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+    frame = frame.join(pd.DataFrame(figures, columns=names, index=frame.index, dtype=float))
+    lacking = [name for name in frame.columns if frame[name].isna().any()]
+    return frame.astype(dict.fromkeys(lacking, object)).where(frame.notna(), None)

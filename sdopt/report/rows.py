@@ -182,11 +182,11 @@ BROKEN = "broken"
 """The column that counts broken images."""
 
 FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", BROKEN)
-"""Metrics that a terminal shows, by how their names begin; Markdown and MLflow have them all."""
+"""Metrics that a terminal shows, by how their names begin; MLflow and `result.json` have them all."""
 
 
 def quality_columns(result: StudyResult) -> list[str]:
-    """Every metric that some variant has; of pixels the PSNR alone, which says the same as the squared error."""
+    """Returns the metrics that some variant has. The PSNR stands for the squared error, of which it is made."""
     names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
     shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
     return [*shown, BROKEN] if shown else []

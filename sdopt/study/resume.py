@@ -14,7 +14,7 @@ _FAILURES = (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
 
 _CHANGEABLE = ("tracking", "dry_run")
 
-_OF_THE_MOMENT = ("command", "device.memory_free_gib")
+_OF_THE_MOMENT = ("command", "warnings", "device.warning", "device.memory_free_gib", "gpu")
 
 _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 
@@ -41,8 +41,8 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
     baseline = previous.variant(previous.baseline)
     if baseline.status in _FAILURES and any(row.status is Status.PENDING for row in previous.variants):
         raise UsageError(
-            f"resume={folder}: the baseline has {baseline.status} ({baseline.reason}), and there is nothing to compare "
-            "with; add retry_failed=true to measure it again"
+            f"resume={folder}: the baseline was not measured (status {baseline.status}: {baseline.reason}), so "
+            "there is nothing to compare with; add retry_failed=true to measure it again"
         )
     previous.config = replace(previous.config, tracking=fresh.config.tracking)
     return previous
@@ -50,7 +50,6 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
 
 def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
     """Yields what makes samples of one study incomparable with those of the other."""
-    yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
         # Another sdopt records other keys: each would differ, and none of them is what the user changed.
         commit = (previous.environment.sdopt_commit or "")[:9]
@@ -59,6 +58,7 @@ def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
             "whose samples cannot be continued: start anew, or resume it with that one"
         )
         return
+    yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     changed = list(_between(asdict(previous.config), asdict(fresh.config), _CHANGEABLE))
     yield from changed
     was, now = ([(row.name, row.role) for row in result.variants] for result in (previous, fresh))

@@ -163,7 +163,7 @@ def _starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> s
         and not process.variant.hardware.emulate_memory
     ):
         process.kill()
-        return f"'{process.row.name}' ran out of memory beside {others} others"
+        return f"'{process.row.name}' failed beside {others} others, perhaps for lack of memory ({error.reason})"
     run.fail(process, error)
     if error.starved and others:
         advice = f"{others} other processes were in memory: try protocol.schedule=blocks"

@@ -124,7 +124,8 @@ class Worker:
         except ChildDiedError as died:
             if died.signal:
                 hint = "; the kernel does so when memory runs out" if died.signal == "SIGKILL" else ""
-                raise WorkerError(Status.KILLED, f"{died} during '{name}'{hint}") from None
+                by_the_kernel = died.signal == "SIGKILL"
+                raise WorkerError(Status.KILLED, f"{died} during '{name}'{hint}", by_the_kernel) from None
             raise WorkerError(Status.FAILED, f"{died} during '{name}'{_last_line(self._log)}") from None
         return answer
 

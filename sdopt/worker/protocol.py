@@ -11,7 +11,8 @@ class WorkerError(Exception):
     Args:
         status: how the variant ends.
         reason: why.
-        may_be_memory: the libraries say the same where memory has run out, and where it has not.
+        may_be_memory: whether it ended as it does where memory has run out, though that may not be the reason: the
+            kernel kills with SIGKILL then, and some errors of libraries do not tell.
     """
 
     def __init__(self, status: Status, reason: str, may_be_memory: bool = False) -> None:
@@ -21,7 +22,7 @@ class WorkerError(Exception):
     @property
     def starved(self) -> bool:
         """Whether the worker may have lacked memory that other processes held."""
-        return self.may_be_memory or self.status in (Status.OUT_OF_MEMORY, Status.KILLED)
+        return self.may_be_memory or self.status is Status.OUT_OF_MEMORY
 
 
 @dataclass(frozen=True)

@@ -453,7 +453,7 @@ class TestLooks:
         self.extend(result)
         found = verdict(result, self.RULE)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "look 2 at data of which 1 was settled" in str(found.rulings)
+        assert "this is look 2 at the study, and gate.looks allows 1" in str(found.rulings)
         assert [(look.number, look.processes, look.rounds, look.verdict) for look in result.looks] == [
             (1, 3, 24, Verdict.PASS),
             (2, 6, 48, Verdict.INCONCLUSIVE),

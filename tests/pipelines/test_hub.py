@@ -79,7 +79,7 @@ class _Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_HEAD = do_GET  # noqa: N815 (the name that http.server calls)
+    do_HEAD = do_GET  # noqa: N815 (the name is the base class's)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -106,7 +106,7 @@ class TestRefusal:
         ("repository", "said"),
         [
             ("somebody/gated", "gated; accept its terms at https://huggingface.co/somebody/gated"),
-            ("somebody/nothing", "unknown repository; to see private ones, log in with `hf auth login`"),
+            ("somebody/nothing", "the hub knows no such repository"),
         ],
     )
     def test_says_what_to_do(self, repository: str, said: str) -> None:

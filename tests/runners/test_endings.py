@@ -57,9 +57,12 @@ def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     process = start(tmp_path, "run", *SMOKE, "protocol.rounds=5000", "precision=bf16")
-    folder = wait_for_a_round(process)
-    process.popen.send_signal(number)
-    finished = process.finish()
+    try:
+        folder = wait_for_a_round(process)
+        process.popen.send_signal(number)
+        finished = process.finish()
+    finally:
+        process.popen.kill()
     assert finished.code == code, finished.shown
     assert f"sdopt run resume={folder.relative_to(tmp_path)}" in finished.err
     assert "Traceback" not in finished.err

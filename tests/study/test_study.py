@@ -439,7 +439,7 @@ def test_one_that_starves_beside_the_others_is_measured_alone(tmp_path: Path) ->
     assert finished.code == 0, finished.shown
     found = finished.result
     assert found.schedule.kind == "blocks"
-    assert "ran out of memory beside 2 others" in found.schedule.reason
+    assert "beside 2 others, perhaps for lack of memory" in found.schedule.reason
     assert rows(found)["sabotage=wants_too_much_once"].status is Status.OK
     assert rows(found)["sabotage=wants_too_much_once"].reason == ""
 

@@ -91,7 +91,7 @@ class TestCall:
     def test_says_how_a_process_died(self, context: StartContext) -> None:
         with pytest.raises(ChildDiedError, match="ended with exit code 7"):
             call_apart(context, end, 7)
-        with pytest.raises(UsageError, match="the device: the process that was asked ended with exit code 7"):
+        with pytest.raises(UsageError, match="the device: no answer from the process that was asked"):
             in_process(context, end, 7, what="the device")
 
     def test_ends_one_that_takes_too_long_with_all_that_it_started(self, context: StartContext) -> None:
