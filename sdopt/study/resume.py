@@ -50,6 +50,7 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
 
 def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
     """Yields what makes samples of one study incomparable with those of the other."""
+    yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
         # Another sdopt records other keys: each would differ, and none of them is what the user changed.
         commit = (previous.environment.sdopt_commit or "")[:9]
@@ -58,7 +59,6 @@ def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
             "whose samples cannot be continued: start anew, or resume it with that one"
         )
         return
-    yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     changed = list(_between(asdict(previous.config), asdict(fresh.config), _CHANGEABLE))
     yield from changed
     was, now = ([(row.name, row.role) for row in result.variants] for result in (previous, fresh))
