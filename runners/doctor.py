@@ -48,7 +48,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.doctor.diagnosis import diagnose
     from sdopt.doctor.options import check_options
     from sdopt.doctor.tables import tables
-    from sdopt.hardware.device import list_cards
+    from sdopt.hardware.probe import list_cards
     from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
-from sdopt.hardware.device import Device, probe_device
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import probe_device
 from sdopt.measure.operations import tflop_per_image
 from sdopt.results.records import StudyResult
 from sdopt.variant import Variant

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
-from sdopt.hardware.device import Device, host_memory_gib
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import host_memory_gib
 from sdopt.results.records import Memory, Schedule, Status
 from sdopt.study.inspection import inspect_process
 from sdopt.study.state import StudyRun, VariantProcess

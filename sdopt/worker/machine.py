@@ -11,8 +11,9 @@ import torch
 
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import planned_device, require_card, sheet_of
-from sdopt.hardware.device import Device, describe_cpu, probe_device
+from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import describe_gpu
+from sdopt.hardware.probe import describe_cpu, probe_device
 from sdopt.schema import Hardware, Sheet
 from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import ServerError, StartContext

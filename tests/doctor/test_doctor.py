@@ -17,7 +17,8 @@ from sdopt.doctor.diagnosis import Diagnosis, diagnose
 from sdopt.doctor.options import OptionReport, check_options
 from sdopt.doctor.tables import sheet_yaml, tables
 from sdopt.hardware.cards import planned_device, sheet_of
-from sdopt.hardware.device import Device, probe_device
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import probe_device
 from sdopt.measure.ceilings import SAMPLES, measure_ceilings
 from sdopt.worker.machine import Machine
 from tests.command import SMOKE, Finished, sdopt

@@ -24,7 +24,8 @@ from sdopt.hardware.cards import (
     require_card,
     sheet_of,
 )
-from sdopt.hardware.device import Device, runs_on
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import runs_on
 from sdopt.measure.memory import cap_memory
 from sdopt.report.rows import notes_of
 from sdopt.results.records import Status, StudyResult

@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.analysis.figures import metrics_of
 from sdopt.errors import UsageError
-from sdopt.hardware.device import Device, describe_cpu, probe_device
+from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, ask_nvml
+from sdopt.hardware.probe import describe_cpu, probe_device
 from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call

@@ -388,7 +388,7 @@ class TestOnCuda:
 
     @pytest.fixture
     def on_cuda(self, session: Load) -> Load:
-        from sdopt.hardware.device import probe_device
+        from sdopt.hardware.probe import probe_device
 
         return lambda *overrides: session(*overrides, device=probe_device("cuda"))
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sdopt.errors import UsageError
-from sdopt.hardware import device
-from sdopt.hardware.device import list_cards, probe_device
+from sdopt.hardware import probe
+from sdopt.hardware.probe import list_cards, probe_device
 from tests.conftest import CPU
 from tests.hardware.stubs import Nvml
 
@@ -88,4 +88,4 @@ def test_what_cudnn_takes_is_asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -
             "can_use_cudnn_attention",
             lambda params, largest=largest: params.query.shape[-1] <= largest,
         )
-        assert device._largest_cudnn_head(0) == found
+        assert probe._largest_cudnn_head(0) == found

@@ -1,0 +1,179 @@
+"""Finds out what a worker runs on, in a process that may touch the device."""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.backends.cuda import SDPAParams
+
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
+from sdopt.hardware.nvml import ask_nvml
+
+
+def probe_device(wanted: str) -> Device:
+    """Describes the device that `hardware.device` names: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Initialises CUDA where there is one, so it belongs in a process of its own. `auto` means the CPU where CUDA cannot
+    be used; the device's `warning` then says why, if there is a card.
+
+    Raises:
+        UsageError: the name is none of these, or there is no such device, or CUDA cannot be used.
+    """
+    kind, _, index = wanted.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+        raise UsageError(f"hardware.device={wanted}: choose auto, cpu, cuda or cuda:N")
+    if kind == "cpu":
+        return _cpu()
+    if kind == "auto" and not torch.cuda.is_available():
+        return replace(_cpu(), warning=_why_idle())
+    try:
+        return _cuda(int(index or 0))
+    except _UnusableError as error:
+        if kind == "auto":
+            return replace(_cpu(), warning=f"hardware.device=auto: {error}; this runs on the CPU instead")
+        raise UsageError(
+            f"hardware.device={wanted}: {error}; otherwise choose hardware=cpu or hardware=auto"
+        ) from error
+
+
+def list_cards() -> list[Device]:
+    """Returns every CUDA device, also those that cannot be used; belongs in a process of its own."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        try:
+            found.append(_cuda(index))
+        except _UnusableError as error:
+            found.append(Device("cuda", index, f"a card that cannot be used: {error}"))
+    return found
+
+
+class _UnusableError(Exception):
+    """CUDA cannot be used; the message says why, and what to do about it."""
+
+
+def _cuda(index: int) -> Device:
+    """Describes one CUDA device. Raises _UnusableError where there is none, or it cannot be used."""
+    if not torch.cuda.is_available():
+        built = torch.backends.cuda.is_built()
+        raise _UnusableError("no CUDA device is visible" if built else "this PyTorch is built without CUDA")
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise _UnusableError(f"there are {count} CUDA devices, from cuda:0")
+    try:
+        # CUDA starts here. Before, PyTorch has only counted cards through NVML, which works with any driver.
+        properties = torch.cuda.get_device_properties(index)
+        capability = properties.major, properties.minor
+        _require_kernels(properties.name, capability)
+        free, total = torch.cuda.mem_get_info(index)
+        attributes = {
+            "multiprocessors": properties.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "cudnn_head_dimension": _largest_cudnn_head(index),
+            "uuid": str(properties.uuid),
+        }
+    except (RuntimeError, AssertionError) as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
+        raise _UnusableError(
+            f"CUDA does not start: {said}; update the driver, or install PyTorch for an older CUDA "
+            f"(https://pytorch.org/get-started)"
+        ) from error
+    return Device(
+        type="cuda",
+        index=index,
+        name=properties.name,
+        capability=capability,
+        memory_total_gib=total / 2**30,
+        memory_free_gib=free / 2**30,
+        driver=ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
+        attributes=attributes,
+    )
+
+
+def _largest_cudnn_head(index: int) -> int:
+    """Returns the largest attention head that PyTorch passes to cuDNN; 0 for none.
+
+    It depends on the card, on cuDNN and on PyTorch, so PyTorch is asked. UNets have heads of 40 to 160 channels.
+    """
+    for dimension in (256, 160, 128):
+        head = torch.zeros(1, 1, 64, dimension, dtype=torch.float16, device=f"cuda:{index}")
+        with torch.cuda.device(index):
+            if torch.backends.cuda.can_use_cudnn_attention(SDPAParams(head, head, head, None, 0.0, False, False)):
+                return dimension
+    return 0
+
+
+def _why_idle() -> str:
+    """Returns why CUDA is not there, for a machine that has a card; "" where there is none, or it is hidden."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ or not ask_nvml(lambda nvml: nvml.nvmlDeviceGetCount()):
+        return ""
+    why = "PyTorch finds no CUDA device" if torch.backends.cuda.is_built() else "this PyTorch is built without CUDA"
+    return (
+        f"hardware.device=auto: there is an NVIDIA card, but {why}: install PyTorch for CUDA "
+        f"(https://pytorch.org/get-started); this runs on the CPU instead"
+    )
+
+
+def _require_kernels(name: str, capability: tuple[int, int]) -> None:
+    # PyTorch itself only warns, and fails at the first kernel: its builds for CUDA 13 left out Pascal and Volta.
+    built = torch.cuda.get_arch_list()
+    if built and not runs_on(built, capability):
+        raise _UnusableError(
+            f"this PyTorch ({torch.__version__}) has kernels for {', '.join(built)}, and {name} has compute "
+            f"capability {'.'.join(map(str, capability))}: install PyTorch for an older or a newer CUDA "
+            f"(https://pytorch.org/get-started)"
+        )
+
+
+def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Returns whether a build for these architectures (`sm_86`, `compute_90`) runs on a compute capability.
+
+    A kernel runs on later minor versions of its major version; intermediate code (`compute_…`) is compiled for any
+    later one; an architecture that ends in `a` is that one alone.
+    """
+
+    def runs(architecture: str) -> bool:
+        kind, _, digits = architecture.rstrip("af").partition("_")
+        made_for = int(digits[:-1]), int(digits[-1])
+        later = made_for < capability and not architecture.endswith("a")
+        return made_for == capability or (later and (kind == "compute" or made_for[0] == capability[0]))
+
+    return any(map(runs, built))
+
+
+def describe_cpu() -> dict[str, Any]:
+    """Returns the CPU's name, the cores that this process may use, and the vector units that PyTorch uses."""
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "name": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _cpu() -> Device:
+    cpu = describe_cpu()
+    total, free = host_memory_gib()
+    return Device(type="cpu", name=cpu["name"], memory_total_gib=total, memory_free_gib=free, attributes=cpu)
+
+
+def host_memory_gib() -> tuple[float, float]:
+    """Returns the host's memory, total and available, in GiB; at most what a container may hold."""
+    memory = {
+        line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()
+    }
+    limit = _container_limit()
+    return min(memory["MemTotal"], limit) / 2**30, min(memory["MemAvailable"], limit) / 2**30
+
+
+def _container_limit() -> float:
+    """Returns the bytes that a container may hold (cgroup v2); infinity without a limit."""
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return float(text) if text.isdecimal() else float("inf")
