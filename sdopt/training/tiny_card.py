@@ -36,7 +36,7 @@ def write_tiny_card(
     latents = generated_latents(pipeline, captions, seed)
     generated = compare_on_latents(network, pipeline.vae, latents)
     speed = "\n".join(
-        f"| wall time, batch {n}, {torch.get_num_threads()} threads, fp32 | {found.estimate:.1f}× faster "
+        f"| wall time, batch {n}, {torch.get_num_threads()} threads, fp32 | {found.mean:.1f}× faster "
         f"| {found.low:.1f} to {found.high:.1f} |"
         for n in (1, 8)
         for found in [compare_speed(network, pipeline.vae, latents[:n])]
@@ -82,7 +82,7 @@ The encoder's latents are off by {figures["latent_error"]:.2f} (root mean square
 
 ## How much faster does it decode?
 
-| measure | tiny against full decoder | 95 % interval |
+| measure | tiny against full decoder | 90 % of the rounds |
 |---|---:|---:|
 | operations, one picture | {teachers / mine:.1f}× fewer ({mine:.0f} against {teachers:.0f} MFLOP) | counted |
 {speed}

@@ -106,7 +106,7 @@ class TestRefusal:
         ("repository", "said"),
         [
             ("somebody/gated", "gated; accept its terms at https://huggingface.co/somebody/gated"),
-            ("somebody/nothing", "the hub knows no such repository"),
+            ("somebody/nothing", "unknown repository; to see private ones, log in with `hf auth login`"),
         ],
     )
     def test_says_what_to_do(self, repository: str, said: str) -> None:
