@@ -297,6 +297,6 @@ class TestPeak:
         assert any(note.startswith("Memory of an NVIDIA A10 (22.06 GiB) emulated") for note in notes_of(result))
 
 
-def test_the_readme_lists_the_cards() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_reference_lists_the_cards() -> None:
+    readme = (ROOT / "conf" / "README.md").read_text()
     assert all(f"`{path.stem}`" in readme for path in (CONF / "hardware").glob("*.yaml"))

@@ -13,7 +13,7 @@ from sdopt.results.files import read_result, write_atomically, write_result
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 from sdopt.schema import Rule
 from sdopt.study.resume import merge_resumed
-from tests.command import ROOT, Finished
+from tests.command import Finished
 
 
 def test_round_trip(result: StudyResult, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_result_of_a_later_schema_is_refused(result: StudyResult, tmp_path: Pa
         read_result(path)
 
 
-VERSION_1 = ROOT / "outputs" / "records" / "quickstart"
+VERSION_1 = Path(__file__).parent / "version_1"
 
 
 class TestVersion1:
