@@ -56,7 +56,12 @@ def wait_for_a_round(process: Process) -> Path:
 def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    process = start(tmp_path, "run", *SMOKE, "protocol.rounds=5000", "precision=bf16")
+    # Under nohup this process ignores SIGHUP, and so would the command.
+    inherited = signal.signal(number, signal.SIG_DFL)
+    try:
+        process = start(tmp_path, "run", *SMOKE, "protocol.rounds=5000", "precision=bf16")
+    finally:
+        signal.signal(number, inherited)
     try:
         folder = wait_for_a_round(process)
         process.popen.send_signal(number)
