@@ -212,7 +212,7 @@ class Quality:
     """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
     batch_size: int | None = bounded(None, ge=1)
     """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
-    for large ones or where an option compiled its own."""
+    for large ones, where an option compiled its own, and where a gate judges."""
     floor_prompts: int = bounded(24, ge=2)
     """Prompts, of those above, that the baseline draws once more for each of the two floors."""
     features: list[str] | None = None

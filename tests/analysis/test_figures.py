@@ -1,6 +1,5 @@
 """Each figure is derived once: table, plot, tracker, data frame and objective say the same."""
 
-
 import pytest
 
 from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, metrics_of

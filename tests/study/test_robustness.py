@@ -215,7 +215,13 @@ class TestFloors:
 
     @staticmethod
     def run(folder: Path, *options: str) -> Finished:
-        quality = ("quality=default", "quality.cache=null", "quality.prompt_count=4", "quality.floor_prompts=4")
+        quality = (
+            "quality=default",
+            "quality.cache=null",
+            "quality.prompt_count=4",
+            "quality.floor_prompts=4",
+            "quality.batch_size=1",
+        )
         baseline = f"study.baseline=['+sabotage=wants_small_batches',{','.join(options)}]"
         finished = sdopt(folder, "run", *SABOTAGE, *QUICK, *quality, baseline)
         assert finished.code == 0, finished.shown
