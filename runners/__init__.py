@@ -91,6 +91,17 @@ def _endings_raised() -> Iterator[None]:
 
 
 @contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Holds back Ctrl-C for some seconds of imports: a library that is half imported may end the process by abort()."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        # A Ctrl-C of meanwhile is raised here.
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _patient_streams() -> Iterator[None]:
     """Lets a command go on where the reader of its output has gone, as `head` does after ten lines."""
     before = sys.stdout, sys.stderr

@@ -2,7 +2,7 @@
 
 import sys
 
-from . import end_with_code, exit_code_of
+from . import end_with_code, exit_code_of, interrupts_deferred
 
 
 @end_with_code
@@ -14,8 +14,9 @@ def main(argv: list[str]) -> int:
     if not is_informative(argv):
         # Started before anything heavy is imported here, so that the server imports the same beside this process.
         start_fork_server()
-    from sdopt.experiment import InterruptedStudy, launch, summarise_sweep
-    from sdopt.report.sweep import exit_code
+    with interrupts_deferred():
+        from sdopt.experiment import InterruptedStudy, launch, summarise_sweep
+        from sdopt.report.sweep import exit_code
 
     code = 0
     try:

@@ -246,8 +246,8 @@ class TestContent:
 
     def test_several_processes_have_a_series_each(self, store: Store, copied: tuple[StudyResult, Path]) -> None:
         result, folder = copied
-        measured = result.variants[0].measurements
-        measured.append(type(measured[0])(1, latency_s=[1.0, 2.0]))
+        assert sorted(result.variants[0].samples) == [0, 1, 2]
+        result.variants[0].measurements[1].latency_s = [1.0, 2.0]
         log_study(result, folder, store.tracking)
         _, children = store.of_study(result)
         run = children["baseline"].info.run_id
