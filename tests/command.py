@@ -105,15 +105,20 @@ def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: 
     """Starts the command from the folder `cwd`, without waiting for it."""
     mark = uuid.uuid4().hex
     # The environment goes to every descendant, whichever its parent, session or group.
-    popen = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
-        cwd=cwd,
-        env={**os.environ, **environment, "SDOPT_TEST_MARK": mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # A shell's background job ignores SIGINT, and so would the command.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            cwd=cwd,
+            env={**os.environ, **environment, "SDOPT_TEST_MARK": mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     return Process(popen, cwd, mark)
 
 
