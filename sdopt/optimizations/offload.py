@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,8 +18,9 @@ from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stag
 from sdopt.optimizations.compiler import Eager
 from sdopt.optimizations.memory import VaeTiling
 from sdopt.optimizations.precision import Precision
+from sdopt.optimizations.quantization import TorchAo
 from sdopt.pipelines.loading import is_sdxl, part_config
-from sdopt.pipelines.parts import denoiser_of, device_of, layers_with_weights, networks_of
+from sdopt.pipelines.parts import denoiser_of, device_of, hook_of, layers_with_weights, networks_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class GroupOffload(Offload):
             )
         if waits == "disk" or streams:
             found += _upcast(ctx)
+        if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
+            found.append("safetensors cannot store what TorchAO quantizes: choose another precision")
         if waits == "disk" and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
             found.append("safetensors stores weights in one layout on disk: choose layout=contiguous")
         return found
@@ -162,18 +165,20 @@ class GroupOffload(Offload):
                 # Layers of two networks have the same names, after which files are named.
                 offload_to_disk_path=None if folder is None else str(folder / name),
             )
-        groups = _groups(pipe)
-        brought = _count_onloads(groups)
+        groups = {name: _groups(network) for name, network in networks_of(pipe).items()}
+        brought = _count_onloads(group for of_network in groups.values() for group in of_network)
 
         def proof(trace: Trace) -> Finding:
-            whole = sum(hook.group in groups for hook in _group_hooks(pipe)) >= len(groups) > 0
-            facts = {"groups": len(groups), "brought": brought.total()}
-            what = f"{len(groups)} groups of layers, brought {brought.total()} times so far"
+            # Text encoders may have been taken out since.
+            whole = all(_groups(network) == groups[name] for name, network in networks_of(pipe).items())
+            number = sum(len(groups[name]) for name in networks_of(pipe))
+            facts = {"groups": number, "brought": brought.total()}
+            what = f"{number} groups of layers, brought {brought.total()} times so far"
             if folder is None:
                 return _finding(pipe, trace, whole and bool(brought), what, facts)
             stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 2**30
             needed = sum(_size(network) for network in networks_of(pipe).values()) / 2**30
-            engaged = whole and len(brought) > 0 and stored >= needed
+            engaged = whole and bool(brought) and stored >= needed
             return Finding(engaged, f"{what}; {stored:.2f} GiB on disk", facts | {"on_disk_gib": stored})
 
         return proof
@@ -223,17 +228,10 @@ def _folder_for(pipe: "DiffusionPipeline") -> Path:
     return Path(folder)
 
 
-def _group_hooks(pipe: "DiffusionPipeline") -> Iterator[Any]:
-    for network in networks_of(pipe).values():
-        for layer in network.modules():
-            registry = getattr(layer, "_diffusers_hook", None)
-            if registry is not None and (hook := registry.get_hook("group_offloading")) is not None:
-                yield hook
-
-
-def _groups(pipe: "DiffusionPipeline") -> list[Any]:
-    """Returns diffusers' groups of layers, each once."""
-    return list({id(hook.group): hook.group for hook in _group_hooks(pipe)}.values())
+def _groups(network: torch.nn.Module) -> list[Any]:
+    """Returns the groups in which diffusers brings a network's layers, each once."""
+    hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
+    return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
 
 
 def _count_onloads(groups: Iterable[Any]) -> Counter[int]:

@@ -165,6 +165,13 @@ class Sdnq(Quantized):
     """Whether convolutions are quantized as well as linear layers."""
 
     @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.convolutions and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
+            found.append("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
+        return found
+
+    @override
     def _quantize(self, denoiser: Any) -> None:
         # Read when SDNQ is imported. What is compiled is the compiler's axis to say.
         os.environ["SDNQ_USE_TORCH_COMPILE"] = "0"

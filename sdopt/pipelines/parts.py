@@ -68,5 +68,10 @@ def computing_types(module: torch.nn.Module) -> list[str]:
 
 def casting_hook(layer: torch.nn.Module) -> Any:
     """Returns diffusers' hook that casts a layer's weights for each use, with the types of both; None without one."""
+    return hook_of(layer, "layerwise_casting")
+
+
+def hook_of(layer: torch.nn.Module, name: str) -> Any:
+    """Returns a layer's hook by the name that diffusers registers it under; None without one."""
     registry = getattr(layer, "_diffusers_hook", None)
-    return None if registry is None else registry.get_hook("layerwise_casting")
+    return None if registry is None else registry.get_hook(name)
