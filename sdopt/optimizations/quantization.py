@@ -18,8 +18,11 @@ from sdopt.schema import bounded
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-_KERNELS = {"int8": ("aten::_int_mm",), "float8_e4m3fn": ("aten::_scaled_mm",)}
-"""PyTorch's products of 8-bit numbers."""
+_PRODUCTS = {
+    "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+    "float8_e4m3fn": ("aten::_scaled_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+}
+"""Operators that multiply 8-bit numbers: PyTorch's, and SDNQ's own on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,14 @@ class Quantized(Optimization):
                 for name, layer in network.named_modules()
                 if name not in done and id(layer) in weighted and kinds.get(name) in ("Linear", "Conv2d")
             )
-            ran = {name: trace.denoiser.operators[name] for name in _KERNELS[self.weights]}
+            ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
             compiled = network is not denoiser_of(pipe)
             # Compiled products may be kernels without an operator: then what is stored decides.
-            multiplied = any(ran.values()) == self.activations or compiled
+            multiplied = bool(ran) == self.activations or compiled
             shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
             shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
             products = ", ".join(f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items())
+            products = products or "no product in 8 bits"
             facts = {
                 "quantized": quantized,
                 "left_alone": left,
@@ -156,7 +160,7 @@ class Sdnq(Quantized):
     """Quantizes linear layers and convolutions with SDNQ, one scale for each output channel.
 
     Small layers keep their type: those of fewer than 32 channels or 16,384 weights, by SDNQ's own choice. SDNQ does not
-    compile its kernels by itself here: `compiler=inductor` compiles them with the rest of the denoiser.
+    compile layers by itself here: `compiler=inductor` compiles them with the rest of the denoiser.
     """
 
     package: ClassVar[str] = "sdnq"
@@ -173,8 +177,8 @@ class Sdnq(Quantized):
 
     @override
     def _quantize(self, denoiser: Any) -> None:
-        # Read when SDNQ is imported. What is compiled is the compiler's axis to say.
-        os.environ["SDNQ_USE_TORCH_COMPILE"] = "0"
+        # Read when SDNQ is imported. What is compiled, and by what, is for the axis `compiler` to say.
+        os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
         from sdnq import sdnq_post_load_quant
 
         sdnq_post_load_quant(
