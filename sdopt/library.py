@@ -1,4 +1,4 @@
-"""The same options for a pipeline that a program already has: apply them, prove them, take them back, load a variant."""
+"""Options for a pipeline that a program already has: applies, proves and takes them back; loads measured variants."""
 
 import inspect
 import weakref
@@ -286,17 +286,14 @@ def _require(
 ) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
     ctx = Context(probe_device(str(pipe.device)), model, Workload(), options)
-    problems = [
-        f"{as_choice(axis, choices[axis])}: {reason}"
-        for axis, option in options.items()
-        for reason in option.conflicts(ctx)
-    ]
+    names = {axis: as_choice(axis, choices[axis]) for axis in options}
+    problems = [f"{names[axis]}: {reason}" for axis, option in options.items() for reason in option.conflicts(ctx)]
     for axis, option in options.items():
         if option.load_kwargs().keys() - {"dtype"}:
-            problems.append(f"{as_choice(axis, choices[axis])}: it changes how weights are loaded; use sdopt.load")
+            problems.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
         prepares = type(option).prepare_inputs is not Optimization.prepare_inputs
         if prepares and not prompts:
-            problems.append(f"{as_choice(axis, choices[axis])}: name the prompts of all calls with prompts=[…]")
+            problems.append(f"{names[axis]}: name the prompts of all calls with prompts=[…]")
     if problems:
         raise ConflictError(problems)
 
@@ -316,11 +313,12 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
     cls: Any = type(pipe)
     call = cls.__call__
     names = [name for name in inspect.signature(call).parameters if name != "self"]
+    usual = {name: value for name, value in defaults.items() if name in names}  # image-to-image has no size
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
         with assembly.entered():
-            return call(self, **assembly.changed(defaults | assembly.call_kwargs | given))
+            return call(self, **assembly.changed(usual | assembly.call_kwargs | given))
 
     # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
