@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
+from sdopt.measure.interference import InterferenceMeter
 from sdopt.results.records import Memory, Schedule, Status
 from sdopt.study.inspection import inspect_process
 from sdopt.study.state import StudyRun, VariantProcess
@@ -178,14 +180,20 @@ def _starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> s
 def interleaved_rounds(run: StudyRun) -> Schedule | None:
     """Times all processes once a round, in an order shuffled anew, so that drift of the machine hits all alike.
 
-    A first round is discarded, and recorded as such: processes that were started early have been idle since.
+    A first round is discarded, and recorded as such: processes that were started early have been idle since. A round
+    that others disturbed is timed again, as often as is allowed; whole rounds are left out, so that pairs stay pairs.
 
     Returns:
         how the rest is to be measured, in another session, if a worker ran out of memory beside the others.
     """
     shuffle = random.Random(f"{run.protocol.shuffle_seed} {len(run.result.sessions)}")
-    for number in range(run.rounds + 1 if run.rounds else 0):
+    for number in range(run.rounds + run.extra_rounds + 1 if run.rounds else 0):
         processes = [process for process in run.processes if process.timed and process.active]
+        if number > run.rounds:
+            worst = worst_by_round(process.measurement for process in processes)
+            if enough_clean(worst, run.rounds, run.protocol.interference):
+                break
+            run.progress.more(len(processes))
         shuffle.shuffle(processes)
         for process in processes:
             try:
@@ -196,6 +204,7 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
                 if reason is not None:
                     where = f"in round {number}" if number else "in the discarded round"
                     return _after_starvation(run, process, f"{reason}, {where}")
+        _leave_out(run)
         run.checkpoint()
     reason = None
     for process in run.processes:
@@ -204,6 +213,14 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         with run.progress.timeline.during("ending workers"):
             run.retire(process)
     return Schedule("blocks", reason) if reason else None
+
+
+def _leave_out(run: StudyRun) -> None:
+    """Notes, for all processes alike, which of the rounds so far decide nothing."""
+    timed = [process.measurement for process in run.processes if process.timed and process.active]
+    places = places_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
+    for measurement in timed:
+        measurement.left_out = list(places)
 
 
 def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
@@ -221,11 +238,18 @@ def _time(run: StudyRun, process: VariantProcess, number: int) -> None:
         run.progress.phase(process.row.name, "discarded round")
         process.measurement.discarded_s.append(process.worker.time_once().seconds)
     else:
-        run.progress.phase(process.row.name, "timing", number)
+        again = number > run.rounds
+        run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
+        meter = InterferenceMeter(process.worker.pid)
         call = process.worker.time_once()
+        found = meter.stop(call.seconds)
         process.measurement.latency_s.append(call.seconds)
         if call.gpu is not None:
             process.measurement.gpu.append(call.gpu)
+        if meter.off:
+            run.warn_once(meter.off)
+        else:
+            process.measurement.interference.append(found)
     run.progress.advance()
 
 
@@ -274,13 +298,21 @@ def _block(run: StudyRun, process: VariantProcess) -> list[float]:
     """Times a fresh worker for all rounds, and inspects it; returns the times, or nothing if it failed."""
     if not process.active:
         return []
-    start = len(process.measurement.latency_s)
+    start = len(process.measurement.deciding_s)
     _attempt(run, process, _measure_block)
-    return process.measurement.latency_s[start:] if process.active else []
+    return process.measurement.deciding_s[start:] if process.active else []
 
 
 def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     _warm_up_again(run, process)
-    for number in range(1, run.rounds + 1 if process.timed else 1):
+    measurement, limit = process.measurement, run.protocol.interference
+    start = len(measurement.latency_s)
+    for number in range(1, run.rounds + run.extra_rounds + 1 if process.timed else 1):
+        if number > run.rounds:
+            if enough_clean(worst_by_round([measurement])[start:], run.rounds, limit):
+                break
+            run.progress.more(1)
         _time(run, process, number)
+    places = places_left_out(worst_by_round([measurement])[start:], run.rounds, limit)
+    measurement.left_out += [start + place for place in places]
     inspect_process(run, process)
