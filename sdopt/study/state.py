@@ -52,6 +52,11 @@ class VariantProcess:
     """False after its variant has failed."""
 
     @property
+    def first(self) -> bool:
+        """Whether it is the first process of its variant: what a variant reports of its start is that one's."""
+        return not self.measurement.replicate
+
+    @property
     def worker(self) -> Worker:
         """The worker, which must have been started."""
         assert self.running is not None
@@ -169,8 +174,8 @@ class StudyRun:
             warnings.append(text)
             self.progress.warn(text)
 
-    def start(self, process: VariantProcess) -> tuple[Worker, float]:
-        """Starts a worker and loads its pipeline; returns it with the seconds that loading took. Raises WorkerError."""
+    def start(self, process: VariantProcess) -> None:
+        """Starts a worker. Raises WorkerError."""
         self.progress.phase(process.row.name, "starting")
         try:
             process.running = Worker(
@@ -186,10 +191,6 @@ class StudyRun:
         except OSError as error:
             raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
         process.worker.hello()
-        self.progress.phase(process.row.name, "loading")
-        load_s = process.worker.prepare()
-        self.progress.advance()
-        return process.worker, load_s
 
     def fail(self, process: VariantProcess, error: WorkerError) -> None:
         """Ends all processes of a variant, with the error as its status and reason."""

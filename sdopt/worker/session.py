@@ -31,7 +31,7 @@ from sdopt.pipelines.latents import read_latents, take
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
-from sdopt.results.records import Evidence, ImageRecord, Memory, Status
+from sdopt.results.records import Evidence, ImageRecord, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
@@ -159,11 +159,13 @@ class PipelineHost:
         self._memory.loaded()
         return load_s
 
-    def time_once(self) -> TimedCall:
-        """Times one call from prompts to images."""
+    def time_once(self, memory: bool = False) -> TimedCall:
+        """Times one call from prompts to images; with `memory`, also measures its peak memory."""
         gc.collect()
         gc.disable()
         try:
+            if memory:
+                self._memory.reset()
             before = self._monitor.throttled_ns()
             self._synchronize()
             start = time.perf_counter()
@@ -173,7 +175,7 @@ class PipelineHost:
             state = self._monitor.state(before, seconds)
         finally:
             gc.enable()
-        return TimedCall(seconds, state)
+        return TimedCall(seconds, state, self._memory.read() if memory else None)
 
     def measure_energy(self) -> float | None:
         """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
@@ -193,13 +195,6 @@ class PipelineHost:
     def denoiser_busy_s(self) -> float | None:
         """Returns for how long the device worked in one call of the denoiser, once it was traced; None on a CPU."""
         return self._busy_s
-
-    def measure_memory(self) -> Memory:
-        """Returns the peak memory of one call in steady state."""
-        self._memory.reset()
-        self._call()
-        self._synchronize()
-        return self._memory.read()
 
     def compile_report(self) -> CompileReport:
         """Returns what TorchDynamo says it has compiled so far."""

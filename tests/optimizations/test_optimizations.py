@@ -418,7 +418,8 @@ class TestOnCuda:
         assert not evidence(loaded, "precision").engaged
 
     def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
-        memory = on_cuda("precision=fp16").measure_memory()
+        memory = on_cuda("precision=fp16").time_once(memory=True).memory
+        assert memory is not None
         assert memory.headline is not None
         assert memory.headline[0] == "peak_allocated_gib"
         figures = (memory.cuda_loaded_gib, memory.cuda_peak_allocated_gib, memory.cuda_peak_reserved_gib)

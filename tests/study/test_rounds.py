@@ -1,72 +1,13 @@
-"""How rounds are laid out: whether all processes fit side by side, and which rounds are timed again."""
+"""Rounds that other work on the machine disturbs: timed again, left out on all sides, and counted."""
 
 from pathlib import Path
 
 import pytest
 
 from sdopt.analysis.interference import count_rounds
-from sdopt.hardware.device import Device
-from sdopt.results.records import Interference, Memory
-from sdopt.schema import Protocol
+from sdopt.results.records import Interference
 from sdopt.study.designs import CONTROL
-from sdopt.study.rounds import excess, footprint_gib, memory_budget_gib
-from sdopt.study.run import first_schedule
-from sdopt.worker.machine import Machine
 from tests.command import SMOKE, sdopt
-
-GPU = Device("cuda", name="a GPU", memory_total_gib=80.0, memory_free_gib=79.0)
-
-
-class TestBudget:
-    def test_of_a_gpu_has_the_hosts_memory_too(self) -> None:
-        budget = memory_budget_gib(GPU, 0.5)
-        assert budget["device"] == 39.5
-        assert 0 < budget["host"] < 10_000
-
-    def test_of_a_cpu_is_one(self) -> None:
-        assert memory_budget_gib(Device("cpu", memory_free_gib=8.0), 0.5) == {"host": 4.0}
-
-    def test_is_exceeded_by_workers_whose_host_memory_runs_out_first(self) -> None:
-        """As with gate=default on a large card: 21 workers, each of them 1.5 GiB on the host."""
-        worker = footprint_gib(
-            Memory(0.5, 1.5, cuda_peak_allocated_gib=0.5, cuda_peak_reserved_gib=0.6, nvml_process_gib=1.1)
-        )
-        assert worker == {"host": 1.5, "device": 1.1}
-        budget = {"host": 16.0, "device": 67.0}
-        assert excess([worker] * 9, budget) is None
-        assert excess([worker] * 10, budget) == "11 processes of 1.50 GiB exceed 16.00 GiB of host memory"
-
-    def test_is_exceeded_by_workers_that_fill_the_card(self) -> None:
-        worker = footprint_gib(Memory(0.5, 1.0, cuda_peak_allocated_gib=9.0, cuda_peak_reserved_gib=9.4))
-        assert worker["device"] == pytest.approx(10.0)
-        assert "of device memory" in (excess([worker] * 7, {"host": 100.0, "device": 67.0}) or "")
-
-    def test_is_not_exceeded_by_nobody(self) -> None:
-        assert excess([], {"host": 0.0}) is None
-
-
-@pytest.mark.parametrize(
-    ("schedule", "mode", "kind"),
-    [
-        ("auto", None, "interleaved"),
-        ("auto", "default", "interleaved"),
-        ("auto", "exclusive process", "blocks"),
-        ("auto", "exclusive thread", "blocks"),
-        ("interleaved", "exclusive process", "interleaved"),
-        ("blocks", None, "blocks"),
-    ],
-)
-def test_a_device_that_takes_one_process_at_a_time_is_measured_in_blocks(
-    schedule: str, mode: str | None, kind: str
-) -> None:
-    gpu = {} if mode is None else {"compute_mode": mode}
-    machine = Machine(GPU, cpu={}, preloaded=True, bad_fork=False, gpu=gpu)
-    found = first_schedule(Protocol(schedule=schedule), machine)
-    assert found.kind == kind
-    assert bool(found.reason) == (kind == "blocks")
-    if schedule == "auto" and mode:
-        assert (mode in found.reason) == (kind == "blocks")
-
 
 STUDY = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "protocol.rounds=2", "grad_mode=inference_mode")
 
