@@ -4,9 +4,11 @@ import gc
 import json
 import math
 import os
+import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
@@ -26,7 +28,7 @@ from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Proof
+from sdopt.optimizations.base import Inputs, Proof
 from sdopt.pipelines.latents import read_latents, take
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import denoiser_of, unwrapped
@@ -55,12 +57,14 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device)
-    while True:
-        try:
-            request, args, kwargs = connection.recv()
-        except (EOFError, OSError):
-            return
-        send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
+    # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
+    with tempfile.TemporaryDirectory(dir=cache.parent, ignore_cleanup_errors=True) as tempfile.tempdir:
+        while True:
+            try:
+                request, args, kwargs = connection.recv()
+            except (EOFError, OSError):
+                return
+            send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
 
 
 def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:
@@ -123,7 +127,8 @@ class PipelineHost:
         self._busy_s: float | None = None
         self._pipe: DiffusionPipeline = None
         self._proofs: dict[str, Proof] = {}
-        self._inputs: dict[str, Any] = {}
+        self._changes: list[Callable[[Inputs], Inputs]] = []
+        self._inputs: Inputs = {}
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self.in_calls_s = 0.0
@@ -146,11 +151,10 @@ class PipelineHost:
         hardware = self._variant.hardware
         if hardware.emulate_memory and hardware.sheet is not None:
             cap_memory(self._device, hardware.sheet.memory_gib)
-        load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
-        variant = self._variant
-        self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
+        self._pipe = self._load()
         for axis, option in self._variant.applied:
             self._proofs[axis] = option.apply(self._pipe)
+        self._prepare_inputs()
         self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
         load_s = time.perf_counter() - start
@@ -158,6 +162,24 @@ class PipelineHost:
         gc.freeze()
         self._memory.loaded()
         return load_s
+
+    def _load(self) -> "DiffusionPipeline":
+        variant, options = self._variant, [option for _, option in self._variant.applied]
+        arguments = {k: v for option in options for k, v in option.load_kwargs().items()}
+        dtype = arguments.get("dtype", torch.float32)
+        arguments |= {name: part for option in options for name, part in option.parts(variant.model, dtype).items()}
+        on_host = any(option.loads_on_host for option in options)
+        device = self._device.torch_name
+        return load_pipeline(variant.model, variant.scheduler, variant.task, device, arguments, on_host)
+
+    def _prepare_inputs(self) -> None:
+        variant = self._variant
+        prompts = tuple(dict.fromkeys((*variant.prompts, *variant.pictured)))
+        with ExitStack() as stack:
+            for _, option in variant.applied:
+                stack.enter_context(option.context(self._pipe))
+            changes = [option.prepare_inputs(self._pipe, prompts) for _, option in variant.applied]
+        self._changes = [change for change in changes if change is not None]
 
     def time_once(self, memory: bool = False) -> TimedCall:
         """Times one call from prompts to images; with `memory`, also measures its peak memory."""
@@ -271,7 +293,14 @@ class PipelineHost:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
 
-    def _batch(self, index: int, draw: Draw) -> dict[str, Any]:
+    def _batch(self, index: int, draw: Draw) -> Inputs:
+        """Returns the arguments of one call of a draw, as the options change them."""
+        inputs = self._prompts_and_noise(index, draw)
+        for change in self._changes:
+            inputs = change(inputs)
+        return inputs
+
+    def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Prompts and initial noise of one call; a last, short batch is filled up from the start.
 
         The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
@@ -294,7 +323,8 @@ class PipelineHost:
             if self._given is None:
                 self._given = read_latents(variant.workload.latents)
             noise = take(self._given, numbers, shape[1:], variant.workload.latents)
-        dtype = next(unwrapped(denoiser_of(self._pipe)).parameters()).dtype
+        # Not that of the parameters, which may be stored in fewer bits than they compute in.
+        dtype = unwrapped(denoiser_of(self._pipe)).dtype
         return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
 
     def _call(self, **changes: Any) -> Any:
