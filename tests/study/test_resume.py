@@ -343,12 +343,13 @@ class TestExtended:
         quality = ["quality=default", "quality.prompt_count=2", "quality.floor_prompts=2", "quality.features=[]"]
         run = sdopt(tmp_path, "run", *study, *quality)
         assert run.code == 0, run.shown
+        before = run.result
         extended = resume(run.folder, "quality.prompt_count=3")
         assert extended.code == 0, extended.shown
-        for old, row in zip(run.result.variants, extended.result.variants, strict=True):
+        for old, row in zip(before.variants, extended.result.variants, strict=True):
             assert [image.prompt for image in row.images][:2] == [image.prompt for image in old.images]
             assert len(row.images) == 3 if row.role != "control" else not row.images
-            assert samples(run.result).items() <= samples(extended.result).items()
+            assert samples(before).items() <= samples(extended.result).items()
         psnr = extended.result.comparisons[0].quality["psnr_db"]
         assert len(psnr.per_prompt) == 3
 
