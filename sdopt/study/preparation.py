@@ -1,6 +1,7 @@
 """Prepares the processes of a session: loading, first calls, warm-up, memory; falls back to blocks if need be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
@@ -9,7 +10,7 @@ from sdopt.hardware.probe import host_memory_gib
 from sdopt.results.records import Memory, Schedule
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
-from sdopt.worker.process import ask_all
+from sdopt.worker.process import answers_of
 from sdopt.worker.protocol import TimedCall, WorkerError
 from sdopt.worker.session import PipelineHost
 
@@ -142,16 +143,29 @@ def ask_group(
     Returns:
         the answers, and the processes that starved. A process that failed in another way fails its variant.
     """
-    asked = [process for process in group if process.active and process.running is not None]
+    asked = living(group)
     run.progress.phase(", ".join(dict.fromkeys(process.row.name for process in asked)), phase)
-    answers: list[tuple[VariantProcess, T]] = []
+    found = answers_of([partial(process.worker.begin, request, *args, **kwargs) for process in asked])
+    return sort_out(run, asked, found)
+
+
+def living(group: Sequence[VariantProcess]) -> list[VariantProcess]:
+    """Returns the processes of a group that have a worker, and whose variant has not failed."""
+    return [process for process in group if process.active and process.running is not None]
+
+
+def sort_out(
+    run: StudyRun, asked: Sequence[VariantProcess], answers: Sequence[T | WorkerError]
+) -> tuple[list[tuple[VariantProcess, T]], Starved]:
+    """Returns the answers of workers, and those that starved; any other error fails its variant."""
+    good: list[tuple[VariantProcess, T]] = []
     starved: Starved = []
-    for process, answer in zip(asked, ask_all([p.worker for p in asked], request, *args, **kwargs), strict=True):
+    for process, answer in zip(asked, answers, strict=True):
         if isinstance(answer, WorkerError):
             starved += _noted(run, process, answer)
         else:
-            answers.append((process, answer))
-    return answers, starved
+            good.append((process, answer))
+    return good, starved
 
 
 # ---------------------------------------------------------------------------------------------- what fails, or starves
@@ -198,6 +212,12 @@ def starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> st
 def _noted(run: StudyRun, process: VariantProcess, error: WorkerError) -> Starved:
     reason = starvation(run, process, error)
     return [] if reason is None else [(process, reason)]
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yields items in groups of a size; the last may be smaller. From Python 3.12 on it is in itertools."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _try_alone(run: StudyRun, starved: Starved) -> None:

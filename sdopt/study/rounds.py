@@ -6,8 +6,8 @@ import random
 import numpy as np
 
 from sdopt.results.records import Schedule, Status
-from sdopt.study.inspection import inspect_process
-from sdopt.study.preparation import ask_group, attempt, side_by_side, starvation, warm_up_again
+from sdopt.study.inspection import inspect_group
+from sdopt.study.preparation import Starved, ask_group, attempt, batched, side_by_side, starvation, warm_up_again
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.worker.protocol import WorkerError
 from sdopt.worker.session import PipelineHost
@@ -39,13 +39,15 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
                     where = f"in round {number}" if number else "in the discarded round"
                     return _after_starvation(run, process, f"{reason}, {where}")
         run.checkpoint()
-    reason = None
-    for process in run.processes:
-        if process.active:
-            reason = attempt(run, process, inspect_process) or reason
+    starved: Starved = []
+    waiting = [process for process in run.processes if process.active]
+    for group in batched(waiting, side_by_side(run)):
+        starved += inspect_group(run, group)
+        run.checkpoint()
         with run.progress.timeline.during("ending workers"):
-            run.retire(process)
-    return Schedule("blocks", reason) if reason else None
+            for process in group:
+                run.retire(process)
+    return Schedule("blocks", starved[-1][1]) if starved else None
 
 
 def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
@@ -75,9 +77,8 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     """
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
-    width = side_by_side(run)
-    for first in range(0, len(waiting), width):
-        calls, starved = ask_group(run, waiting[first : first + width], "discarded round", PipelineHost.time_once)
+    for group in batched(waiting, side_by_side(run)):
+        calls, starved = ask_group(run, group, "discarded round", PipelineHost.time_once)
         for process, call in calls:
             process.measurement.discarded_s.append(call.seconds)
             run.progress.advance()
@@ -141,4 +142,4 @@ def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     warm_up_again(run, process)
     for number in range(1, run.rounds + 1 if process.timed else 1):
         _time(run, process, number)
-    inspect_process(run, process)
+    inspect_group(run, [process])

@@ -128,7 +128,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
     for sub in ("logs", "images"):
         with suppress(OSError):  # who needs it will say so
             (run.folder / sub).mkdir(exist_ok=True)
-    calls = 4 + protocol.warmup + run.rounds + protocol.stage_calls
+    calls = 4 + protocol.warmup + run.rounds
     drawn = sum(draw_of(variants[row.name], run.drawing_batch).calls for row in rows)
-    run.progress.start(len(run.processes) * calls + drawn, run.rounds)
+    run.progress.start(len(run.processes) * calls + len(rows) * protocol.stage_calls + drawn, run.rounds)
     run.checkpoint()

@@ -6,7 +6,6 @@ the next, and a peak of memory must belong to one variant: so each has a process
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -156,11 +155,13 @@ class Worker:
         self._child.kill()
 
 
-def ask_all(
-    workers: Sequence[Worker], request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
-) -> list[R | WorkerError]:
-    """Asks several workers for the same at once; returns the answer of each, or how it failed."""
-    begun = [_or_error(partial(worker.begin, request, *args, **kwargs)) for worker in workers]
+def answers_of(requests: Sequence[Callable[[], Callable[[], R]]]) -> list[R | WorkerError]:
+    """Begins requests of several workers, and only then waits; returns the answer of each, or how it failed.
+
+    Args:
+        requests: each begins one, as `partial(worker.begin, request)` does.
+    """
+    begun = [_or_error(request) for request in requests]
     return [answer if isinstance(answer, WorkerError) else _or_error(answer) for answer in begun]
 
 

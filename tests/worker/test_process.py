@@ -2,14 +2,16 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sdopt.results.records import Status
 from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.process import Worker, ask_all
+from sdopt.worker.process import Worker, answers_of
 from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
 from sdopt.worker.session import PipelineHost, describe_error
 from tests.command import parents
@@ -65,19 +67,23 @@ class TestWorker:
     def test_works_beside_others(self, variant: Compose, tmp_path: Path) -> None:
         """Each answers for itself, also where another fails; and all can be asked again."""
         context = start_fork_server()
+
+        def ask(workers: list[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
+            return answers_of([partial(worker.begin, request) for worker in workers])
+
         workers = [
             Worker(context, variant(), CPU, tmp_path / f"log-{number}", tmp_path / "scratch", timeout_s=60)
             for number in range(3)
         ]
         try:
-            assert ask_all(workers, PipelineHost.hello) == [None] * 3
+            assert ask(workers, PipelineHost.hello) == [None] * 3
             begun = workers[0].begin(PipelineHost.prepare)
-            loaded = ask_all(workers[1:], PipelineHost.prepare)
+            loaded = ask(workers[1:], PipelineHost.prepare)
             assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
             os.kill(workers[1].pid, signal.SIGKILL)
-            calls = ask_all(workers, PipelineHost.time_once)
+            calls = ask(workers, PipelineHost.time_once)
             assert [type(call) for call in calls] == [TimedCall, WorkerError, TimedCall]
-            assert [type(call) for call in ask_all(workers, PipelineHost.time_once)][::2] == [TimedCall] * 2
+            assert [type(call) for call in ask(workers, PipelineHost.time_once)][::2] == [TimedCall] * 2
         finally:
             for worker in workers:
                 worker.kill()
