@@ -56,7 +56,8 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device)
     # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
-    with tempfile.TemporaryDirectory(dir=cache.parent, ignore_cleanup_errors=True) as tempfile.tempdir:
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
         while True:
             try:
                 request, args, kwargs = connection.recv()
