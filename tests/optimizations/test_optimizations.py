@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ CUDA_ONLY = {
     ("attention", "cudnn"),
     ("precision", "tf32"),
     ("precision", "fp32_ieee"),
+    *(("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")),
 }
-COMPILED = [("compiler", "inductor")]  # minutes rather than seconds: see the slow tests
+PACKAGES = {("compiler", "openvino"): "openvino"}
+"""Packages that the default install does not have."""
+COMPILED = [option for option in OPTIONS if option[0] == "compiler" and option[1] != "eager"]  # see test_compilers.py
 HERE = [option for option in OPTIONS if option not in CUDA_ONLY and option not in COMPILED]
 
 
@@ -54,9 +58,11 @@ class TestConflicts:
     def test_on_a_cpu_only_what_needs_cuda(self, variant: Compose, axis: str, option: str) -> None:
         found = variant(f"{axis}={option}").conflicts(CPU)
         if (axis, option) in CUDA_ONLY:
-            [reason] = found
+            reason = next(reason for reason in found if reason.endswith(f"needs a CUDA device; this runs on {CPU.name}"))
             assert reason.startswith(f"{axis}={option}: ")
-            assert reason.endswith(f"needs a CUDA device; this runs on {CPU.name}")
+        elif (axis, option) in PACKAGES and not find_spec(PACKAGES[axis, option]):
+            [reason] = found
+            assert f"pip install 'sdopt[{PACKAGES[axis, option]}]'" in reason
         else:
             assert found == []
 
