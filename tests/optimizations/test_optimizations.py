@@ -58,7 +58,9 @@ class TestConflicts:
     def test_on_a_cpu_only_what_needs_cuda(self, variant: Compose, axis: str, option: str) -> None:
         found = variant(f"{axis}={option}").conflicts(CPU)
         if (axis, option) in CUDA_ONLY:
-            reason = next(reason for reason in found if reason.endswith(f"needs a CUDA device; this runs on {CPU.name}"))
+            reason = next(
+                reason for reason in found if reason.endswith(f"needs a CUDA device; this runs on {CPU.name}")
+            )
             assert reason.startswith(f"{axis}={option}: ")
         elif (axis, option) in PACKAGES and not find_spec(PACKAGES[axis, option]):
             [reason] = found
