@@ -45,7 +45,7 @@ class Kernels:
     def linear_layer_fp16(
         self, given: torch.Tensor, weight: Any, bias: Any, add_bias: bool, flash: bool, heads: int, *_: Any
     ) -> torch.Tensor:
-        product = given @ weight + (bias if add_bias else 0)
+        product: torch.Tensor = given @ weight + (bias if add_bias else 0)
         if not flash:
             return product
         size = given.shape[-1] // heads
@@ -74,7 +74,7 @@ class Flash(torch.nn.Module):
 
     def forward(self, query: Any, key: Any, value: Any, scale: float, _block: bool) -> torch.Tensor:
         assert query.shape[2] % 64 == 0, "reads beyond the last token"
-        scores = (query @ key.transpose(-1, -2) * scale).softmax(dim=-1)
+        scores: torch.Tensor = (query @ key.transpose(-1, -2) * scale).softmax(dim=-1)
         return scores @ value
 
 

@@ -9,6 +9,7 @@ from sdopt.optimizations.compiler.cuda_graphs import CudaGraphs
 from sdopt.optimizations.compiler.deepspeed import DeepSpeed
 from sdopt.optimizations.compiler.eager import Eager
 from sdopt.optimizations.compiler.inductor import Inductor, InductorDynamic, Regional
+from sdopt.optimizations.compiler.onnxruntime import OnnxRuntime
 from sdopt.optimizations.compiler.openvino import OpenVino
 from sdopt.optimizations.compiler.tensorrt import TensorRt
 from sdopt.optimizations.compiler.torchscript import TorchScript
@@ -22,6 +23,7 @@ __all__ = [
     "Eager",
     "Inductor",
     "InductorDynamic",
+    "OnnxRuntime",
     "OpenVino",
     "Regional",
     "TensorRt",

@@ -1,6 +1,8 @@
 """What compilers share: the modules of a pipeline that they take, what stands in for those, and common conflicts."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -221,6 +223,15 @@ class PerShape(StandIn):
         made, graph = self.graphs[call.key]
         self.runs += 1
         return made.output(graph(*inputs))
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Ignores what PyTorch says of each trace: TorchScript is deprecated, and conditions on shapes become constants."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        yield
 
 
 def ran_outside(trace: Trace, denoiser: torch.nn.Module) -> Finding:

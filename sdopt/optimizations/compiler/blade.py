@@ -23,6 +23,7 @@ from sdopt.optimizations.compiler.base import (
     names_nothing,
     records_autograd,
     replace_modules,
+    tracing,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Blade(Compiler):
 def _optimized(call: Tensors) -> Graph:
     import torch_blade
 
-    with torch.no_grad():
+    with torch.no_grad(), tracing():
         graph = torch_blade.optimize(call.eval(), allow_tracing=True, model_inputs=tuple(call.inputs))
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -18,6 +18,7 @@ from sdopt.optimizations.compiler.base import (
     leaves_pytorch,
     ran_outside,
     replace_modules,
+    tracing,
 )
 from sdopt.optimizations.compiler.toolchain import missing_package
 from sdopt.pipelines.parts import denoiser_of
@@ -60,7 +61,7 @@ class OpenVino(Compiler):
         import openvino
 
         shapes = [tuple(given.shape) for given in call.inputs]
-        with torch.no_grad():
+        with torch.no_grad(), tracing():
             model = openvino.convert_model(call.eval(), example_input=tuple(call.inputs), input=shapes)
             call(*call.inputs)  # shows the form of the output
         options = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}

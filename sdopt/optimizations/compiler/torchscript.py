@@ -1,6 +1,5 @@
 """`torch.jit.trace`, as diffusers' article "Memory and speed" used it."""
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from sdopt.optimizations.compiler.base import (
     picks_kernels,
     records_autograd,
     replace_modules,
+    tracing,
 )
 from sdopt.pipelines.parts import denoiser_of
 
@@ -71,10 +71,7 @@ _WARM_UP = 3
 
 def _traced(call: Tensors) -> Graph:
     """Traces a call, and runs the graph until TorchScript's profiling executor has optimized it."""
-    with torch.no_grad(), warnings.catch_warnings():
-        # That TorchScript is deprecated, and that Python's conditions on shapes become constants: one shape a graph.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+    with torch.no_grad(), tracing():
         traced: Graph = torch.jit.trace(call.eval(), tuple(call.inputs), check_trace=False)
         for _ in range(_WARM_UP):
             traced(*call.inputs)
