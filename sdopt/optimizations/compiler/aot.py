@@ -110,10 +110,9 @@ class Packages:
                 _compile(call, package)
                 self.told.append(f"compiled in {time.perf_counter() - start:.1f} s")
                 start = time.perf_counter()
-            runner = torch._inductor.aoti_load_package(str(package))
-            runner.load_constants(_constants(call, package, runner), check_full_update=True, user_managed=True)
+            graph = _load(call, package)
             self.told.append(f"loaded in {time.perf_counter() - start:.1f} s")
-        return runner
+        return graph
 
 
 def _compile(call: Tensors, package: Path) -> None:
@@ -131,12 +130,32 @@ def _compile(call: Tensors, package: Path) -> None:
         made.replace(package)
 
 
-def _constants(call: Tensors, package: Path, runner: Any) -> dict[str, torch.Tensor]:
+def _load(call: Tensors, package: Path) -> Graph:
+    """Loads a package with the weights of a call's module.
+
+    `torch._inductor.aoti_load_package` would do the same, but on a CPU it compiles test programs first, for as long as
+    half a minute, to learn what the processor can do. The digest of the package has that.
+    """
+    device = call.inputs[0].device
+    loader = torch._C._aoti.AOTIModelPackageLoader(
+        str(package), "model", False, 1, -1 if device.index is None else device.index
+    )
+    # The pipeline keeps the weights alive: the package takes their addresses, and no copies.
+    loader.load_constants(_constants(call, package, loader.get_constant_fqns()), False, True, True)
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        results: list[torch.Tensor] = loader.boxed_run(list(tensors))
+        return results
+
+    return run
+
+
+def _constants(call: Tensors, package: Path, names: list[str]) -> dict[str, torch.Tensor]:
     """Returns the tensors that a package asks for by name: the module's, and those saved beside it."""
     device = call.inputs[0].device
     saved = {name: value.to(device) for name, value in load_file(package.with_suffix(".safetensors")).items()}
     known = saved | call.state_dict() | dict(call.named_buffers())
-    return {name: known[name] for name in runner.get_constant_fqns()}
+    return {name: known[name] for name in names}
 
 
 def digest(call: Tensors) -> str:
