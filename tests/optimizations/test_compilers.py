@@ -96,6 +96,12 @@ class TestConflicts:
         with pytest.raises(Exception, match="choose one of text_encoder, denoiser, decoder"):
             variant(f"compiler={option}", "compiler.targets=[unet]")
 
+    def test_a_text_encoder_that_never_runs(self, variant: Compose) -> None:
+        found = variant("compiler=cuda_graphs", "memory=precomputed_embeddings").conflicts(CARD)
+        assert any("leaves no text encoder to compile" in reason for reason in found)
+        options = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", "memory=precomputed_embeddings")
+        assert variant(*options).conflicts(CARD) == []
+
     def test_a_decoder_whose_weights_move(self, variant: Compose) -> None:
         sdxl = ("model=sdxl", "model.weights=random", "compiler=cuda_graphs")
         [found] = variant(*sdxl, "precision=fp16").conflicts(CARD)

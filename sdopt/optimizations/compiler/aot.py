@@ -22,10 +22,7 @@ from sdopt.optimizations.compiler.base import (
     Graph,
     PerShape,
     Tensors,
-    autocasts,
-    moves_weights,
-    picks_kernels,
-    records_autograd,
+    exports,
     replace_modules,
 )
 from sdopt.optimizations.compiler.toolchain import missing_for_inductor
@@ -53,14 +50,7 @@ class Aot(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        what = "a compiled package"
-        return [
-            *missing_for_inductor(ctx),
-            *autocasts(ctx, what),
-            *moves_weights(ctx, what),
-            *picks_kernels(ctx, what),
-            *records_autograd(ctx, what),
-        ]
+        return missing_for_inductor(ctx) + exports(ctx, "a compiled package")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

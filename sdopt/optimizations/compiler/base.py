@@ -53,12 +53,6 @@ def records_autograd(ctx: Context, what: str) -> list[str]:
     return [f"{what} records nothing for autograd: choose another than grad_mode=enabled"] if enabled else []
 
 
-def moves_weights(ctx: Context, what: str) -> list[str]:
-    """Returns the conflicts of something that keeps the addresses of weights with options that move them."""
-    movers = [axis for axis, option in ctx.chosen.items() if option.stage is Stage.OFFLOAD]
-    return [f"{what} keeps the addresses of weights, and {axis} moves them" for axis in movers]
-
-
 def autocasts(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of something that autocast does not reach."""
     kind = getattr(ctx.chosen.get("precision"), "autocast", None)
@@ -71,17 +65,30 @@ def picks_kernels(ctx: Context, what: str) -> list[str]:
     return [f"{what} picks its attention kernel itself: choose another than attention={backend}"] if backend else []
 
 
+def exports(ctx: Context, what: str) -> list[str]:
+    """Returns the conflicts of a graph that is taken out of the module with what such a graph does not see."""
+    found = autocasts(ctx, what) + picks_kernels(ctx, what) + records_autograd(ctx, what)
+    for axis, option in ctx.chosen.items():
+        if option.stage is Stage.QUANTIZE:
+            found.append(f"{what} holds weights of one type, and {axis} stores them in another than it computes in")
+    return found
+
+
 def leaves_pytorch(ctx: Context, what: str) -> list[str]:
     """Returns the conflicts of something that computes the denoiser outside of PyTorch, with copies of its weights."""
-    found = autocasts(ctx, what) + moves_weights(ctx, what) + picks_kernels(ctx, what) + records_autograd(ctx, what)
+    found = exports(ctx, what)
     if getattr(ctx.chosen.get("precision"), "weights", None) == "bfloat16":
         found.append(f"{what} gets its inputs through NumPy, which has no bfloat16: choose precision=fp32")
     return found
 
 
-def names_nothing(chosen: Sequence[str]) -> list[str]:
-    """Returns the conflict, if any, of an empty list of targets."""
-    return [] if chosen else [f"compiler.targets=[]: name at least one of {', '.join(STAGE_OF)}"]
+def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
+    """Returns why some targets cannot be compiled: there are none, or a text encoder that never runs."""
+    if not chosen:
+        return [f"compiler.targets=[]: name at least one of {', '.join(STAGE_OF)}"]
+    if "text_encoder" in chosen and "memory.precomputed_embeddings" in ctx.chosen:
+        return ["memory=precomputed_embeddings leaves no text encoder to compile: choose compiler.targets=[denoiser]"]
+    return []
 
 
 def places_of(pipe: "DiffusionPipeline", target: str) -> Iterator[tuple[Any, str]]:

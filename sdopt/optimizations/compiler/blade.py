@@ -18,12 +18,10 @@ from sdopt.optimizations.compiler.base import (
     Graph,
     PerShape,
     Tensors,
-    autocasts,
-    moves_weights,
-    names_nothing,
-    records_autograd,
+    exports,
     replace_modules,
     tracing,
+    unfit_targets,
 )
 
 if TYPE_CHECKING:
@@ -55,8 +53,7 @@ class Blade(Compiler):
                 "from https://github.com/alibaba/BladeDISC against it, or choose compiler=inductor_dynamic, which also "
                 "compiles once for any size"
             )
-        found += names_nothing(self.targets) + autocasts(ctx, what)
-        return found + moves_weights(ctx, what) + records_autograd(ctx, what)
+        return found + unfit_targets(ctx, self.targets) + exports(ctx, what)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

@@ -18,10 +18,9 @@ from sdopt.optimizations.compiler.base import (
     Graph,
     PerShape,
     Tensors,
-    moves_weights,
-    names_nothing,
     records_autograd,
     replace_modules,
+    unfit_targets,
 )
 from sdopt.pipelines.loading import part_config
 
@@ -46,8 +45,8 @@ class CudaGraphs(Compiler):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         what = "a CUDA graph"
-        found = ctx.device.needs_cuda(what) + names_nothing(self.targets)
-        found += moves_weights(ctx, what) + records_autograd(ctx, what)
+        found = ctx.device.needs_cuda(what) + unfit_targets(ctx, self.targets)
+        found += records_autograd(ctx, what)
         vae = part_config(ctx.model, "vae") or {}
         if "decoder" in self.targets and vae.get("force_upcast") and _weights(ctx) == "float16":
             found.append(

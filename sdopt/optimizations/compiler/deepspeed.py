@@ -22,7 +22,7 @@ from typing_extensions import override
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
-from sdopt.optimizations.compiler.base import Compiler, moves_weights, records_autograd
+from sdopt.optimizations.compiler.base import Compiler, records_autograd
 from sdopt.optimizations.compiler.toolchain import missing_package
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of
@@ -64,7 +64,7 @@ class DeepSpeed(Compiler):
         attention = ctx.chosen.get("attention")
         if attention is not None and type(attention).__name__ != "Default":
             found.append(f"{what} brings its own attention: choose attention=default")
-        return found + _misfits(ctx) + moves_weights(ctx, what) + records_autograd(ctx, what)
+        return found + _misfits(ctx) + records_autograd(ctx, what)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

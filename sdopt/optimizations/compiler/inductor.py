@@ -15,13 +15,12 @@ from sdopt.optimizations.compiler.base import (
     STAGE_OF,
     TARGETS,
     Compiler,
-    moves_weights,
-    names_nothing,
     regions_in,
     replace_modules,
+    unfit_targets,
 )
 from sdopt.optimizations.compiler.toolchain import missing_for_inductor
-from sdopt.pipelines.parts import denoiser_of
+from sdopt.pipelines.parts import denoiser_of, device_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -53,8 +52,7 @@ class Inductor(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_for_inductor(ctx) + names_nothing(self.targets)
-        return found + (moves_weights(ctx, "a CUDA graph") if records_cuda_graphs(self.mode) else [])
+        return missing_for_inductor(ctx) + unfit_targets(ctx, self.targets)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -72,7 +70,7 @@ class Inductor(Compiler):
         def proof(trace: Trace) -> Finding:
             regions = {target: regions_in(trace.stages[STAGE_OF[target]]) for target in self.targets}
             found = _compiled(regions)
-            if not replays or pipe.device.type != "cuda":
+            if not replays or device_of(pipe).type != "cuda":
                 return found
             return _replayed(found, trace, self.targets)
 

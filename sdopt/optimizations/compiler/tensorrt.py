@@ -12,10 +12,7 @@ from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     Compiler,
     StandIn,
-    autocasts,
-    moves_weights,
-    picks_kernels,
-    records_autograd,
+    exports,
     replace_modules,
 )
 from sdopt.optimizations.compiler.toolchain import missing_package
@@ -37,13 +34,7 @@ class TensorRt(Compiler):
         found = ctx.device.needs_cuda(what, (7, 5))
         if ctx.device.attributes or not ctx.device.is_cuda:
             found += missing_package("torch_tensorrt", "tensorrt")
-        return [
-            *found,
-            *autocasts(ctx, what),
-            *moves_weights(ctx, what),
-            *picks_kernels(ctx, what),
-            *records_autograd(ctx, what),
-        ]
+        return found + exports(ctx, what)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

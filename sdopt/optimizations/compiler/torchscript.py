@@ -14,10 +14,7 @@ from sdopt.optimizations.compiler.base import (
     Graph,
     PerShape,
     Tensors,
-    autocasts,
-    moves_weights,
-    picks_kernels,
-    records_autograd,
+    exports,
     replace_modules,
     tracing,
 )
@@ -37,13 +34,7 @@ class TorchScript(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        what = "a traced graph"
-        return [
-            *autocasts(ctx, what),
-            *moves_weights(ctx, what),
-            *picks_kernels(ctx, what),
-            *records_autograd(ctx, what),
-        ]
+        return exports(ctx, "a traced graph")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
