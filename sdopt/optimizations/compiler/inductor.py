@@ -145,6 +145,8 @@ class InductorDynamic(Compiler):
 
         def proof(trace: Trace) -> Finding:
             found = _compiled({"denoiser": regions_in(trace.denoiser)})
+            if not found.engaged:
+                return found
             before = compilation.compiled_so_far()[1]
             shapes = _call_in_another_shape(denoiser_of(pipe), *last[0])
             recompiled = compilation.compiled_so_far()[1] - before

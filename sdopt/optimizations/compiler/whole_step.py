@@ -13,7 +13,7 @@ from typing_extensions import override
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
-from sdopt.optimizations.compiler.base import Compiler, StandIn, regions_in, replace_modules
+from sdopt.optimizations.compiler.base import Compiler, StandIn, records_autograd, regions_in, replace_modules
 from sdopt.optimizations.compiler.toolchain import missing_for_inductor
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
@@ -41,7 +41,7 @@ class WholeStep(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_for_inductor(ctx)
+        found = missing_for_inductor(ctx) + records_autograd(ctx, "a whole step")
         chosen = ctx.scheduler.class_name
         if chosen not in _SCHEDULERS:
             found.append(
