@@ -5,7 +5,7 @@ Each class is frozen and does nothing when built. A field's metadata holds its r
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -329,7 +329,8 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         return None
     if "choices" in limits:
         choices = limits["choices"]
-        return None if value in choices else f"choose one of {', '.join(choices)}"
+        chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
+        return None if all(each in choices for each in chosen) else f"choose one of {', '.join(choices)}"
     bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
     if all(holds(value, bound) for _, holds, bound in bounds):
         return None

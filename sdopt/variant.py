@@ -77,7 +77,8 @@ class Variant:
 
     def context(self, device: Device) -> Context:
         """Returns what an optimization may look at to say whether it can run on `device`."""
-        return Context(emulated(device, self.hardware), self.model, self.workload, self.optimizations)
+        chosen = self.optimizations
+        return Context(emulated(device, self.hardware), self.model, self.workload, chosen, self.scheduler, self.task)
 
     def conflicts(self, device: Device) -> list[str]:
         """Returns every reason why this variant cannot run on `device`, each with the choice at fault."""

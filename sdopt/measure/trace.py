@@ -49,6 +49,8 @@ class StageTrace:
     convolutions: int = 0
     channels_last: int = 0
     """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
+    graph_launches: int = 0
+    """CUDA graphs that were replayed."""
 
 
 @dataclass
@@ -58,8 +60,6 @@ class Trace:
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
     """Device kernels that the denoiser launched, or that no operator launched (a replayed graph); empty on a CPU."""
-    graph_launches: int = 0
-    """CUDA graphs that were replayed within the denoiser."""
     denoiser_busy_s: float | None = None
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
@@ -71,6 +71,11 @@ class Trace:
     def denoiser(self) -> StageTrace:
         """The denoiser's stage."""
         return self.stages[DENOISER]
+
+    @property
+    def graph_launches(self) -> int:
+        """CUDA graphs that were replayed within the denoiser."""
+        return self.denoiser.graph_launches
 
     @property
     def fused_attention(self) -> dict[str, int]:
@@ -166,24 +171,35 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
         for event in events
         if event.get("cat") == "user_annotation" and event["name"].startswith(_LABEL)
     )
+
+    def stage_at(moment: float) -> str | None:
+        return next((stage for start, end, stage in spans if start <= moment < end), None)
+
     launched: dict[int, str | None] = {}
     for event in events:
         if event.get("cat") != "cpu_op":
             continue
-        stage = next((stage for start, end, stage in spans if start <= event["ts"] < end), None)
+        stage = stage_at(event["ts"])
         launched[event["args"].get("External id", -1)] = stage
-        if stage is None:
-            continue
-        name = event["name"]
-        trace.stages[stage].operators[name] += 1
-        types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
-        if types and any(word in name for word in _PRODUCTS):
-            trace.stages[stage].product_dtypes[types[0]] += 1
+        if stage is not None:
+            _count_operator(event, trace.stages[stage])
+    _count_device_work(events, stage_at, launched, trace)
+
+
+def _count_device_work(
+    events: list[dict[str, Any]],
+    stage_at: Callable[[float], str | None],
+    launched: dict[int, str | None],
+    trace: Trace,
+) -> None:
+    """Counts kernels and replayed graphs, given the stage at a moment and the stage of each operator by its number."""
     busy = []
     for event in events:
         category = event.get("cat")
         if category in ("cuda_runtime", "cuda_driver") and event["name"].startswith(_GRAPH_LAUNCHES):
-            trace.graph_launches += any(stage == DENOISER and start <= event["ts"] < end for start, end, stage in spans)
+            stage = stage_at(event["ts"])
+            if stage is not None:
+                trace.stages[stage].graph_launches += 1
         # Kernels run after they were launched: the operator that launched one tells its stage.
         if category in _DEVICE_WORK and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
             busy.append((event["ts"], event["ts"] + event["dur"]))
@@ -191,6 +207,14 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
                 trace.kernels[event["name"]] += 1
     if busy and trace.denoiser.calls:
         trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls
+
+
+def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
+    name = event["name"]
+    seen.operators[name] += 1
+    types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
+    if types and any(word in name for word in _PRODUCTS):
+        seen.product_dtypes[types[0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -1,4 +1,4 @@
-"""The optimizations: one file per group, one small class per option.
+"""The optimizations: one file per group, or a folder where that would be long; a small class per option.
 
 An option of your own needs one import line: `from sdopt.optimizations import Finding, Optimization, Proof, Stage, …`.
 """

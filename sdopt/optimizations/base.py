@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.schema import Model, Workload
+from sdopt.schema import Model, Scheduler, Task, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,8 @@ class Context:
     workload: Workload
     chosen: Mapping[str, "Optimization"]
     """All optimizations of the variant by axis (`precision`, `memory.vae_slicing`), this one included."""
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    task: Task = field(default_factory=Task)
 
 
 @dataclass(frozen=True)

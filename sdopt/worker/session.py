@@ -23,6 +23,7 @@ from sdopt.assembly import Assembly
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.clocks import EventClock, WallClock
+from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, observed
@@ -198,11 +199,8 @@ class PipelineHost:
         return self._busy_s
 
     def compile_report(self) -> CompileReport:
-        """Returns what TorchDynamo says it has compiled so far."""
-        from torch._dynamo.utils import compile_times, counters
-
-        took: Any = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True)).get("_compile.compile_inner", 0)
-        return CompileReport(float(took), int(counters["stats"]["unique_graphs"]))
+        """Returns what compilers have made so far."""
+        return CompileReport(*compiled_so_far())
 
     def prove(self) -> list[Evidence]:
         """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""

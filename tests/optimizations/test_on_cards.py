@@ -13,10 +13,9 @@ from torch._dynamo.utils import counters
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.optimizations import compiler
 from sdopt.optimizations.attention import Sdpa, backend_of
 from sdopt.optimizations.base import Finding
-from sdopt.optimizations.compiler import Inductor
+from sdopt.optimizations.compiler import Inductor, toolchain
 from sdopt.pipelines.loading import head_dimensions
 from tests.conftest import Compose, Load
 
@@ -98,7 +97,7 @@ class TestToolchain:
         """A machine that has everything; each test takes something away."""
         (tmp_path / "Python.h").touch()
         monkeypatch.delenv("CC", raising=False)
-        monkeypatch.setattr(compiler, "find_spec", lambda name: object())
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
         monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
 
@@ -106,7 +105,7 @@ class TestToolchain:
         assert variant("compiler=inductor").conflicts(self.HERE) == []
 
     def test_without_triton(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
         [found] = variant("compiler=inductor").conflicts(self.HERE)
         assert found == "compiler=inductor: Inductor on CUDA needs the package triton: pip install triton"
 
@@ -126,7 +125,7 @@ class TestToolchain:
         assert found.endswith(f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
 
     def test_is_not_that_of_a_card_that_is_planned(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compiler, "find_spec", lambda name: None)
+        monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
         assert variant("compiler=inductor").conflicts(card(8, 0)) == []
 
 
@@ -142,7 +141,8 @@ class TestGraphs:
         proof = Inductor(mode=mode or "reduce-overhead").apply(pipe)
         counters["stats"]["unique_graphs"] = 1
         counters["inductor"]["cudagraph_skips"] = skips
-        trace = Trace(graph_launches=launches)
+        trace = Trace()
+        trace.denoiser.graph_launches = launches
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
         found = proof(trace)
         counters.clear()

@@ -1,0 +1,33 @@
+"""Counts and times what was compiled in this process: by TorchDynamo, and by compilers that it knows nothing of."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_own_s: list[float] = []
+
+
+@contextmanager
+def compilation() -> Iterator[None]:
+    """Times the making of one graph without TorchDynamo: a trace, a capture, an export, a conversion."""
+    start = time.perf_counter()
+    yield
+    _own_s.append(time.perf_counter() - start)
+
+
+def compiled_so_far() -> tuple[float, int]:
+    """Returns the seconds that compilers took since the last `reset`, and the graphs that they made."""
+    from torch._dynamo.utils import compile_times, counters
+
+    times: dict[str, Any] = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True))
+    by_dynamo = float(times.get("_compile.compile_inner", 0))
+    return by_dynamo + sum(_own_s), int(counters["stats"]["unique_graphs"]) + len(_own_s)
+
+
+def reset() -> None:
+    """Forgets what was counted. Dynamo's times stay, which nothing can reset."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    _own_s.clear()

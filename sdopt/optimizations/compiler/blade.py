@@ -1,0 +1,83 @@
+"""Alibaba's PAI-Blade, in its open form BladeDISC."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.compiler.base import (
+    STAGE_OF,
+    TARGETS,
+    Compiler,
+    Graph,
+    PerShape,
+    Tensors,
+    exports,
+    replace_modules,
+    tracing,
+    unfit_targets,
+)
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_ENGINE = "DiscEngine"
+"""Part of the name of the operator by which BladeDISC runs a compiled part of a graph."""
+
+
+@dataclass(frozen=True)
+class Blade(Compiler):
+    """BladeDISC's `torch_blade.optimize` on text encoder, denoiser and decoder, as Alibaba's article on PAI-Blade does.
+
+    Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3: what sdopt runs on needs a build from source.
+    """
+
+    fixed_batch: ClassVar[bool] = True
+
+    targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
+    """What is compiled; each must show that it ran compiled."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        what = "BladeDISC's graph"
+        found = ctx.device.needs_cuda(what)
+        if find_spec("torch_blade") is None:
+            found.append(
+                f"PAI-Blade has no public package for PyTorch {torch.__version__.partition('+')[0]}: build torch_blade "
+                "from https://github.com/alibaba/BladeDISC against it, or choose compiler=inductor_dynamic, which also "
+                "compiles once for any size"
+            )
+        return found + unfit_targets(ctx, self.targets) + exports(ctx, what)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        replace_modules(pipe, self.targets, lambda module: PerShape(module, _optimized))
+
+        def proof(trace: Trace) -> Finding:
+            stages = {target: trace.stages[STAGE_OF[target]].operators for target in self.targets}
+            runs = {target: sum(n for name, n in seen.items() if _ENGINE in name) for target, seen in stages.items()}
+            shown = ", ".join(f"{target} {count}" for target, count in runs.items())
+            return Finding(all(runs.values()), f"engines run: {shown}", {"engines_run": runs})
+
+        return proof
+
+
+def _optimized(call: Tensors) -> Graph:
+    import torch_blade
+
+    with torch.no_grad(), tracing():
+        graph = torch_blade.optimize(call.eval(), allow_tracing=True, model_inputs=tuple(call.inputs))
+
+    def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        with torch.no_grad():
+            found = graph(*tensors)
+        return found if isinstance(found, tuple | list) else [found]
+
+    return run

@@ -1,0 +1,30 @@
+"""No compiler."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from typing_extensions import override
+
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
+from sdopt.optimizations.compiler.base import regions_in
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Eager(Optimization):
+    """No compiler: PyTorch runs operator by operator."""
+
+    stage: ClassVar[Stage] = Stage.COMPILE
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            denoiser = denoiser_of(pipe)
+            compiled = regions_in(trace.denoiser) or unwrapped(denoiser) is not denoiser
+            return Finding(not compiled, "operator by operator")
+
+        return proof

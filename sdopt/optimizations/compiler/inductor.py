@@ -1,0 +1,214 @@
+"""`torch.compile` with Inductor: on whole modules, on the blocks that repeat, or for any shape at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.utils._pytree import tree_map_only
+from typing_extensions import override
+
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.compiler.base import (
+    STAGE_OF,
+    TARGETS,
+    Compiler,
+    regions_in,
+    replace_modules,
+    unfit_targets,
+)
+from sdopt.optimizations.compiler.toolchain import missing_for_inductor
+from sdopt.pipelines.parts import denoiser_of, device_of
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def records_cuda_graphs(mode: str) -> bool:
+    """Returns whether a mode of `torch.compile` records CUDA graphs."""
+    return mode in ("reduce-overhead", "max-autotune")
+
+
+@dataclass(frozen=True)
+class Inductor(Compiler):
+    """`torch.compile` with Inductor on the denoiser and, if they are named, on text encoders and the VAE's decoder.
+
+    `dynamic`: null lets the compiler generalise a shape when it first changes.
+    """
+
+    mode: str = bounded("default", choices=MODES)
+    """As in `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
+    fullgraph: bool = False
+    """Whether a graph break is an error."""
+    dynamic: bool | None = None
+    """Whether shapes are symbols; null generalises a shape when it first changes."""
+    targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata=TARGETS)
+    """What is compiled; each must show that it ran compiled."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return missing_for_inductor(ctx) + unfit_targets(ctx, self.targets)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        replays = records_cuda_graphs(self.mode)
+
+        def compiled(module: torch.nn.Module) -> Any:
+            made = torch.compile(module, mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+            if replays:
+                _keep_outputs(made)
+            return made
+
+        replace_modules(pipe, self.targets, compiled)
+
+        def proof(trace: Trace) -> Finding:
+            regions = {target: regions_in(trace.stages[STAGE_OF[target]]) for target in self.targets}
+            found = _compiled(regions)
+            if not replays or device_of(pipe).type != "cuda":
+                return found
+            return _replayed(found, trace, self.targets)
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Regional(Compiler):
+    """Compiles the denoiser's repeated blocks instead of the whole (diffusers' `compile_repeated_blocks`).
+
+    One compilation serves all blocks of a width: it is short, and what lies between the blocks runs eagerly.
+    """
+
+    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    """As in `torch.compile`; no mode that records a CUDA graph for each of many small blocks."""
+    fullgraph: bool = True
+    """Whether a graph break is an error."""
+    dynamic: bool | None = None
+    """Whether shapes are symbols; null generalises a shape when it first changes."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return missing_for_inductor(ctx)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        denoiser = denoiser_of(pipe)
+        denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
+
+        def proof(trace: Trace) -> Finding:
+            blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
+            regions, calls = regions_in(trace.denoiser), trace.denoiser.calls
+            found = _compiled({"denoiser": regions})
+            # Past its limit of recompilations Dynamo runs a block eagerly, and says so only in a log.
+            everywhere = regions >= len(blocks) * calls > 0
+            summary = f"{found.summary}, for {len(blocks)} blocks in {calls} calls"
+            return Finding(found.engaged and everywhere, summary, found.facts | {"blocks": len(blocks)})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class InductorDynamic(Compiler):
+    """`torch.compile` with Inductor on the denoiser once, for images of any size in batches of any number.
+
+    The evidence includes a call in another size and batch, after which nothing may have been compiled anew. PyTorch
+    takes one sample for a constant: without guidance, batches of one and of more are two compilations.
+    """
+
+    fixed_batch: ClassVar[bool] = False
+
+    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    """As in `torch.compile`; a mode that records CUDA graphs would record one for each shape."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return missing_for_inductor(ctx)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        last: list[tuple[Any, Any]] = []
+
+        def compiled(module: torch.nn.Module) -> Any:
+            return torch.compile(module, mode=self.mode, dynamic=True)
+
+        replace_modules(pipe, ["denoiser"], compiled)
+        denoiser_of(pipe).register_forward_pre_hook(
+            lambda _module, args, kwargs: last.__setitem__(slice(None), [(args, kwargs)]), with_kwargs=True
+        )
+
+        def proof(trace: Trace) -> Finding:
+            found = _compiled({"denoiser": regions_in(trace.denoiser)})
+            if not found.engaged:
+                return found
+            before = compilation.compiled_so_far()[1]
+            shapes = _call_in_another_shape(denoiser_of(pipe), *last[0])
+            recompiled = compilation.compiled_so_far()[1] - before
+            summary = f"{found.summary}; {shapes[0]} and then {shapes[1]}: {recompiled} compiled anew"
+            return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
+
+        return proof
+
+
+def _call_in_another_shape(denoiser: Any, args: Any, kwargs: Any) -> list[tuple[int, ...]]:
+    """Calls the denoiser as it was called last, with another sample and a wider image; returns both shapes.
+
+    The latents grow by eight columns, which three halvings of their width divide evenly.
+    """
+    sample, rows = args[0], args[0].shape[0]
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor, tensor[:1]]) if tensor.dim() and tensor.shape[0] == rows else tensor
+
+    wider = torch.cat([sample, sample[..., :8]], dim=-1)
+    args, kwargs = tree_map_only(torch.Tensor, repeated, ((wider, *args[1:]), kwargs))
+    with torch.no_grad():
+        denoiser(*args, **kwargs)
+    return [tuple(sample.shape), tuple(args[0].shape)]
+
+
+def _compiled(regions: Mapping[str, int]) -> Finding:
+    """Judges whether regions that TorchDynamo compiled ran in each target, from their number."""
+    from torch._dynamo.utils import counters
+
+    facts: dict[str, Any] = {
+        "graphs": counters["stats"]["unique_graphs"],
+        "graph_breaks": sum(counters["graph_break"].values()),
+        "compiled_regions_run": sum(regions.values()),
+    }
+    graphs = f"{facts['graphs']} graph{'s' if facts['graphs'] != 1 else ''}, {facts['graph_breaks']} breaks"
+    shown = ", ".join(f"{target} {count}" for target, count in regions.items()) if len(regions) > 1 else ""
+    summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run{shown and f' ({shown})'}"
+    if len(regions) > 1:
+        facts["regions"] = dict(regions)
+    return Finding(facts["graphs"] > 0 and all(regions.values()), summary, facts)
+
+
+def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
+    """Adds to a finding whether each target replayed CUDA graphs, and none was skipped."""
+    from torch._dynamo.utils import counters
+
+    launches = {target: trace.stages[STAGE_OF[target]].graph_launches for target in chosen}
+    skips = counters["inductor"]["cudagraph_skips"]
+    facts = found.facts | {"graph_launches": sum(launches.values()), "cudagraph_skips": skips}
+    summary = f"{found.summary}; {facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
+    return Finding(found.engaged and all(launches.values()) and not skips, summary, facts)
+
+
+def _keep_outputs(compiled: Any) -> None:
+    """With CUDA graphs a replay overwrites the last output, which multistep schedulers still hold: hand out copies."""
+
+    def begin(*_: Any) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+
+    def copied(_module: Any, _inputs: Any, output: Any) -> Any:
+        return tree_map_only(torch.Tensor, torch.clone, output)
+
+    compiled.register_forward_pre_hook(begin)
+    compiled.register_forward_hook(copied)

@@ -1,0 +1,73 @@
+"""ONNX Runtime, for CPUs."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from typing_extensions import override
+
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.compiler.base import (
+    Compiler,
+    Graph,
+    PerShape,
+    Tensors,
+    leaves_pytorch,
+    ran_outside,
+    replace_modules,
+    tracing,
+)
+from sdopt.optimizations.compiler.toolchain import missing_package
+from sdopt.pipelines.parts import denoiser_of
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class OnnxRuntime(Compiler):
+    """An ONNX Runtime session of the denoiser, for CPUs: exported at the first call of each shape, same weights."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = [
+            reason for name in ("onnxruntime", "onnxscript") for reason in missing_package(name, "onnxruntime")
+        ] + leaves_pytorch(ctx, "an ONNX Runtime session")
+        if ctx.device.is_cuda:
+            found.append(f"the session is the CPU's; this runs on {ctx.device.name}: choose hardware=cpu")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        replace_modules(pipe, ["denoiser"], lambda module: PerShape(module, _exported))
+
+        def proof(trace: Trace) -> Finding:
+            return ran_outside(trace, denoiser_of(pipe))
+
+        return proof
+
+
+def _exported(call: Tensors) -> Graph:
+    """Exports a call and opens a session of it; the file with its weights is gone when the session is open."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="sdopt-onnx-") as folder, torch.no_grad(), tracing():
+        path = str(Path(folder) / "denoiser.onnx")
+        torch.onnx.export(call.eval(), tuple(call.inputs), path, dynamo=True, external_data=True, verbose=False)
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        call(*call.inputs)  # shows the form of the output
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        given = {name: tensor.detach().numpy() for name, tensor in zip(names, tensors, strict=True)}
+        return [torch.from_numpy(result) for result in session.run(None, given)]
+
+    return run

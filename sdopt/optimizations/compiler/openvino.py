@@ -1,0 +1,74 @@
+"""Intel's OpenVINO, for CPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from typing_extensions import override
+
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Contract, Finding, Proof
+from sdopt.optimizations.compiler.base import (
+    Compiler,
+    Graph,
+    PerShape,
+    Tensors,
+    leaves_pytorch,
+    ran_outside,
+    replace_modules,
+    tracing,
+)
+from sdopt.optimizations.compiler.toolchain import missing_package
+from sdopt.pipelines.parts import denoiser_of
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class OpenVino(Compiler):
+    """An OpenVINO model of the denoiser, for CPUs: converted at the first call of each shape, with the same weights."""
+
+    precision: str = bounded("f32", choices=("f32", "bf16", "f16"))
+    """The type that OpenVINO computes in; left to itself it takes bfloat16 on processors that have it."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.EQUIVALENT if self.precision == "f32" else Contract.LOSSY
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing_package("openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
+        if ctx.device.is_cuda:
+            found.append(f"OpenVINO runs on the CPU; this runs on {ctx.device.name}: choose hardware=cpu")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        replace_modules(pipe, ["denoiser"], lambda module: PerShape(module, self._converted))
+        return lambda trace: self._found(trace, pipe)
+
+    def _found(self, trace: Trace, pipe: "DiffusionPipeline") -> Finding:
+        found = ran_outside(trace, denoiser_of(pipe))
+        return Finding(found.engaged, f"{found.summary}; computed in {self.precision}", found.facts)
+
+    def _converted(self, call: Tensors) -> Graph:
+        import openvino
+
+        shapes = [tuple(given.shape) for given in call.inputs]
+        with torch.no_grad(), tracing():
+            model = openvino.convert_model(call.eval(), example_input=tuple(call.inputs), input=shapes)
+            call(*call.inputs)  # shows the form of the output
+        options = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+
+        def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            results = request.infer([tensor.detach().numpy() for tensor in tensors])
+            return [torch.from_numpy(result) for result in results.values()]
+
+        return run

@@ -1,0 +1,196 @@
+"""One denoising step as one graph: the denoiser, the guidance and the scheduler's update."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import wraps
+from math import cos, sin
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import override
+
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.compiler.base import Compiler, StandIn, records_autograd, regions_in, replace_modules
+from sdopt.optimizations.compiler.toolchain import missing_for_inductor
+from sdopt.pipelines.parts import denoiser_of
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler")
+"""Schedulers whose step depends on the current latents and prediction alone, linearly: see `Steps`."""
+
+_NONLINEAR = ("clip_sample", "thresholding")
+"""Options of a scheduler that make its step more than linear."""
+
+
+@dataclass(frozen=True)
+class WholeStep(Compiler):
+    """`torch.compile` with Inductor on a whole denoising step: scaling, denoiser, guidance and scheduler in one graph.
+
+    The scheduler's step becomes a weighted sum of latents and prediction, whose weights are read off the scheduler
+    itself before the first step. That holds for DDIM and Euler's method without noise or clipping.
+    """
+
+    mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
+    """As in `torch.compile`."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = missing_for_inductor(ctx) + records_autograd(ctx, "a whole step")
+        chosen = ctx.scheduler.class_name
+        if chosen not in _SCHEDULERS:
+            found.append(
+                f"{chosen} keeps earlier predictions or adds noise, so that its step is no sum of latents and "
+                "prediction: choose scheduler=ddim or euler"
+            )
+        nonlinear = [name for name in _NONLINEAR if ctx.scheduler.options.get(name)]
+        return found + [f"scheduler.options.{name}=true: such a step is no sum of latents" for name in nonlinear]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        compilation.reset()
+        steps = Steps(pipe.scheduler)
+        [[whole]] = replace_modules(pipe, ["denoiser"], lambda unet: _WholeStep(pipe, unet, steps, self.mode)).values()
+
+        def proof(trace: Trace) -> Finding:
+            from torch._dynamo.utils import counters
+
+            regions, calls = regions_in(trace.denoiser), trace.denoiser.calls
+            breaks = sum(counters["graph_break"].values())
+            taken = steps.taken(pipe.scheduler)
+            facts = {"compiled_regions_run": regions, "steps": calls, "graph_breaks": breaks, "steps_in_graph": taken}
+            summary = f"{regions} graphs run in {calls} steps, {breaks} breaks"
+            summary += "; the scheduler's step is in the graph" if taken else "; the scheduler steps by itself"
+            inside = denoiser_of(pipe) is whole and regions == calls > 0 and not breaks
+            return Finding(inside and taken, summary, facts)
+
+        return proof
+
+
+class Steps:
+    """Takes the steps of a scheduler over: a table holds what each step makes of latents and prediction.
+
+    A step of DDIM or of Euler's method is `keep · latents + add · prediction`, after a denoiser whose input is
+    `scale · latents`. For each timestep the three numbers are found by asking a copy of the scheduler, which so needs
+    no formula of its own here. Raises ValueError if the scheduler's step is anything else.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._pristine = deepcopy(scheduler)
+        self.table = torch.zeros(4, scheduler.config.num_train_timesteps)
+        """float32 (4, timesteps of the training): timestep, scale, keep, add of each step; NaN where unused."""
+        self._tables: dict[tuple[float, ...], torch.Tensor] = {}
+        set_timesteps = scheduler.set_timesteps
+
+        @wraps(set_timesteps)
+        def set_and_read(*args: Any, **kwargs: Any) -> None:
+            set_timesteps(*args, **kwargs)
+            timesteps = tuple(scheduler.timesteps.tolist())
+            if timesteps not in self._tables:
+                self._tables[timesteps] = self._read(*args, **kwargs).to(scheduler.timesteps.device)
+            self.table = self._tables[timesteps]
+
+        def step(prediction: Any, timestep: Any, sample: Any, return_dict: bool = True) -> tuple[torch.Tensor]:
+            if hasattr(scheduler, "_step_index"):
+                # The scheduler's own count, from which inpainting takes the noise of the part that it keeps.
+                if scheduler.step_index is None:
+                    scheduler._init_step_index(timestep)
+                scheduler._step_index += 1
+            return (prediction.latents,)
+
+        scheduler.set_timesteps = set_and_read
+        scheduler.scale_model_input = lambda sample, timestep: sample
+        scheduler.step = self._step = step
+
+    def taken(self, scheduler: Any) -> bool:
+        """Returns whether the steps of a scheduler are those of this object."""
+        return vars(scheduler).get("step") is self._step
+
+    def _read(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns the table of the timesteps that these arguments of `set_timesteps` choose."""
+
+        def asked(latents: Callable[[int], float], predictions: Callable[[int], float]) -> torch.Tensor:
+            """Returns timesteps, scales and following latents of all steps, given latents and predictions by step."""
+            scheduler = deepcopy(self._pristine)
+            scheduler.set_timesteps(*args, **kwargs | {"device": "cpu"})
+            found = []
+            for number, timestep in enumerate(scheduler.timesteps):
+                sample, prediction = (torch.full((1, 1, 1, 1), float(of(number))) for of in (latents, predictions))
+                scale = scheduler.scale_model_input(torch.ones_like(sample), timestep)
+                following = scheduler.step(prediction, timestep, sample, return_dict=False)[0]
+                found.append([float(timestep), float(scale), float(following)])
+            return torch.tensor(found).T
+
+        keep, add = asked(lambda _: 1, lambda _: 0), asked(lambda _: 0, lambda _: 1)
+        # Latents and predictions that change from step to step: with a memory of them, a step gives something else.
+        changing = asked(lambda number: 3 * sin(number), lambda number: 2 * cos(7 * number))
+        numbers = torch.arange(keep.shape[1])
+        expected = keep[2] * 3 * numbers.sin() + add[2] * 2 * (7 * numbers).cos()
+        if not torch.allclose(changing[2], expected, rtol=1e-3, atol=1e-4):
+            name = type(self._pristine).__name__
+            raise ValueError(f"a step of this {name} is no weighted sum of latents and prediction")
+        table = torch.full_like(self.table, torch.nan, device="cpu")
+        table[:, : keep.shape[1]] = torch.stack([*keep, add[2]])
+        return table
+
+
+class _WholeStep(StandIn):
+    """Stands in for the denoiser: computes the latents after the step, and hands them through the pipeline's code."""
+
+    def __init__(self, pipe: "DiffusionPipeline", denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
+        super().__init__(denoiser)
+        self._pipe = pipe
+        self._steps = steps
+        self._step = torch.compile(_step, mode=mode, fullgraph=True)
+
+    def forward(self, sample: torch.Tensor, timestep: Any, encoder_hidden_states: Any, **kwargs: Any) -> Any:
+        pipe = self._pipe
+        channels = pipe.vae.config.latent_channels
+        guidance = pipe.guidance_scale if pipe.do_classifier_free_guidance else None
+        kwargs["return_dict"] = False
+        given = (sample, timestep, encoder_hidden_states, kwargs)
+        return (_Prediction(self._step(self._orig_mod, *given, self._steps.table, channels, guidance)),)
+
+
+def _step(
+    denoiser: Any,
+    sample: torch.Tensor,
+    timestep: torch.Tensor,
+    states: torch.Tensor,
+    kwargs: dict[str, Any],
+    table: torch.Tensor,
+    channels: int,
+    guidance: float | None,
+) -> torch.Tensor:
+    """Returns the latents after a step, from `sample`: the latents, twice with guidance, and a mask if there is one."""
+    scale, keep, add = torch.where(table[0] == timestep, table[1:], 0).sum(dim=1).unbind()
+    latents = sample[:, :channels].float()
+    scaled = (latents * scale).to(sample.dtype)
+    whole = torch.cat([scaled, sample[:, channels:]], dim=1)
+    prediction = denoiser(whole, timestep, encoder_hidden_states=states, **kwargs)[0]
+    if guidance is not None:
+        without, given = prediction.chunk(2)
+        prediction = without + guidance * (given - without)
+        latents = latents.chunk(2)[0]
+    following: torch.Tensor = keep * latents + add * prediction.float()
+    return following.to(sample.dtype)
+
+
+class _Prediction:
+    """Stands for the prediction in the pipeline's code, whose guidance was already applied; brings the new latents."""
+
+    def __init__(self, latents: torch.Tensor) -> None:
+        self.latents = latents
+
+    def chunk(self, count: int) -> tuple["_Prediction", ...]:
+        return (self,) * count
+
+    def _same(self, _other: Any) -> "_Prediction":
+        return self
+
+    __add__ = __sub__ = __rmul__ = _same

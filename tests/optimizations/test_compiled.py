@@ -1,0 +1,94 @@
+"""What compilers really make of the packaged model: each of them takes a minute or more on two cores."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sdopt.optimizations.base import Contract
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.worker.session import PipelineHost
+from tests.conftest import Load
+from tests.optimizations.compilers import TWO_STEPS, evidence, latents
+
+pytestmark = pytest.mark.slow
+
+CASES = {
+    "every target": ["compiler=inductor", "compiler.targets=[text_encoder,denoiser,decoder]"],
+    "regional": ["compiler=regional"],
+    "any shape": ["compiler=inductor_dynamic"],
+    "whole step": ["compiler=whole_step"],
+    "whole step of Euler": ["compiler=whole_step", "scheduler=euler"],
+    "whole step of an image": ["compiler=whole_step", "scheduler=euler", "task=inpaint", "task.strength=1"],
+    "package": ["compiler=aot"],
+    "openvino": ["compiler=openvino"],
+    "onnxruntime": ["compiler=onnxruntime"],
+}
+
+
+def work(overrides: list[str]) -> list[str]:
+    """The overrides that choose another scheduler or task, which eager needs too."""
+    return [override for override in overrides if not override.startswith("compiler")]
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder."""
+    torch._dynamo.reset()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sdopt" / "aot"
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("overrides", CASES.values(), ids=CASES)
+def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path, overrides: list[str]) -> None:
+    for package in {"compiler=openvino", "compiler=onnxruntime"} & set(overrides):
+        pytest.importorskip(package.partition("=")[2])
+    compiled = session(*overrides, TWO_STEPS)
+    found = evidence(compiled)
+    assert found.engaged, found
+    assert compiled._variant.contract is Contract.EQUIVALENT
+    assert compiled.compile_report().seconds > 0
+    ours, plain = (
+        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
+    )
+    assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
+    restore(compiled)
+    assert not evidence(compiled).engaged
+
+
+def restore(host: PipelineHost) -> None:
+    """Undoes what a compiler did to the denoiser."""
+    unet = unwrapped(denoiser_of(host._pipe))
+    for module in unet.modules():
+        module._compiled_call_impl = None
+    host._pipe.unet = unet
+    for name in ("step", "scale_model_input", "set_timesteps"):
+        vars(host._pipe.scheduler).pop(name, None)
+
+
+def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Path) -> None:
+    cold = session("compiler=aot", TWO_STEPS)
+    first = latents(cold, tmp_path / "first")
+    assert len(list(packages.glob("*.pt2"))) == 1
+    assert packages.stat().st_mode & 0o777 == 0o700
+    warm = session("compiler=aot", TWO_STEPS)
+    assert torch.equal(latents(warm, tmp_path / "second"), first)
+    assert [said.split()[0] for said in evidence(warm).facts["packages"]] == ["loaded"]
+    assert warm.compile_report().seconds < cold.compile_report().seconds
+    # A package has no weights: with those of another model it draws other images.
+    other = session("compiler=aot", TWO_STEPS)
+    with torch.no_grad():
+        other._pipe.unet.conv_out.weight.mul_(0.5)
+    assert not torch.equal(latents(other, tmp_path / "third"), first)
+
+
+def test_any_shape_is_one_compilation(session: Load) -> None:
+    torch._dynamo.reset()
+    host = session("compiler=inductor_dynamic", TWO_STEPS)
+    host._call()
+    before = host.compile_report().graphs
+    channels, size = host._pipe.unet.config.in_channels, 12
+    for batch, height in ((1, size), (3, 8), (2, size)):
+        host._call(prompt=["a"] * batch, height=None, width=None, latents=torch.randn(batch, channels, height, 8))
+    assert host.compile_report().graphs == before

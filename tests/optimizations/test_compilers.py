@@ -1,0 +1,392 @@
+"""The options of the group `compiler`: what they conflict with, what they prove, and how near they come to eager."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+
+from sdopt.errors import UnavailableError
+from sdopt.hardware.device import Device
+from sdopt.measure import compilation
+from sdopt.measure.trace import Trace
+from sdopt.optimizations import Contract
+from sdopt.optimizations.compiler import CudaGraphs, Inductor, aot
+from sdopt.optimizations.compiler.base import PerShape, StandIn, Tensors
+from sdopt.optimizations.compiler.whole_step import Steps
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.worker.session import PipelineHost
+from tests.conftest import CPU, Compose, Load
+from tests.optimizations.compilers import TWO_STEPS, evidence, latents
+
+CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0, memory_free_gib=80.0)
+"""Planned, so that what is installed here is no matter."""
+
+
+class TestStandIn:
+    def test_has_the_attributes_of_its_module(self, session: Load) -> None:
+        unet = session()._pipe.unet
+        stand_in = StandIn(unet)
+        assert unwrapped(stand_in) is unet
+        assert stand_in.config is unet.config
+        assert stand_in.dtype is torch.float32
+        with pytest.raises(AttributeError, match="nothing_like_it"):
+            _ = stand_in.nothing_like_it
+
+    def test_a_call_becomes_a_function_of_its_tensors(self) -> None:
+        class Summing(torch.nn.Linear):
+            def forward(self, x: torch.Tensor, scale: float, more: Any) -> Any:  # type: ignore[override]
+                return {"out": x.sum() * scale, "none": None, "more": more}
+
+        module = Summing(3, 2)
+        call = Tensors(module, (torch.ones(2, 3), 2.0), {"more": torch.zeros(1)})
+        assert [tuple(given.shape) for given in call.inputs] == [(2, 3), (1,)]
+        results = call(torch.ones(2, 3) * 2, torch.ones(1))
+        assert [float(result) for result in results] == [24.0, 1.0]
+        assert call.output(["a", "b"]) == {"out": "a", "none": None, "more": "b"}  # type: ignore[list-item]
+
+    def test_makes_one_graph_for_each_shape_and_counts_them(self) -> None:
+        compilation.reset()
+        stand_in = PerShape(torch.nn.Linear(3, 2), lambda call: call)
+        for rows in (1, 2, 1, 2):
+            assert stand_in(torch.ones(rows, 3)).shape == (rows, 2)
+        assert len(stand_in.graphs) == 2
+        assert compilation.compiled_so_far()[1] == 2
+        compilation.reset()
+
+    def test_makes_another_where_the_weights_have_moved(self) -> None:
+        layer = torch.nn.Linear(3, 2)
+        stand_in = PerShape(layer, lambda call: call)
+        stand_in(torch.ones(1, 3))
+        layer.weight.data = layer.weight.data.clone()
+        stand_in(torch.ones(1, 3))
+        assert len(stand_in.graphs) == 2
+
+
+class TestConflicts:
+    @pytest.mark.parametrize("option", ["cuda_graphs", "deepspeed", "tensorrt", "blade"])
+    def test_needs_cuda(self, variant: Compose, option: str) -> None:
+        found = variant(f"compiler={option}").conflicts(CPU)
+        assert any(reason.endswith(f"needs a CUDA device; this runs on {CPU.name}") for reason in found)
+
+    @pytest.mark.parametrize("option", ["cuda_graphs", "tensorrt"])
+    def test_runs_on_a_card(self, variant: Compose, option: str) -> None:
+        assert variant(f"compiler={option}").conflicts(CARD) == []
+
+    @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt"])
+    def test_what_an_exported_graph_does_not_see(self, variant: Compose, option: str) -> None:
+        choices = ("precision=autocast_fp16", "attention=math", "grad_mode=enabled")
+        found = " ".join(variant(f"compiler={option}", *choices).conflicts(CPU))
+        assert "runs without autocast: choose precision=fp16" in found
+        assert "picks its attention kernel itself: choose another than attention=math" in found
+        assert "records nothing for autograd: choose another than grad_mode=enabled" in found
+
+    @pytest.mark.parametrize("option", ["inductor", "cuda_graphs"])
+    def test_unknown_and_no_targets(self, variant: Compose, option: str) -> None:
+        found = variant(f"compiler={option}", "compiler.targets=[]").conflicts(CARD)
+        assert found == [
+            f"compiler={option}(targets=[]): compiler.targets=[]: name at least one of text_encoder, denoiser, decoder"
+        ]
+        with pytest.raises(Exception, match="choose one of text_encoder, denoiser, decoder"):
+            variant(f"compiler={option}", "compiler.targets=[unet]")
+
+    def test_a_text_encoder_that_never_runs(self, variant: Compose) -> None:
+        found = variant("compiler=cuda_graphs", "memory=precomputed_embeddings").conflicts(CARD)
+        assert any("leaves no text encoder to compile" in reason for reason in found)
+        options = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", "memory=precomputed_embeddings")
+        assert variant(*options).conflicts(CARD) == []
+
+    def test_a_decoder_whose_weights_move(self, variant: Compose) -> None:
+        sdxl = ("model=sdxl", "model.weights=random", "compiler=cuda_graphs")
+        [found] = variant(*sdxl, "precision=fp16").conflicts(CARD)
+        assert "cast to float32 in each call and back, which moves its weights" in found
+        assert variant(*sdxl, "precision=bf16").conflicts(CARD) == []
+        assert variant(*sdxl, "precision=fp16", "compiler.targets=[denoiser]").conflicts(CARD) == []
+
+    @pytest.mark.parametrize("scheduler", ["dpmpp_2m", "plms", "unipc"])
+    def test_a_whole_step_of_a_scheduler_with_a_memory(self, variant: Compose, scheduler: str) -> None:
+        [found] = variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU)
+        assert found.endswith("is no sum of latents and prediction: choose scheduler=ddim or euler")
+
+    @pytest.mark.parametrize("scheduler", ["ddim", "euler"])
+    def test_a_whole_step(self, variant: Compose, scheduler: str) -> None:
+        assert variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU) == []
+        [found] = variant("compiler=whole_step", "+scheduler.options.clip_sample=true").conflicts(CPU)
+        assert "scheduler.options.clip_sample=true" in found
+
+    def test_blade_says_what_to_do(self, variant: Compose) -> None:
+        found = " ".join(variant("compiler=blade").conflicts(CARD))
+        assert "build torch_blade from https://github.com/alibaba/BladeDISC" in found
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["precision=bf16"], "float16 alone: choose precision=fp16"),
+            (["precision=fp16", "attention=vanilla"], "brings its own attention: choose attention=default"),
+            (["precision=fp16", "workload.size=768"], "images of up to 512 pixels"),
+            (["precision=fp16", "model=sdxl"], "not with SDXL"),
+            (["precision=fp16", "model=emoji", "model.weights=packaged"], "reads 64 tokens at a time, and a layer"),
+        ],
+    )
+    def test_what_deepspeed_cannot_take(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        sd15 = ("model=sd15", "model.weights=random", "compiler=deepspeed")
+        assert variant(*sd15, "precision=fp16").conflicts(CARD) == []
+        assert any(reason in found for found in variant(*sd15, *overrides).conflicts(CARD))
+
+    @pytest.mark.parametrize(("precision", "contract"), [("f32", Contract.EQUIVALENT), ("bf16", Contract.LOSSY)])
+    def test_openvino_promises_less_in_bfloat16(self, variant: Compose, precision: str, contract: Contract) -> None:
+        assert variant("compiler=openvino", f"compiler.precision={precision}").contract is contract
+
+
+BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+
+
+class TestSteps:
+    """The scheduler's step, as the table of `whole_step` has it."""
+
+    @pytest.mark.parametrize("kind", [DDIMScheduler, EulerDiscreteScheduler])
+    @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+    def test_is_that_of_the_scheduler(self, kind: Any, prediction: str) -> None:
+        extra = {"clip_sample": False, "set_alpha_to_one": False} if kind is DDIMScheduler else {}
+        own, taken = (kind(**BETAS, prediction_type=prediction, **extra) for _ in range(2))
+        steps = Steps(taken)
+        own.set_timesteps(7)
+        taken.set_timesteps(7)
+        latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+        for timestep in own.timesteps:
+            predicted = torch.randn(latents.shape, generator=torch.Generator().manual_seed(int(timestep)))
+            scale, keep, add = torch.where(steps.table[0] == timestep, steps.table[1:], 0).sum(dim=1)
+            assert torch.allclose(own.scale_model_input(latents, timestep), scale * latents, atol=1e-5)
+            following = own.step(predicted, timestep, latents).prev_sample
+            assert torch.allclose(following, keep * latents + add * predicted, atol=1e-4)
+            latents = following
+
+    def test_counts_steps_as_the_scheduler_does(self) -> None:
+        scheduler = EulerDiscreteScheduler(**BETAS)
+        Steps(scheduler)
+        scheduler.set_timesteps(3)
+        for number, timestep in enumerate(scheduler.timesteps):
+            scheduler.step(SimpleNamespace(latents=torch.zeros(1)), timestep, torch.zeros(1))
+            assert scheduler.step_index == number + 1
+
+    @pytest.mark.parametrize(
+        "scheduler",
+        [DPMSolverMultistepScheduler(**BETAS), DDIMScheduler(**BETAS, clip_sample=True)],
+        ids=["earlier predictions", "clipping"],
+    )
+    def test_of_another_kind_are_an_error(self, scheduler: Any) -> None:
+        scheduler = copy.deepcopy(scheduler)
+        Steps(scheduler)
+        with pytest.raises(ValueError, match="is no weighted sum of latents and prediction"):
+            scheduler.set_timesteps(5)
+
+
+class StubGraphs:
+    """Stands in for `torch.cuda`: a graph that replays what was captured, by calling it again on the same tensors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured: list[Any] = []
+        self.replayed = 0
+        stubs = self
+        current: list[Any] = []
+
+        class Stream:
+            def wait_stream(self, _other: Any) -> None:
+                pass
+
+        class Graph:
+            calls: list[Callable[[], None]]
+
+            def replay(self) -> None:
+                stubs.replayed += 1
+                for call in self.calls:
+                    call()
+
+        @contextmanager
+        def graph(made: Any, pool: Any = None) -> Iterator[None]:
+            made.calls = []
+            current.append(made)
+            stubs.captured.append(pool)
+            yield
+            current.pop()
+
+        @contextmanager
+        def stream(_stream: Any) -> Iterator[None]:
+            yield
+
+        forward = Tensors.forward
+
+        def recorded(call: Tensors, *tensors: torch.Tensor) -> Any:
+            results = forward(call, *tensors)
+            if current:
+                again: Callable[[], None] = lambda: [  # type: ignore[assignment]  # noqa: E731
+                    own.copy_(new) for own, new in zip(results, forward(call, *tensors), strict=True)
+                ]
+                current[-1].calls.append(again)
+            return results
+
+        monkeypatch.setattr(Tensors, "forward", recorded)
+        for name, stub in {
+            "Stream": Stream,
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "stream": stream,
+            "current_stream": Stream,
+            "graph_pool_handle": object,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, stub)
+
+
+class TestCudaGraphs:
+    """The wiring, with a stand-in for `torch.cuda`; what a card does is not seen here."""
+
+    @pytest.fixture
+    def stubs(self, monkeypatch: pytest.MonkeyPatch) -> StubGraphs:
+        return StubGraphs(monkeypatch)
+
+    @pytest.fixture
+    def captured(self, session: Load, stubs: StubGraphs) -> PipelineHost:
+        return session("compiler=cuda_graphs", TWO_STEPS)
+
+    def test_images_are_the_same(
+        self, captured: PipelineHost, session: Load, stubs: StubGraphs, tmp_path: Path
+    ) -> None:
+        assert torch.equal(latents(captured, tmp_path / "a"), latents(session(TWO_STEPS), tmp_path / "b"))
+        # Both prompts in one shape, two steps, one image.
+        assert stubs.replayed == 2 + 2 + 1
+
+    def test_each_module_has_a_pool_of_its_own(self, captured: PipelineHost, stubs: StubGraphs) -> None:
+        captured._call()
+        captured._call(prompt=["a", "b"], latents=captured._inputs["latents"].repeat(2, 1, 1, 1))
+        assert len(stubs.captured) == 2 * 3
+        assert len({id(pool) for pool in stubs.captured}) == 3
+
+    def test_a_replay_reads_new_inputs_and_hands_out_copies(self, stubs: StubGraphs) -> None:
+        stand_in = PerShape(torch.nn.Linear(3, 2), CudaGraphs_capture())
+        first = stand_in(torch.ones(1, 3))
+        second = stand_in(torch.zeros(1, 3))
+        assert not torch.equal(first, second)
+        assert torch.equal(first, stand_in._orig_mod(torch.ones(1, 3)))
+
+    def test_autocast_keeps_no_casts_within_a_capture(self, stubs: StubGraphs) -> None:
+        seen = []
+        layer = torch.nn.Linear(3, 2)
+        layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+        PerShape(layer, CudaGraphs_capture())(torch.ones(1, 3))
+        assert set(seen[:-1]) == {False}
+        assert torch.is_autocast_cache_enabled()
+
+    @pytest.mark.parametrize(
+        ("launches", "engaged"), [((2, 2, 1), True), ((2, 0, 1), False), ((2, 1, 1), False), ((0, 2, 1), False)]
+    )
+    def test_every_call_of_every_target_is_a_replay(
+        self, session: Load, launches: tuple[int, int, int], engaged: bool
+    ) -> None:
+        proof = CudaGraphs().apply(session()._pipe)
+        trace = Trace()
+        for (stage, calls), count in zip(
+            {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}.items(), launches, strict=True
+        ):
+            trace.stages[stage].calls, trace.stages[stage].graph_launches = calls, count
+        assert proof(trace).engaged == engaged
+
+
+def CudaGraphs_capture() -> Any:  # noqa: N802  (named after its class)
+    from sdopt.optimizations.compiler.cuda_graphs import Capture
+
+    return Capture()
+
+
+class TestTrace:
+    @pytest.fixture
+    def traced(self, session: Load) -> PipelineHost:
+        return session("compiler=trace", TWO_STEPS)
+
+    def test_ran_and_gave_the_same_latents(self, traced: PipelineHost, session: Load, tmp_path: Path) -> None:
+        found = evidence(traced)
+        assert found.engaged, found
+        assert found.facts["graphs_run"] >= found.facts["calls"] == 2
+        difference = latents(traced, tmp_path / "a") - latents(session(TWO_STEPS), tmp_path / "b")
+        assert float(difference.abs().max()) < 1e-4
+
+    def test_that_was_taken_off_is_not_proved(self, traced: PipelineHost) -> None:
+        traced._pipe.unet = unwrapped(denoiser_of(traced._pipe))
+        assert not evidence(traced).engaged
+
+    def test_another_batch_is_another_graph(self, traced: PipelineHost) -> None:
+        traced._call()
+        traced._call(prompt=["a", "b"], latents=traced._inputs["latents"].repeat(2, 1, 1, 1))
+        assert len(denoiser_of(traced._pipe).graphs) == 2
+        assert traced.compile_report().graphs == 2
+
+
+class TestPackages:
+    def test_lie_in_a_folder_of_the_users_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        folder = aot.private_folder()
+        assert folder == tmp_path / "sdopt" / "aot"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o770)
+        with pytest.raises(UnavailableError, match="must be yours alone: chmod 700"):
+            aot.private_folder()
+
+    def test_a_link_elsewhere_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        (tmp_path / "sdopt").mkdir()
+        (tmp_path / "sdopt" / "aot").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UnavailableError, match="must be yours alone"):
+            aot.private_folder()
+
+    def test_are_told_apart_by_what_their_code_depends_on(self, session: Load) -> None:
+        def digest(*overrides: str, rows: int = 2) -> str:
+            unet = session(*overrides)._pipe.unet
+            channels = unet.config.in_channels
+            given = (torch.zeros(rows, channels, 8, 8, dtype=unet.dtype), torch.tensor(1))
+            return aot.digest(Tensors(unet, given, {"return_dict": False}))
+
+        found = Counter(
+            [
+                digest(),
+                digest("precision=bf16"),
+                digest("layout=channels_last"),
+                digest("attention=vanilla"),
+                digest("attention=math"),
+                digest(rows=4),
+            ]
+        )
+        assert set(found.values()) == {1}
+        assert digest() in found
+
+
+class TestInductorTargets:
+    """Proof by target; what is compiled really is in the slow tests."""
+
+    @pytest.mark.parametrize(
+        ("regions", "engaged"), [({"denoiser": 2, "vae_decoder": 1}, True), ({"denoiser": 2}, False)]
+    )
+    def test_each_must_have_run(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch, regions: dict[str, int], engaged: bool
+    ) -> None:
+        from torch._dynamo.utils import counters
+
+        monkeypatch.setattr(torch, "compile", lambda module, **_: StandIn(module))
+        pipe = session()._pipe
+        proof = Inductor(targets=["denoiser", "decoder"]).apply(pipe)
+        assert isinstance(pipe.unet, StandIn)
+        assert isinstance(pipe.vae.decoder, StandIn)
+        assert not isinstance(pipe.text_encoder, StandIn)
+        counters["stats"]["unique_graphs"] = 2
+        trace = Trace()
+        for stage, count in regions.items():
+            trace.stages[stage].operators["Torch-Compiled Region: 0/0"] = count
+        found = proof(trace)
+        counters.clear()
+        assert found.engaged == engaged
+        assert "denoiser 2" in found.summary
