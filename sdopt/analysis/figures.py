@@ -165,6 +165,15 @@ class Figures:
             "quality/tripped_images": self.variant.broken_images if scored else None,
             "gate/passed": all(v is Verdict.PASS for v in self.verdicts) if self.verdicts else None,
         }
+        level = self.comparison.break_even if self.comparison else None
+        if level is not None:
+            found |= {
+                "start/first_image_s": level.first_image_s,
+                "start/extra_s": level.extra_s,
+                "break_even/images": level.images,
+                "break_even/images_low": level.images_low,
+                "break_even/images_high": level.images_high,
+            }
         for name, ratio in self.ratios.items():
             found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
         return {name: float(value) for name, value in found.items() if value is not None}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
+from sdopt.analysis.break_even import break_even
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
 from sdopt.schema import WORK
 
@@ -229,13 +230,15 @@ def compare(result: StudyResult) -> None:
 
 def _compare(comparison: Comparison, result: StudyResult) -> None:
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
-    comparison.speedup = comparison.memory_ratio = comparison.floor = None
+    comparison.speedup = comparison.memory_ratio = comparison.floor = comparison.break_even = None
     unmeasured = [variant for variant in (candidate, reference) if not variant.status.timed]
     if unmeasured:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
     comparison.speedup = speedup(candidate, reference, result.confidence)
     comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
+    call = latency(reference, result.config.protocol.estimator, result.confidence)
+    comparison.break_even = break_even(candidate, reference, call, comparison.speedup)
     differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sdopt.analysis.break_even import break_even_text
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.interference import count_rounds
@@ -88,6 +89,7 @@ def notes_of(result: StudyResult) -> list[str]:
     notes = [
         *_floor_notes(result),
         *_sampling_notes(result),
+        *_start_notes(result),
         *_memory_notes(result),
         *_card_notes(result),
         *gpu_notes(result),
@@ -186,6 +188,17 @@ def _rounds_note(result: StudyResult) -> str:
         f"Disturbed rounds: in {counts.disturbed} of {counts.timed}, others took more than {100 * limit:g} % of the "
         f"processor from a call{f' ({named})' if named else ''}; {' and '.join(became)}."
     )
+
+
+def _start_notes(result: StudyResult) -> list[str]:
+    """What options cost before the first image, where that is more than a call of their reference."""
+    said = [
+        f"{comparison.candidate} {level.extra_s:.0f} s more than {comparison.reference} before the first image, "
+        f"{break_even_text(level)}"
+        for comparison in result.comparisons
+        if (level := comparison.break_even) is not None and level.extra_s > level.call_s
+    ]
+    return [f"Start: {'; '.join(said)}."] if said else []
 
 
 def _memory_notes(result: StudyResult) -> list[str]:

@@ -339,6 +339,26 @@ class Interval:
 
 
 @dataclass
+class BreakEven:
+    """What a candidate costs before its first image, and after how many images it has repaid that.
+
+    `images` is None where its calls are no faster than the reference's, so that it never does. The bounds come from the
+    speed-up's; without `confidence` there are none, and `images_high` is None where the interval includes no gain.
+    """
+
+    first_image_s: float
+    """Loading and the first call, with what is compiled, quantized or captured in them."""
+    extra_s: float
+    """Of these, what the reference does not take."""
+    call_s: float
+    """One call of the reference."""
+    images: float | None
+    images_low: float | None = None
+    images_high: float | None = None
+    confidence: float | None = None
+
+
+@dataclass
 class Comparison:
     """An edge of the study: a candidate against a reference, and the option that the difference is credited to.
 
@@ -352,6 +372,7 @@ class Comparison:
     speedup: Interval | None = None
     memory_ratio: Interval | None = None
     floor: float | None = None
+    break_even: BreakEven | None = None
     note: str = ""
     quality: dict[str, Score] = field(default_factory=dict)
     """Distances between the paired images of both sides."""

@@ -1,0 +1,70 @@
+"""After how many images a variant has repaid what it costs before the first one."""
+
+import math
+
+from sdopt.results.records import BreakEven, Interval, VariantResult
+
+
+def break_even(
+    candidate: VariantResult, reference: VariantResult, call: Interval | None, speedup: Interval | None
+) -> BreakEven | None:
+    """Returns what a candidate costs before its first image beyond its reference, and when that is repaid.
+
+    After n calls a variant has taken its loading, its first call and n - 1 further ones. The candidate is level with
+    its reference once its shorter calls have saved the difference of what came before. The bounds are those of the
+    speed-up; that of the costs, of which each process has one, is not counted.
+
+    Args:
+        candidate: is compared.
+        reference: with this one.
+        call: one call of the reference, in seconds.
+        speedup: time of the reference over time of the candidate.
+
+    Returns:
+        None where the start or the speed-up was not measured.
+    """
+    begun, others = first_image_s(candidate), first_image_s(reference)
+    if begun is None or others is None or call is None or speedup is None:
+        return None
+    images = candidate.config.images_per_call
+
+    def repaid(ratio: float | None) -> float | None:
+        saved_s = call.estimate * (1 - 1 / ratio) if ratio else 0.0
+        if begun <= others:
+            return 0.0
+        return images * (1 + (begun - others) / saved_s) if saved_s > 0 else None
+
+    # The larger the gain, the sooner.
+    bounded = speedup.low is not None
+    return BreakEven(
+        first_image_s=begun,
+        extra_s=begun - others,
+        call_s=call.estimate,
+        images=repaid(speedup.estimate),
+        images_low=repaid(speedup.high) if bounded else None,
+        images_high=repaid(speedup.low) if bounded else None,
+        confidence=speedup.confidence if bounded else None,
+    )
+
+
+def first_image_s(variant: VariantResult) -> float | None:
+    """Returns the seconds from the start of loading to the end of the first call; None where they were not measured."""
+    for measurement in variant.measurements:
+        if measurement.load_s is not None and measurement.cold_start_s is not None:
+            return measurement.load_s + measurement.cold_start_s
+    return None
+
+
+def break_even_text(found: BreakEven) -> str:
+    """Writes when the start is repaid, as in "after 310 images [220, 520]"."""
+    if found.images is None:
+        return "never repaid: its calls are no faster"
+    text = f"repaid after {_count(found.images)} images"
+    if found.confidence is None:
+        return text
+    low = "0" if found.images_low is None else _count(found.images_low)
+    return f"{text} [{low}, {'never' if found.images_high is None else _count(found.images_high)}]"
+
+
+def _count(images: float) -> str:
+    return f"{math.ceil(round(images, 6)):,}"

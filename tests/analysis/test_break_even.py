@@ -1,0 +1,75 @@
+"""After how many images a variant has repaid what it costs before the first one."""
+
+import pytest
+
+from sdopt.analysis.break_even import break_even, break_even_text
+from sdopt.analysis.figures import metrics_of
+from sdopt.analysis.timing import compare
+from sdopt.report.rows import notes_of
+from sdopt.results.records import BreakEven, Interval, StudyResult
+
+
+def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) -> None:
+    for measured in result.variant(name).measurements:
+        measured.load_s = measured.cold_start_s = None
+    first = result.variant(name).measurements[0]
+    first.load_s, first.cold_start_s = load_s, cold_start_s
+
+
+def level(result: StudyResult, speedup: Interval) -> BreakEven:
+    candidate, reference = result.variant("bfloat16"), result.variant("baseline")
+    found = break_even(candidate, reference, Interval(2.0), speedup)
+    assert found is not None
+    return found
+
+
+class TestBreakEven:
+    def test_is_where_both_have_taken_equally_long(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 3.0, 60.0)
+        found = level(result, Interval(1.25, 1.1, 1.6, 0.95))
+        assert (found.first_image_s, found.extra_s) == (63.0, 60.0)
+        # A call of 2 s takes 1.6 s: 150 further calls make up for 60 s.
+        assert found.images == pytest.approx(151)
+        calls = found.images - 1 if found.images else 0
+        assert 63.0 + calls * 1.6 == pytest.approx(3.0 + calls * 2.0)
+        assert found.images_low == pytest.approx(1 + 60 / (2 - 2 / 1.6))
+        assert found.images_high == pytest.approx(1 + 60 / (2 - 2 / 1.1))
+        assert break_even_text(found) == "repaid after 151 images [81, 331]"
+
+    def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 20.0)
+        assert break_even_text(level(result, Interval(0.9, 0.8, 1.1, 0.95))) == "never repaid: its calls are no faster"
+        perhaps = level(result, Interval(1.1, 0.9, 1.3, 0.95))
+        assert perhaps.images_high is None
+        assert break_even_text(perhaps).endswith(", never]")
+
+    def test_what_costs_nothing_more_is_repaid_at_once(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 0.5, 2.0)
+        assert level(result, Interval(1.1)).images == 0
+        assert level(result, Interval(0.5)).images == 0
+
+    def test_is_not_known_without_a_start(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        for measured in result.variant("bfloat16").measurements:
+            measured.cold_start_s = None
+        candidate, reference = result.variant("bfloat16"), result.variant("baseline")
+        assert break_even(candidate, reference, Interval(2.0), Interval(1.2)) is None
+
+    def test_is_said_everywhere_alike(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 200.0)
+        compare(result)
+        comparison = result.first_comparison("bfloat16")
+        assert comparison is not None
+        assert comparison.break_even is not None
+        [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
+        assert (
+            f"bfloat16 198 s more than baseline before the first image, {break_even_text(comparison.break_even)}"
+            in note
+        )
+        flat = metrics_of(result, result.variant("bfloat16"))
+        assert flat["start/extra_s"] == comparison.break_even.extra_s
+        assert flat.get("break_even/images") == comparison.break_even.images
