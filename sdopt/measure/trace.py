@@ -46,6 +46,10 @@ class StageTrace:
     output_requires_grad: bool | None = None
     autocast_dtype: str | None = None
 
+    batches: Counter[int] = field(default_factory=Counter)
+    """Sizes of the batches that went through convolutions, with their number; not seen in a replayed graph."""
+    ran: Counter[str] = field(default_factory=Counter)
+    """How often each layer without layers of its own ran, by its name in the model; not seen in compiled code."""
     convolutions: int = 0
     channels_last: int = 0
     """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
@@ -118,7 +122,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
     with (
         observed(pipe, enter, leave),
-        _observed_layouts(denoiser_of(pipe), trace.denoiser),
+        _observed_layers(denoiser_of(pipe), trace.denoiser),
         _observed_decoder(pipe.vae, trace.decoder_inputs),
         torch.profiler.profile(activities=activities, record_shapes=True) as profile,
     ):
@@ -131,17 +135,21 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
 
 
 @contextmanager
-def _observed_layouts(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
-    """Counts convolutions by the layout of their outputs; not within a compiled model, which hooks would recompile."""
+def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
+    """Counts layers that run, and convolutions by layout; not within a compiled model, which hooks would recompile."""
 
-    def note(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-        if output.shape[1] > 1 and output.shape[2] > 1:
+    def note(name: str, layer: torch.nn.Module, output: Any) -> None:
+        seen.ran[name] += 1
+        if isinstance(layer, torch.nn.Conv2d) and output.shape[1] > 1 and output.shape[2] > 1:
             seen.convolutions += 1
             seen.channels_last += output.is_contiguous(memory_format=torch.channels_last)
 
     compiled = hasattr(denoiser, "_orig_mod")
-    layers = [] if compiled else [m for m in denoiser.modules() if isinstance(m, torch.nn.Conv2d)]
-    handles = [layer.register_forward_hook(note) for layer in layers]
+    layers = [] if compiled else [(name, layer) for name, layer in denoiser.named_modules() if not [*layer.children()]]
+    handles = [
+        layer.register_forward_hook(lambda layer, _inputs, output, name=name: note(name, layer, output))
+        for name, layer in layers
+    ]
     try:
         yield
     finally:
@@ -176,9 +184,7 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
             continue
         name = event["name"]
         trace.stages[stage].operators[name] += 1
-        types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
-        if types and any(word in name for word in _PRODUCTS):
-            trace.stages[stage].product_dtypes[types[0]] += 1
+        _note_inputs(name, event["args"], trace.stages[stage])
     busy = []
     for event in events:
         category = event.get("cat")
@@ -191,6 +197,15 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
                 trace.kernels[event["name"]] += 1
     if busy and trace.denoiser.calls:
         trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls
+
+
+def _note_inputs(name: str, inputs: dict[str, Any], seen: StageTrace) -> None:
+    """Notes the type of a product's first input, and the batch of a convolution."""
+    types = [_DTYPES[kind] for kind in inputs.get("Input type", []) if kind in _DTYPES]
+    if types and any(word in name for word in _PRODUCTS):
+        seen.product_dtypes[types[0]] += 1
+    if name == "aten::convolution":
+        seen.batches[inputs["Input Dims"][0][0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -20,11 +20,12 @@ class Stage(IntEnum):
     LOAD = 0
     COMPONENTS = 1
     WEIGHTS = 2
-    ATTENTION = 3
-    LAYOUT = 4
-    OFFLOAD = 5
-    COMPILE = 6
-    CALL = 7
+    CACHING = 3
+    ATTENTION = 4
+    LAYOUT = 5
+    OFFLOAD = 6
+    COMPILE = 7
+    CALL = 8
 
 
 class Contract(StrEnum):
@@ -70,10 +71,17 @@ class Optimization:
         stage: when it is applied.
         fixed_batch: whether calls of another batch size would be compiled or captured anew. The images of the quality
             pass are then drawn in batches of the workload's size.
+        saves_operations: whether the denoiser leaves out operations, so that they are counted with it applied.
     """
 
     stage: ClassVar[Stage] = Stage.CALL
     fixed_batch: ClassVar[bool] = False
+    saves_operations: ClassVar[bool] = False
+
+    @property
+    def traced_calls(self) -> int:
+        """How many calls of the denoiser a trace must hold to show that the option took effect."""
+        return 2
 
     @property
     def claims(self) -> frozenset[str]:

@@ -68,7 +68,8 @@ def _ask_or_note(
 
 def _operations(run: StudyRun, process: VariantProcess) -> float | None:
     """Returns the TFLOP of one image, counted once for all variants of the same work."""
-    work = repr(process.variant.work)
+    savings = [option for _, option in process.variant.applied if option.saves_operations]
+    work = repr((process.variant.work, savings))
     if work not in run.operations:
         run.operations[work] = _ask_or_note(process, None, process.worker.count_operations)
     return run.operations[work]

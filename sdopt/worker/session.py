@@ -209,8 +209,9 @@ class PipelineHost:
         return CompileReport(float(took), int(counters["stats"]["unique_graphs"]))
 
     def prove(self) -> list[Evidence]:
-        """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""
-        steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
+        """Traces a call of as few steps as show every optimization, and asks each whether it took effect."""
+        calls = max((option.traced_calls for _, option in self._variant.applied), default=2)
+        steps = min(math.ceil(calls / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
@@ -237,8 +238,9 @@ class PipelineHost:
     def count_operations(self) -> float:
         """Returns the TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
         variant = self._variant
-        counted = tflop_per_image(self._pipe, variant.task, variant.workload, variant.size, variant.guidance_scale)
-        return counted["total"]
+        savings = [option for _, option in variant.applied if option.saves_operations]
+        work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
+        return tflop_per_image(self._pipe, *work, savings)["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
         """Makes the images of one batch of a draw and keeps them losslessly in `folder`.

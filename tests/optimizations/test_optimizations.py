@@ -25,6 +25,7 @@ from tests.command import SMOKE, parents, sdopt
 from tests.conftest import CPU, Compose, Load
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
+ELSEWHERE = {"caching"}  # test_caching.py
 OPTIONS = [(axis, path.stem) for axis in AXES for path in sorted((CONF / axis).glob("*.yaml"))]
 CUDA_ONLY = {
     ("attention", "mem_efficient"),
@@ -126,7 +127,7 @@ class TestEveryOption:
             assert not chosen.claims
 
     def test_every_axis_of_the_defaults_is_walked(self, composer: type[HydraComposer]) -> None:
-        assert set(composer([]).current.optimizations) == set(AXES)
+        assert set(composer([]).current.optimizations) == {*AXES, *ELSEWHERE}
 
     def test_the_weakest_promise_is_the_variants(self, variant: Compose) -> None:
         assert variant().contract is Contract.EXACT
