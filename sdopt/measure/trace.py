@@ -26,7 +26,7 @@ _DTYPES = {
     "signed char": "int8",
 }
 _PRODUCTS = ("mm", "conv", "linear", "matmul")
-_FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers::")
+_FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers")
 _FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -70,6 +70,12 @@ class Trace:
     """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
     decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, channels, height, width) of the latents that each call of the VAE's decoder network took."""
+
+    @property
+    def attention_calls(self) -> int:
+        """How often an attention layer of the denoiser ran; 0 within compiled code, where no layer is seen."""
+        # The last thing in every attention layer of diffusers, whatever computes it.
+        return sum(count for name, count in self.denoiser.ran.items() if name.endswith(".to_out.1"))
 
     @property
     def denoiser(self) -> StageTrace:

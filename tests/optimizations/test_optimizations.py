@@ -26,10 +26,18 @@ from tests.conftest import CPU, Compose, Load
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
 ELSEWHERE = {"caching"}  # test_caching.py
-OPTIONS = [(axis, path.stem) for axis in AXES for path in sorted((CONF / axis).glob("*.yaml"))]
+# What has a file of tests of its own because it needs more than a device.
+APART = [("attention", "deepspeed")]
+OPTIONS = [
+    (axis, path.stem)
+    for axis in AXES
+    for path in sorted((CONF / axis).glob("*.yaml"))
+    if (axis, path.stem) not in APART
+]
 CUDA_ONLY = {
     ("attention", "mem_efficient"),
     ("attention", "cudnn"),
+    ("attention", "xformers"),
     ("precision", "tf32"),
     ("precision", "fp32_ieee"),
 }
@@ -154,7 +162,15 @@ class TestContracts:
         assert np.array_equal(image(loaded, tmp_path), reference)
 
     @pytest.mark.parametrize(
-        "override", ["attention=math", "attention=vanilla", "attention=sliced", "layout=channels_last"]
+        "override",
+        [
+            "attention=math",
+            "attention=vanilla",
+            "attention=sliced",
+            "attention=sliced_max",
+            "attention=fused_qkv",
+            "layout=channels_last",
+        ],
     )
     def test_equivalent_is_rounding(self, session: Load, reference: np.ndarray, tmp_path: Path, override: str) -> None:
         loaded = session(override)
