@@ -285,7 +285,10 @@ class Experiment:
             print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
             self.timeline.enter("fetching models")
-            fetch_models([variant.model for variant in plan.variants if not variant.conflicts(machine.device)])
+            able = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            fetch_models([variant.model for variant in able])
+            for option in dict.fromkeys(option for variant in able for option in variant.optimizations.values()):
+                option.fetch()
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()

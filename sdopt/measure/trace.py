@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
@@ -68,8 +69,15 @@ class Trace:
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
+    call: Callable[[], Any] | None = None
+    """Makes the traced call again."""
     decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, channels, height, width) of the latents that each call of the VAE's decoder network took."""
+
+    def images(self) -> np.ndarray:
+        """Makes the traced call again; returns its images, of shape (n, height, width, 3) in 0…255."""
+        assert self.call is not None
+        return np.stack([np.asarray(image) for image in self.call().images])
 
     @property
     def attention_calls(self) -> int:
@@ -103,7 +111,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         call: makes one call of `pipe`; a few steps are enough.
         cuda: whether device kernels are recorded as well.
     """
-    trace = Trace()
+    trace = Trace(call=call)
     regions: list[torch.profiler.record_function] = []
 
     def enter(stage: str) -> None:

@@ -101,6 +101,9 @@ class Optimization:
         """Returns why it cannot take effect on a workload as small as this one; [] if it can."""
         return []
 
+    def fetch(self) -> None:
+        """Downloads what it needs and this machine lacks, before any worker starts. Raises UsageError."""
+
     def load_kwargs(self) -> dict[str, Any]:
         """Returns what it adds to `from_pretrained`."""
         return {}

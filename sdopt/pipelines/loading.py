@@ -19,7 +19,10 @@ from sdopt.pipelines.catalog import architecture_folder, class_name_of
 
 def part_config(model: Model, part: str) -> dict[str, Any] | None:
     """Returns the configuration of a part such as `unet` or `vae` without loading it; None if it is not local."""
-    path = folder_of(model) / part / "config.json"
+    try:
+        path = folder_of(model) / part / "config.json"
+    except UsageError:  # on the hub, and not fetched yet
+        return None
     return dict(json.loads(path.read_text())) if path.is_file() else None
 
 

@@ -25,7 +25,7 @@ from tests.command import SMOKE, parents, sdopt
 from tests.conftest import CPU, Compose, Load
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
-ELSEWHERE = {"caching"}  # test_caching.py
+ELSEWHERE = {"caching", "lora"}  # test_caching.py, test_lora.py
 # What has a file of tests of its own because it needs more than a device.
 APART = [("attention", "deepspeed")]
 OPTIONS = [
