@@ -302,7 +302,9 @@ class PipelineHost:
                 self._given = read_latents(variant.workload.latents)
             noise = take(self._given, numbers, shape[1:], variant.workload.latents)
         dtype = next(unwrapped(denoiser_of(self._pipe)).parameters()).dtype
-        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
+        latents = torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)
+        # Some schedulers draw noise at every step: each image's comes from its own seed as well.
+        return inputs | {"latents": latents, "generator": generators}
 
     def _call(self, **changes: Any) -> Any:
         workload = self._variant.workload
@@ -319,7 +321,10 @@ class PipelineHost:
                 for _, option in self._variant.applied:
                     arguments |= option.call_kwargs()
                     stack.enter_context(option.context(self._pipe))
-                return self._pipe(**(arguments | changes))
+                arguments |= changes
+                # Copies, so that a call with the same inputs draws the same noise.
+                arguments["generator"] = [generator.clone_state() for generator in arguments["generator"]]
+                return self._pipe(**arguments)
         finally:
             self.in_calls_s += time.perf_counter() - start
 

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
+from sdopt.config.composer import HydraComposer
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Contract, Finding
 from sdopt.pipelines.loras import lora_file, rank_of
@@ -190,3 +191,43 @@ def test_another_lora_takes_the_place_of_a_compiled_one(session: Load) -> None:
         assert item.engaged, item
     assert evidence(loaded).facts["recompiles"] == 0
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class TestFewSteps:
+    """A scheduler for few steps and the LoRA that was made for it are two choices."""
+
+    @pytest.mark.parametrize("scheduler", ["lcm", "turbo"])
+    def test_need_a_lora(self, variant: Compose, scheduler: str) -> None:
+        [found] = variant(f"scheduler={scheduler}").conflicts(CPU)
+        assert found.startswith(f"scheduler={scheduler}: is made for a model that was distilled to a few steps")
+        assert variant(f"scheduler={scheduler}", "lora=fused").conflicts(CPU) == []
+        assert variant(f"scheduler={scheduler}", "scheduler.distilled=false").conflicts(CPU) == []
+
+    @pytest.mark.parametrize("experiment", ["lcm_lora", "lightning_lora"])
+    def test_are_one_choice_in_an_experiment(self, composer: type[HydraComposer], experiment: str) -> None:
+        plan = (chosen := composer([f"experiment={experiment}"])).current.study.plan(chosen)
+        few = plan.variants[1]
+        assert few.scheduler.distilled
+        assert few.workload.steps == 4
+        assert few.guidance_scale <= 1
+        assert few.conflicts(CPU) == []
+        assert plan.variants[0].workload.steps > 4
+
+    def test_draw_the_same_noise_in_each_call_and_any_batch(self, session: Load) -> None:
+        """Latent consistency draws noise at every step but the last."""
+        few = ("scheduler=lcm", "lora=fused", "workload.steps=4", "workload.guidance_scale=1")
+        loaded, pair = session(*few), session(*few, "workload.batch_size=2", "workload.prompt_count=2")
+        torch.manual_seed(1)
+        first = image(loaded)
+        torch.manual_seed(2)
+        assert np.array_equal(image(loaded), first)
+        assert np.abs(image(pair)[:1] - first).max() < 1e-3
+
+    def test_karras_levels_are_other_ones(self, session: Load) -> None:
+        plain, karras = (
+            session(f"scheduler={name}", STEPS)._pipe.scheduler for name in ("dpmpp_2m", "dpmpp_2m_karras")
+        )
+        assert karras.config.use_karras_sigmas
+        for scheduler in (plain, karras):
+            scheduler.set_timesteps(8)
+        assert karras.sigmas[4] < plain.sigmas[4]
