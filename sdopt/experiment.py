@@ -285,10 +285,10 @@ class Experiment:
             print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
             self.timeline.enter("fetching models")
-            able = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
-            fetch_models([variant.model for variant in able])
-            for option in dict.fromkeys(option for variant in able for option in variant.optimizations.values()):
-                option.fetch()
+            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            fetch_models(variant.model for variant in runnable)
+            for variant in runnable:
+                variant.files(fetch=True)
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()

@@ -108,7 +108,8 @@ class Protocol:
     rounds: int = bounded(4, ge=1)
     """Timed calls of each process. More of them make each process's mean steadier, and replace no process."""
     warmup: int = bounded(1, ge=0)
-    """Untimed calls after the first one, which is reported as the cold start."""
+    """Untimed calls after the first one, which is reported as the cold start. Memory is measured in the last of them;
+    with 0, in the first call."""
     replicates: int | None = bounded(None, ge=1)
     """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
@@ -216,7 +217,7 @@ class Quality:
     batch_size: int | None = bounded(None, ge=1)
     """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
     for large ones, where an option compiled its own, and where a gate judges."""
-    floor_prompts: int = bounded(24, ge=2)
+    floor_prompts: int = bounded(12, ge=2)
     """Prompts, of those above, that the baseline draws once more for each of the two floors."""
     features: list[str] | None = None
     """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if it has some."""

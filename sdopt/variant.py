@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
@@ -66,6 +67,14 @@ class Variant:
     def applied(self) -> list[tuple[str, Optimization]]:
         """The optimizations with their axes, in the order in which a worker applies them."""
         return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
+
+    def files(self, fetch: bool) -> list[Path]:
+        """Returns the files that options read beside the model's, downloaded if `fetch` asks for it.
+
+        Raises:
+            UsageError: they are not there, or cannot be downloaded.
+        """
+        return [path for option in self.optimizations.values() for path in option.files(self.model, fetch)]
 
     def context(self, device: Device) -> Context:
         """Returns what an optimization may look at to say whether it can run on `device`."""

@@ -19,7 +19,9 @@ from sdopt.config.messages import in_one_line
 from sdopt.config.overrides import group_of, key_of, merge_overrides, without_plus
 from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_prompts, parse
 from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
+from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.results.choices import as_choice, listed
 from sdopt.schema import Gate, Tracking
@@ -45,8 +47,9 @@ class HydraComposer:
         self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
         self._overrides = list(overrides)
         # To compose takes a tenth of a second, and a design asks for the same again and again.
-        self._parsed: dict[tuple[tuple[str, ...], frozenset[str], bool], RunConfig] = {}
+        self._parsed: dict[tuple[tuple[str, ...], frozenset[str]], RunConfig] = {}
         self._found: dict[str, dict[str, str] | None] = {}
+        self._files: dict[tuple[str, str], Any] = {}
         self._combining: frozenset[str] = frozenset()
         self.current = self._parse(self._overrides)
         """The job's own configuration."""
@@ -185,21 +188,28 @@ class HydraComposer:
         option, default = run.choices[axis], self._default.choices.get(axis)
         if option == default:
             return _chosen(self._default, axis)
-        group = group_of(axis)
-        try:
-            plus = "" if has_default(group) else "+"
-            return _chosen(self._parse([f"{plus}{group}={option}"], whole=False), axis)
-        except UsageError:
-            return _chosen(run, axis)  # an option with a mandatory key does not stand alone
+        if (axis, option) not in self._files:
+            self._files[axis, option] = self._file(axis, option)
+        found = self._files[axis, option]
+        return _chosen(run, axis) if found is None else found
 
-    def _parse(self, overrides: Sequence[str], reset: Collection[str] = (), whole: bool = True) -> RunConfig:
+    def _file(self, axis: str, option: str) -> Any:
+        """Composes the file of an option alone; returns None if a key of it must be given."""
+        try:
+            cfg = compose(None, [f"+{group_of(axis)}={option}", *self._searchpath])
+            node, problems = OmegaConf.select(cfg, axis), list[str]()
+            return build_typed(axis, node, SECTIONS.get(axis, Optimization), problems)
+        except (HydraException, OmegaConfBaseException, ValueError, UsageError):
+            return None
+
+    def _parse(self, overrides: Sequence[str], reset: Collection[str] = ()) -> RunConfig:
         """Composes and types, once; the groups in `reset` are as in the defaults, whatever chose or changed them."""
-        key = (tuple(overrides), frozenset(reset), whole)
+        key = (tuple(overrides), frozenset(reset))
         if key not in self._parsed:
-            self._parsed[key] = self._parse_anew(overrides, reset, whole)
+            self._parsed[key] = self._parse_anew(overrides, reset)
         return self._parsed[key]
 
-    def _parse_anew(self, overrides: Sequence[str], reset: Collection[str], whole: bool) -> RunConfig:
+    def _parse_anew(self, overrides: Sequence[str], reset: Collection[str]) -> RunConfig:
         try:
             cfg, choices = self._compose(overrides)
             if reset:
@@ -209,7 +219,7 @@ class HydraComposer:
                 if cfg.get(group) is not None and name in cfg[group]:
                     with open_dict(cfg):
                         del cfg[group][name]
-            return parse(cfg, choices, whole)
+            return parse(cfg, choices)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             key = getattr(error, "full_key", None)
             raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else in_one_line(error)) from error

@@ -78,13 +78,12 @@ class RunConfig:
     recorded: RecordedConfig
 
 
-def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> RunConfig:
+def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     """Types and validates a composed configuration.
 
     Args:
         cfg: the configuration without Hydra's own node.
         choices: the option chosen on each axis.
-        whole: whether it will be run, so that files must exist and the sections must fit together.
 
     Raises:
         UsageError: all problems at once, each naming its key.
@@ -111,7 +110,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str], whole: bool = True) -> Ru
     if not names or not all(isinstance(name, str) for name in names):
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
     problems += [f"{key}: true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)]
-    problems += _beyond_types(sections) if whole else []
+    problems += _beyond_types(sections)
     if problems:
         raise UsageError(problems)
     sections = _settled(sections)

@@ -53,7 +53,8 @@ def _section(group: str) -> Iterator[str]:
     headings = ("option", "what it is", *(("images", "is for") if promises else ()))
     yield markdown(headings, [row[: len(headings)] for row in rows], []).rstrip()
     if isinstance(default, list):
-        yield f"These options combine, as in `{group}=[{','.join(path.stem for path in files)}]`; none is the default."
+        shown = ",".join(path.stem for path in files[-2:])
+        yield f"These options combine, as in `{group}=[{shown}]`; none is the default."
     for cls in known:
         if found := list(key_rows(next(axis_of(path) for path, other in classes.items() if other is cls), cls)):
             users = ", ".join(f"`{path.stem}`" for path, other in classes.items() if other is cls)

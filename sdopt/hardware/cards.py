@@ -36,6 +36,8 @@ TF32 = Feature("TensorFloat-32", (8, 0))
 
 BFLOAT16 = Feature("bfloat16 arithmetic", (8, 0))
 
+INT8 = Feature("8-bit integer products", (7, 5))
+
 FP8 = Feature("float8 arithmetic", (8, 9))
 
 

@@ -60,7 +60,8 @@ def tflop_per_image(
         fresh_encoders = [type(unwrapped(encoder))(unwrapped(encoder).config) for encoder in text_encoders_of(pipe)]
         states = torch.empty(samples, length, denoiser.config.cross_attention_dim)
         sample = torch.empty(samples, channels, latent, latent)
-        added = {"added_cond_kwargs": _conditions(fresh_encoders, samples)} if len(fresh_encoders) > 1 else {}
+        conditioned = denoiser.config.get("addition_embed_type") == "text_time"
+        added = {"added_cond_kwargs": _conditions(denoiser.config, samples)} if conditioned else {}
         counted = {
             TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
             / workload.images_per_prompt,
@@ -103,9 +104,9 @@ def _denoiser_calls(pipe: "DiffusionPipeline", task: Task, steps: int) -> int:
         return len(timesteps)
 
 
-def _conditions(encoders: list[Any], samples: int) -> dict[str, torch.Tensor]:
+def _conditions(config: Any, samples: int) -> dict[str, torch.Tensor]:
     """What SDXL's denoiser takes beside the text: its pooled states, and the six numbers of size and crop."""
-    width = encoders[-1].config.projection_dim
+    width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
     return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
 
 

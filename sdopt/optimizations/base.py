@@ -1,9 +1,10 @@
 """The contract of an optimization: a frozen dataclass that changes a pipeline and afterwards proves that it did."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sdopt.hardware.device import Device
@@ -11,6 +12,7 @@ from sdopt.measure.trace import Trace
 from sdopt.schema import Model, Workload
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 
@@ -22,10 +24,11 @@ class Stage(IntEnum):
     WEIGHTS = 2
     CACHING = 3
     ATTENTION = 4
-    LAYOUT = 5
-    OFFLOAD = 6
-    COMPILE = 7
-    CALL = 8
+    QUANTIZE = 5
+    LAYOUT = 6
+    OFFLOAD = 7
+    COMPILE = 8
+    CALL = 9
 
 
 class Contract(StrEnum):
@@ -62,6 +65,9 @@ class Finding:
 Proof = Callable[[Trace], Finding]
 """Judges an optimization by the trace of one call, made after every optimization was applied."""
 
+Inputs = dict[str, Any]
+"""Arguments of one call of a pipeline: prompts, size, noise."""
+
 
 @dataclass(frozen=True)
 class Optimization:
@@ -72,11 +78,14 @@ class Optimization:
         fixed_batch: whether calls of another batch size would be compiled or captured anew. The images of the quality
             pass are then drawn in batches of the workload's size.
         saves_operations: whether the denoiser leaves out operations, so that they are counted with it applied.
+        loads_on_host: whether the pipeline is loaded into the host's memory, from where the option takes its weights
+            to the device. A model that is larger than the device's memory can then run on it.
     """
 
     stage: ClassVar[Stage] = Stage.CALL
     fixed_batch: ClassVar[bool] = False
     saves_operations: ClassVar[bool] = False
+    loads_on_host: ClassVar[bool] = False
 
     @property
     def traced_calls(self) -> int:
@@ -101,8 +110,26 @@ class Optimization:
         """Returns why it cannot take effect on a workload as small as this one; [] if it can."""
         return []
 
-    def fetch(self) -> None:
-        """Downloads what it needs and this machine lacks, before any worker starts. Raises UsageError."""
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        """Returns the files that it reads beside those of the model.
+
+        Args:
+            model: the one that it changes.
+            fetch: whether to download what is missing; workers read only what is there.
+
+        Raises:
+            UsageError: they are not there, or cannot be downloaded.
+        """
+        return []
+
+    def parts(self, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
+        """Returns parts of the pipeline, by name, that take the place of the model's own.
+
+        Args:
+            model: the one that is loaded without these parts.
+            dtype: type of the weights of the other parts.
+        """
+        return {}
 
     def load_kwargs(self) -> dict[str, Any]:
         """Returns what it adds to `from_pretrained`."""
@@ -111,6 +138,18 @@ class Optimization:
     def call_kwargs(self) -> dict[str, Any]:
         """Returns what it adds to each call of the pipeline."""
         return {}
+
+    def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs] | None:
+        """Computes what depends on prompts alone, once, after every option was applied and within their contexts.
+
+        Args:
+            pipe: the pipeline; what no call needs any more may be taken out of it.
+            prompts: of all calls to come, each once.
+
+        Returns:
+            a function from the arguments of a call to those that the pipeline gets instead; None changes none.
+        """
+        return None
 
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
         """Returns a context manager that is entered around each call of `pipe`; it restores what it changes."""

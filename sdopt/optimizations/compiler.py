@@ -16,7 +16,7 @@ from typing_extensions import override
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.parts import denoiser_name, denoiser_of
+from sdopt.pipelines.parts import denoiser_name, denoiser_of, device_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Inductor(Optimization):
             graphs = f"{facts['graphs']} graph{'s' if facts['graphs'] != 1 else ''}, {facts['graph_breaks']} breaks"
             summary = f"{graphs}; {regions} compiled regions run"
             engaged = facts["graphs"] > 0 and regions > 0
-            if replays and pipe.device.type == "cuda":
+            if replays and device_of(pipe).type == "cuda":
                 facts["graph_launches"] = trace.graph_launches
                 facts["cudagraph_skips"] = counters["inductor"]["cudagraph_skips"]
                 summary += f"; {facts['graph_launches']} CUDA graphs replayed, {facts['cudagraph_skips']} skipped"

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.reference import MODEL
+from sdopt.schema import Model
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -78,10 +80,8 @@ class Lora(Optimization):
         return list(dict.fromkeys(found))
 
     @override
-    def fetch(self) -> None:
-        if is_on_hub(self.path):
-            for name in self.names:
-                lora_file(self.path, name, fetch=True)
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        return [lora_file(self.path, name, fetch) for name in self.names]
 
     def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)

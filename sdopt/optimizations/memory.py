@@ -1,14 +1,35 @@
-"""memory: how the VAE decodes (and encodes) with less memory. The options of this group combine."""
+"""memory: less of it, by what is decoded at once, kept, replaced or stored in fewer bits. The options combine.
 
+Those that keep weights elsewhere until they are used are in `offload`.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from typing_extensions import override
 
+from sdopt.errors import UsageError
+from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.loading import part_config
-from sdopt.schema import bounded
+from sdopt.optimizations.base import Context, Contract, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.optimizations.compiler import Eager
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
+from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
+from sdopt.pipelines.parts import (
+    TEXT_ENCODERS,
+    casting_hook,
+    denoiser_of,
+    device_of,
+    layers_with_weights,
+    text_encoders_of,
+)
+from sdopt.schema import Model, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -108,9 +129,200 @@ class VaeTiling(VaeInPieces):
 
 def _default_tile(ctx: Context) -> int | None:
     """Returns the side of the VAE's own tiles in pixels; None if its configuration is not local."""
-    config = part_config(ctx.model, "vae")
+    tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
+    config = {} if tiny else part_config(ctx.model, "vae")
     if config is None:
         return None
     # AutoencoderTiny has no such key.
     size = config.get("sample_size", 512)
     return int(size[0] if isinstance(size, list) else size)
+
+
+@dataclass(frozen=True)
+class TinyVae(Optimization):
+    """Decodes with a small autoencoder that was trained to imitate the model's own: faster, with less memory.
+
+    The packaged model has one of its own. For Stable Diffusion 1.x and 2.x it is TAESD, for SDXL TAESDXL
+    (https://github.com/madebyollin/taesd). A model with random weights gets one with random weights.
+    """
+
+    stage: ClassVar[Stage] = Stage.LOAD
+
+    path: str | None = None
+    """A folder with an `AutoencoderTiny` of diffusers, instead of the one that goes with the model."""
+    hub_id: str | None = None
+    """A repository with an `AutoencoderTiny` of diffusers, as in `owner/name`, instead of that one."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.LOSSY
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"latency", "memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if self.path and self.hub_id:
+            return ["memory.tiny_vae.path and memory.tiny_vae.hub_id: give one of them"]
+        if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
+            return [f"memory.tiny_vae.path={self.path}: holds no config.json of an AutoencoderTiny"]
+        try:
+            tiny, own = network_config(self._folder(ctx.model, fetch=False)), part_config(ctx.model, "vae")
+        except UsageError:
+            return []  # it is fetched, or said to be missing, once it is clear that it is needed
+        if tiny["_class_name"] != "AutoencoderTiny":
+            return [f"memory.tiny_vae: {tiny['_class_name']} is given, and an AutoencoderTiny is wanted"]
+        if own is not None and own["latent_channels"] != tiny["latent_channels"]:
+            channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
+            return [f"memory.tiny_vae: decodes latents of {channels}; give memory.tiny_vae.path of one that fits"]
+        return []
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        folder = self._folder(model, fetch)
+        return [folder / "config.json"] + ([] if self._is_random(model) else [folder / NETWORK_WEIGHTS])
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        return {"vae": load_network(self._folder(model, fetch=False), "vae", dtype, random=self._is_random(model))}
+
+    def _is_random(self, model: Model) -> bool:
+        return model.weights == "random" and not self.path and not self.hub_id
+
+    def _folder(self, model: Model, fetch: bool) -> Path:
+        if self.path:
+            return Path(self.path).expanduser()
+        if self.hub_id:
+            return hub_network(self.hub_id, "memory.tiny_vae", fetch)
+        if (PACKAGED / model.name).is_dir() and model.weights in ("packaged", "random"):
+            return PACKAGED / "tiny_autoencoder"
+        if model.weights == "random":
+            return ARCHITECTURES / "taesd"
+        return hub_network("madebyollin/taesdxl" if is_sdxl(model) else "madebyollin/taesd", "memory.tiny_vae", fetch)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            kind, seen = type(pipe.vae).__name__, trace.stages[VAE_DECODER]
+            # What a full decoder has and a tiny one has not.
+            norms = seen.operators["aten::native_group_norm"]
+            size = sum(parameter.numel() for parameter in pipe.vae.decoder.parameters())
+            engaged = kind == "AutoencoderTiny" and seen.calls > 0 and not norms
+            facts = {"class": kind, "decoder_parameters": size, "calls": seen.calls, "group_norms": norms}
+            return Finding(engaged, f"{kind} of {size:,} parameters decoded in {seen.calls} calls", facts)
+
+        return proof
+
+
+_EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+"""What `encode_prompt` returns, by the arguments of a call that take it; SDXL has the last two as well."""
+
+
+@dataclass(frozen=True)
+class PrecomputedEmbeddings(Optimization):
+    """Encodes all prompts before the first call, and then frees the text encoders: calls get embeddings.
+
+    Calls leave out the time of the text encoders, too: what is measured is how a prompt is drawn again, or drawn after
+    others were encoded with it.
+    """
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"memory"})
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        # Each prompt is encoded alone: a batch of them computes in another order.
+        return Contract.EQUIVALENT
+
+    @override
+    def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
+        device = device_of(pipe)
+        with torch.no_grad():
+            encoded = {prompt: _encoded(pipe, prompt, device) for prompt in prompts}
+        for name in TEXT_ENCODERS:
+            if getattr(pipe, name, None) is not None:
+                setattr(pipe, name, None)
+        # Where models are offloaded, the hooks of the text encoders hold them.
+        pipe.maybe_free_model_hooks()
+        gc.collect()
+
+        def embedded(inputs: Inputs) -> Inputs:
+            rows = [encoded[prompt] for prompt in inputs["prompt"]]
+            rest = {name: value for name, value in inputs.items() if name != "prompt"}
+            return rest | {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
+
+        return embedded
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            left, calls = len(text_encoders_of(pipe)), trace.stages[TEXT_ENCODER].calls
+            summary = f"{left} text encoders left, which ran {calls} times in the call"
+            return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
+
+        return proof
+
+
+def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns a prompt's embeddings, by the arguments of a call, on the CPU: there may be thousands of prompts."""
+    found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
+    return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
+
+
+@dataclass(frozen=True)
+class LayerwiseCasting(Optimization):
+    """Stores the denoiser's weights in 8-bit floating point, and casts each layer's for the time that it computes.
+
+    Layers of normalisation keep their type, as diffusers recommends (`enable_layerwise_casting`).
+    """
+
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+
+    storage: str = bounded("float8_e4m3fn", choices=("float8_e4m3fn", "float8_e5m2"))
+    """The type of stored weights: 3 bits of mantissa, or 2 and a wider range."""
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"memory"})
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.LOSSY
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        compiler = ctx.chosen.get("compiler")
+        if compiler is None or isinstance(compiler, Eager):
+            return []
+        return ["its hooks cast weights within what would be compiled: choose compiler=eager"]
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        compute, storage = denoiser.dtype, getattr(torch, self.storage)
+        denoiser.enable_layerwise_casting(storage_dtype=storage, compute_dtype=compute)
+        hooked = [layer for layer in denoiser.modules() if casting_hook(layer) is not None]
+
+        def proof(trace: Trace) -> Finding:
+            stored = [
+                layer for layer in hooked if casting_hook(layer) and all(p.dtype == storage for p in layer.parameters())
+            ]
+            products = dict(trace.denoiser.product_dtypes)
+            kinds = Counter(type(layer).__name__ for layer in stored)
+            left = Counter(type(layer).__name__ for layer in layers_with_weights(denoiser)) - kinds
+            shown = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no layers"
+            summary = f"{shown} stored in {self.storage}; products in {', '.join(sorted(products))}"
+            engaged = 0 < len(stored) == len(hooked) and bool(products) and self.storage not in products
+            return Finding(engaged, summary, {"stored": kinds, "left_alone": left, "products": products})
+
+        return proof

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -10,10 +11,13 @@ from typing_extensions import override
 
 from sdopt.hardware.arithmetic import convolutions_are_rounded, products_are_rounded, tf32
 from sdopt.hardware.cards import BFLOAT16, TF32, arithmetic, missing
+from sdopt.measure.stages import VAE_DECODER
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.pipelines.parts import denoiser_of
-from sdopt.schema import bounded
+from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
+from sdopt.pipelines.loading import is_sdxl, load_network, load_part
+from sdopt.pipelines.parts import computing_types, denoiser_of, device_of
+from sdopt.schema import Model, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -73,13 +77,13 @@ class Precision(Optimization):
             if self.tf32 != "default":
                 stack.enter_context(tf32(self.tf32 == "on"))
             if self.autocast:
-                stack.enter_context(torch.autocast(pipe.device.type, dtype=getattr(torch, self.autocast)))
+                stack.enter_context(torch.autocast(device_of(pipe).type, dtype=getattr(torch, self.autocast)))
             yield
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
-            weights = sorted({str(p.dtype).removeprefix("torch.") for p in denoiser_of(pipe).parameters()})
+            weights = computing_types(denoiser_of(pipe))
             products = dict(trace.denoiser.product_dtypes)
             wanted = self.autocast or self.weights
             engaged = weights == [self.weights] and trace.denoiser.autocast_dtype == self.autocast
@@ -89,12 +93,15 @@ class Precision(Optimization):
             rounded = convolved = None
             if self.tf32 != "default":
                 with self.context(pipe):
-                    rounded, convolved = products_are_rounded(pipe.device), convolutions_are_rounded(pipe.device)
+                    rounded, convolved = (
+                        products_are_rounded(device_of(pipe)),
+                        convolutions_are_rounded(device_of(pipe)),
+                    )
                 # Convolutions are rounded without any choice, so that only forbidding it shows in them.
                 engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
                 summary += f"; float32 products {_in_words(rounded)}, convolutions {_in_words(convolved)}"
             # Without a choice cuDNN's convolutions are rounded, on a device that can.
-            reduced = _rounds_convolutions(pipe.device) if rounded is None else bool(rounded or convolved)
+            reduced = _rounds_convolutions(device_of(pipe)) if rounded is None else bool(rounded or convolved)
             facts = {
                 "weights": weights,
                 "products": products,
@@ -105,6 +112,125 @@ class Precision(Optimization):
             return Finding(engaged, summary, facts)
 
         return proof
+
+
+@dataclass(frozen=True)
+class FullVae(Precision):
+    """Half precision, but the VAE in float32: its weights are loaded so, and it casts what it takes and gives.
+
+    For SDXL diffusers does something like it by itself: in each call it casts the VAE to float32 and back, from weights
+    that were rounded to half precision. Here nothing is rounded or cast back and forth, and the VAE takes twice the
+    memory between calls. For other models diffusers decodes in half precision, which may overflow.
+    """
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.weights == "float32":
+            found.append("precision.weights=float32: the VAE is in float32 without it; choose precision=fp32")
+        if self.autocast:
+            found.append(f"precision.autocast={self.autocast}: would run the VAE in it; choose precision.autocast=null")
+        return found + _other_vae(ctx)
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        return {"vae": load_part(model, "vae", torch.float32)}
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        proof_of_others = super().apply(pipe)
+        upcast = bool(pipe.vae.config.get("force_upcast")) and "XL" in type(pipe).__name__
+        # diffusers would cast the VAE in each call, and to half precision after it.
+        pipe.vae.register_to_config(force_upcast=False)
+        _run_in_own_type(pipe.vae)
+
+        def proof(trace: Trace) -> Finding:
+            return _with_decoder(proof_of_others(trace), pipe, trace, "float32", {"diffusers_would_upcast": upcast})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class FixedVae(Precision):
+    """Half precision throughout, with a VAE for SDXL whose activations fit into it, so that none is cast to float32.
+
+    The weights are those of https://huggingface.co/madebyollin/sdxl-vae-fp16-fix, which decode nearly the same images.
+    A model with random weights keeps its own, and only decodes in half precision.
+    """
+
+    path: str | None = None
+    """The folder of the VAE, instead of a repository."""
+    hub_id: str = "madebyollin/sdxl-vae-fp16-fix"
+    """The repository of the VAE, as in `owner/name`."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if not is_sdxl(ctx.model):
+            found.append("these are weights of SDXL's VAE, and this model has another: choose precision=fp16")
+        if self.weights == "float32":
+            found.append("precision.weights=float32: needs no such VAE; choose precision=fp32")
+        if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
+            found.append(f"precision.path={self.path}: holds no config.json of a VAE")
+        return found + _other_vae(ctx)
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        folder = self._folder(model, fetch)
+        return [] if folder is None else [folder / "config.json", folder / NETWORK_WEIGHTS]
+
+    @override
+    def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        folder = self._folder(model, fetch=False)
+        vae = load_part(model, "vae", dtype) if folder is None else load_network(folder, "vae", dtype, random=False)
+        cast: Any = vae
+        cast.register_to_config(force_upcast=False)
+        return {"vae": vae}
+
+    def _folder(self, model: Model, fetch: bool) -> Path | None:
+        if self.path:
+            return Path(self.path).expanduser()
+        return None if model.weights == "random" else hub_network(self.hub_id, "precision", fetch)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        proof_of_others = super().apply(pipe)
+
+        def proof(trace: Trace) -> Finding:
+            return _with_decoder(proof_of_others(trace), pipe, trace, self.weights, {})
+
+        return proof
+
+
+def _other_vae(ctx: Context) -> list[str]:
+    return ["tiny_vae takes the place of this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
+
+
+def _with_decoder(
+    found: Finding, pipe: "DiffusionPipeline", trace: Trace, wanted: str, facts: dict[str, Any]
+) -> Finding:
+    """Adds to what was found of the denoiser whether the VAE is stored, and computed, in the type that is wanted."""
+    stored, products = computing_types(pipe.vae), sorted(trace.stages[VAE_DECODER].product_dtypes)
+    summary = f"{found.summary}; VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"
+    engaged = found.engaged and stored == [wanted] == products
+    return Finding(engaged, summary, found.facts | facts | {"vae_weights": stored, "vae_products": products})
+
+
+def _run_in_own_type(vae: Any) -> None:
+    """Makes a VAE cast what it is given to the type of its weights, and the latents that it gives to the other type."""
+    from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
+    encode, decode = vae.encode, vae.decode
+
+    def encode_in_own_type(image: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = encode(image.to(vae.dtype), *args, **kwargs)
+        output.latent_dist = DiagonalGaussianDistribution(output.latent_dist.parameters.to(image.dtype))
+        return output
+
+    def decode_in_own_type(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return decode(latents.to(vae.dtype), *args, **kwargs)
+
+    vae.__dict__ |= {"encode": encode_in_own_type, "decode": decode_in_own_type}
 
 
 def _in_words(rounded: bool) -> str:

@@ -1,11 +1,16 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.errors import UsageError
 from sdopt.schema import Model
+
+NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
+"""The file with the weights of one network of diffusers; its configuration is beside it."""
 
 
 def fetch_models(models: Iterable[Model]) -> None:
@@ -37,6 +42,53 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         UsageError: the repository or revision does not exist, is gated, or is not in the cache and cannot be reached.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
+
+    repository = str(model.hub_id)
+    with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
+        file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
+        wanted = _files(json.loads(Path(file).read_text()), model.variant)
+        return Path(
+            snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
+        )
+
+
+def hub_network(repository: str, key: str, fetch: bool) -> Path:
+    """Returns the local copy of a repository that holds one network of diffusers, such as a VAE.
+
+    Args:
+        repository: as in `owner/name`.
+        key: the option whose `hub_id` names it, for messages.
+        fetch: whether to ask the hub, and to download what is missing; otherwise only the cache is read.
+
+    Raises:
+        UsageError: the repository does not exist, is gated, or is not in the cache and cannot be reached.
+    """
+    from huggingface_hub import hf_hub_download
+
+    wanted = _Wanted("no network of diffusers", f"or give {key}.path")
+    with _explained(repository, f"{key}.hub_id={repository}", wanted):
+        weights = hf_hub_download(repository, NETWORK_WEIGHTS, local_files_only=not fetch)
+        hf_hub_download(repository, "config.json", local_files_only=not fetch)
+    return Path(weights).parent
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a repository should hold, as messages say it, and the way out where it cannot be fetched."""
+
+    lacks: str
+    instead: str
+
+
+_PIPELINE = _Wanted(
+    "no model_index.json, so it is not a diffusers pipeline",
+    "give model.weights=path with model.path, or measure speed alone with model.weights=random",
+)
+
+
+@contextmanager
+def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None = None) -> Iterator[None]:
+    """Turns what `huggingface_hub` raises within the block into a UsageError that says what to do."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -48,13 +100,8 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         RevisionNotFoundError,
     )
 
-    repository, at = str(model.hub_id), f"model.hub_id={model.hub_id}"
     try:
-        file = hf_hub_download(repository, "model_index.json", revision=model.revision, local_files_only=not fetch)
-        wanted = _files(json.loads(Path(file).read_text()), model.variant)
-        return Path(
-            snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
-        )
+        yield
     except HFValidationError as error:
         raise UsageError(f"{at}: not the name of a repository, which is written owner/name") from error
     except GatedRepoError as error:
@@ -67,14 +114,13 @@ def hub_folder(model: Model, fetch: bool) -> Path:
             f"{at}: unknown repository; to see private ones, log in with `hf auth login` or set HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
-        raise UsageError(f"model.revision={model.revision}: {repository} has no such branch, tag or commit") from error
+        raise UsageError(f"model.revision={revision}: {repository} has no such branch, tag or commit") from error
     except RemoteEntryNotFoundError as error:
-        raise UsageError(f"{at}: holds no model_index.json, so it is not a diffusers pipeline") from error
+        raise UsageError(f"{at}: holds {wanted.lacks}") from error
     except LocalEntryNotFoundError as error:
         raise UsageError(
             f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
-            "there is a network, give model.weights=path with model.path, or measure speed alone with "
-            "model.weights=random"
+            f"there is a network, {wanted.instead}"
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__

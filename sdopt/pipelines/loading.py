@@ -1,6 +1,7 @@
 """From a `Model` to a pipeline on its device."""
 
 import difflib
+import importlib
 import inspect
 import json
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.hub import hub_folder
+from sdopt.pipelines.parts import place
 from sdopt.pipelines.tasks import adapt, pipeline_class
 from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 from sdopt.pipelines.catalog import architecture_folder, class_name_of
 
@@ -21,9 +24,64 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     """Returns the configuration of a part such as `unet` or `vae` without loading it; None if it is not local."""
     try:
         path = folder_of(model) / part / "config.json"
-    except UsageError:  # on the hub, and not fetched yet
-        return None
+    except UsageError:
+        return None  # what conflicts is asked before anything is fetched
     return dict(json.loads(path.read_text())) if path.is_file() else None
+
+
+def is_sdxl(model: Model) -> bool:
+    """Returns whether a model is of the SDXL family; one that is not local is judged by the architecture it names."""
+    try:
+        folder = folder_of(model)
+    except UsageError:
+        named = architecture_folder(model)
+        return named is not None and "XL" in class_name_of(named)
+    return "XL" in class_name_of(folder)
+
+
+def network_config(folder: Path) -> dict[str, Any]:
+    """Returns the configuration of a network that stands alone, without loading it."""
+    return dict(json.loads((folder / "config.json").read_text()))
+
+
+def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> "torch.nn.Module":
+    """Loads a network of diffusers that stands alone, on the CPU; or builds it, as the part `name`, of random weights.
+
+    Args:
+        folder: holds its configuration and, unless they are random, its weights.
+        name: its place in a pipeline, which tells its random weights.
+        dtype: of its weights.
+        random: whether its weights are.
+    """
+    class_name = network_config(folder)["_class_name"]
+    if random:
+        from sdopt.pipelines.random_weights import random_network
+
+        return random_network(folder, "diffusers", class_name, name, dtype)
+    import diffusers
+
+    cls: Any = getattr(diffusers, class_name)
+    return cls.from_pretrained(  # type: ignore[no-any-return]
+        folder, use_safetensors=True, local_files_only=True, dtype=dtype
+    )
+
+
+def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module":
+    """Loads one network of a model, such as `vae`, on the CPU, with weights of a type of its own."""
+    folder, file = folder_of(model), Path(str(model.path)).expanduser()
+    library, class_name = json.loads((folder / "model_index.json").read_text())[part]
+    if model.weights == "random":
+        from sdopt.pipelines.random_weights import random_network
+
+        return random_network(folder / part, library, class_name, part, dtype)
+    cls: Any = getattr(importlib.import_module(library), class_name)
+    if model.weights == "path" and file.is_file():
+        return cls.from_single_file(  # type: ignore[no-any-return]
+            str(file), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
+        )
+    return cls.from_pretrained(  # type: ignore[no-any-return]
+        folder, subfolder=part, variant=model.variant, use_safetensors=True, local_files_only=True, dtype=dtype
+    )
 
 
 def fewest_heads(model: Model) -> int | None:
@@ -82,12 +140,18 @@ def require_options(scheduler: Scheduler) -> None:
 
 
 def load_pipeline(
-    model: Model, scheduler: Scheduler, task: Task, device: str, load_kwargs: dict[str, Any]
+    model: Model,
+    scheduler: Scheduler,
+    task: Task,
+    device: str,
+    load_kwargs: dict[str, Any],
+    on_host: bool = False,
 ) -> "DiffusionPipeline":
     """Loads or builds the task's pipeline without touching a hub, and moves it to `device`.
 
     The safety checker of Stable Diffusion 1.x and the watermark of SDXL are left out: they are another model and
-    another step, and would be timed too.
+    another step, and would be timed too. With `on_host` the weights stay in the host's memory, and an option brings
+    them to the device.
 
     Raises:
         UsageError: the files are missing.
@@ -102,7 +166,8 @@ def load_pipeline(
 
         from sdopt.pipelines.random_weights import build_pipeline
 
-        pipe = build_pipeline(folder, cls, device, arguments.pop("dtype", torch.float32), **arguments)
+        built_on = "cpu" if on_host else device
+        pipe = build_pipeline(folder, cls, built_on, arguments.pop("dtype", torch.float32), **arguments)
     elif model.weights == "path" and Path(str(model.path)).expanduser().is_file():
         vocabulary = Path(model.tokenizer).expanduser() if model.tokenizer else None
         tokenizers = {path.name: load_tokenizer(path, vocabulary) for path in folder.glob("tokenizer*")}
@@ -115,7 +180,8 @@ def load_pipeline(
     pipe.scheduler = scheduler_class(scheduler).from_config(pipe.scheduler.config, **scheduler.options)
     pipe.set_progress_bar_config(disable=True)
     adapt(pipe, task)
-    return pipe.to(device)
+    place(pipe, device, on_host)
+    return pipe
 
 
 def folder_of(model: Model) -> Path:

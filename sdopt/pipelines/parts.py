@@ -7,6 +7,11 @@ import torch
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+_STORAGE_ONLY = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+_DEVICE = "_sdopt_device"
+"""The attribute of a pipeline that says where it computes."""
+
 
 def denoiser_of(pipe: "DiffusionPipeline") -> Any:
     """Returns the model that is called once per step: a UNet or a transformer, compiled or not."""
@@ -23,7 +28,50 @@ def unwrapped(module: torch.nn.Module) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+"""The attributes of a pipeline that hold its text encoders, in their order."""
+
+
 def text_encoders_of(pipe: "DiffusionPipeline") -> list[torch.nn.Module]:
     """Returns the text encoders of a pipeline, in their order."""
-    names = ("text_encoder", "text_encoder_2", "text_encoder_3")
-    return [encoder for name in names if (encoder := getattr(pipe, name, None)) is not None]
+    return [encoder for name in TEXT_ENCODERS if (encoder := getattr(pipe, name, None)) is not None]
+
+
+def networks_of(pipe: "DiffusionPipeline") -> dict[str, torch.nn.Module]:
+    """Returns the networks of a pipeline by their attributes: text encoders, denoiser, VAE."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def device_of(pipe: "DiffusionPipeline") -> torch.device:
+    """Returns the device that a pipeline was loaded to compute on; its weights may wait elsewhere."""
+    device: torch.device = getattr(pipe, _DEVICE, None) or pipe.device
+    return device
+
+
+def place(pipe: "DiffusionPipeline", device: str, on_host: bool) -> None:
+    """Moves a pipeline to the device that it computes on; or leaves it to an option to bring the weights there."""
+    pipe.to("cpu" if on_host else device)
+    setattr(pipe, _DEVICE, torch.device(device))
+
+
+def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the modules of a network that have parameters of their own."""
+    return [layer for layer in network.modules() if any(True for _ in layer.parameters(recurse=False))]
+
+
+def computing_types(module: torch.nn.Module) -> list[str]:
+    """Returns the types that parameters compute in, each once: of those that are cast for each use, that one."""
+    types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in _STORAGE_ONLY}
+    types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
+    return sorted(str(dtype).removeprefix("torch.") for dtype in types)
+
+
+def casting_hook(layer: torch.nn.Module) -> Any:
+    """Returns diffusers' hook that casts a layer's weights for each use, with the types of both; None without one."""
+    return hook_of(layer, "layerwise_casting")
+
+
+def hook_of(layer: torch.nn.Module, name: str) -> Any:
+    """Returns a layer's hook by the name that diffusers registers it under; None without one."""
+    registry = getattr(layer, "_diffusers_hook", None)
+    return None if registry is None else registry.get_hook(name)

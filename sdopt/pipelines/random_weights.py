@@ -51,6 +51,13 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
     return cls(**given)
 
 
+def random_network(folder: Path, library: str, class_name: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
+    """Builds one network on the CPU; one of the same name in a pipeline would have the same weights."""
+    network = empty_network(folder, library, class_name)
+    _draw(network, name, _pool(), "cpu", dtype)
+    return network
+
+
 def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Module:
     """Builds the network that a configuration describes, with parameters on the meta device and buffers in place."""
     from accelerate import init_empty_weights

@@ -157,13 +157,16 @@ class Measurement:
     session: Annotated[int, Field(alias="sitting")] = 0
     """Number of the session that it belongs to. Only samples of one session are ever paired."""
     load_s: float | None = None
+    """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
     cold_start_s: float | None = None
-    """The first call after loading, compilation and autotuning included."""
+    """The first call after loading, compilation and autotuning included; of the first process alone."""
     compile_s: float | None = None
-    """What the compiler itself says it took, within the cold start."""
+    """What the compiler itself says it took, within the cold start; of the first process alone."""
     warmup_s: list[float] = field(default_factory=list)
+    """Further calls before all processes are ready, two processes at a time on a CPU."""
     discarded_s: list[float] = field(default_factory=list)
-    """The round between the warm-up of all processes and the first round: early processes have been idle for long."""
+    """The round between the warm-up of all processes and the first round, two processes at a time on a CPU: processes
+    that were started early have been idle for long."""
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
     latency_before_s: list[float] = field(default_factory=list)

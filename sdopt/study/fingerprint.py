@@ -6,6 +6,7 @@ The digests tell a study that is resumed from one that only has the same configu
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
     sources = {inspect.getfile(type(option)) for option in variant.optimizations.values()}
     own = [Path(source) for source in sorted(sources) if not Path(source).is_relative_to(_PACKAGE)]
     files = {"options": own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
+    with suppress(UsageError):  # what was not fetched is only planned
+        files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
     return {

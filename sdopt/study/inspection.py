@@ -1,90 +1,190 @@
-"""Takes from a process what would disturb its timings: stages, evidence, operation counts and images."""
+"""Takes from processes what would disturb timings: stages, evidence, operation counts and images."""
 
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.results.records import ImageRecord, Status
 from sdopt.study.image_cache import content_key
+from sdopt.study.preparation import Starved, living, sort_out
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
+from sdopt.worker.process import answers_of
 from sdopt.worker.protocol import WorkerError
+from sdopt.worker.session import PipelineHost
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def inspect_process(run: StudyRun, process: VariantProcess) -> None:
-    """Completes the measurement of a process, once. Raises WorkerError if the worker is gone or ran out of memory."""
-    measurement, row, worker = process.measurement, process.row, process.worker
-    if measurement.complete:
-        return
-    if process.graphs:
-        # A graph compiled after the first call was compiled in the warm-up or, worse, within a sample.
-        measurement.recompiles = worker.compile_report().graphs - process.graphs
-    for _ in range(run.protocol.stage_calls):
-        run.progress.phase(row.name, "stages")
-        stages = _ask_or_note(process, {}, worker.time_stages)
-        row.denoiser_calls = len(stages.get("denoiser_step", [])) or row.denoiser_calls
-        for stage, samples in stages.items():
-            measurement.stages_s.setdefault(stage, []).extend(samples)
-        run.progress.advance()
-    run.progress.phase(row.name, "evidence")
-    measurement.evidence = _ask_or_note(process, [], worker.prove)
-    measurement.denoiser_busy_s = _ask_or_note(process, None, worker.denoiser_busy_s)
-    run.progress.phase(row.name, "energy")
-    joules = _ask_or_note(process, None, worker.measure_energy)
-    measurement.energy_j += [] if joules is None else [joules]
-    run.progress.advance()
-    if measurement.replicate == 0 and not any(other.complete for other in row.measurements if not other.replicate):
-        row.tflop_per_image = _operations(run, process)
-        if row.role == "control" and run.quality.metrics:
-            # Its images are the baseline's; what tells something is how they differ when drawn in another way.
-            _draw_floors(run, process)
-        else:
-            _draw_images(run, process)
-    measurement.complete = True
+def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
+    """Completes the measurements of some processes, once, side by side; returns those that ran out of memory.
 
-
-def _ask_or_note(
-    process: VariantProcess, otherwise: T, request: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
-    """Asks for what is not a timing. If the worker cannot answer, that is noted, and the timings stay.
-
-    Raises:
-        WorkerError: the worker is gone, or ran out of memory.
+    Every process shows evidence. Stages, energy and images are those of the first process of each variant.
     """
-    try:
-        return request(*args, **kwargs)
-    except WorkerError as error:
-        if error.status is not Status.FAILED:
-            raise
-        process.row.reason = append_reason(process.row, f"{request.__name__}: {error.reason}")
-        return otherwise
+    inspection = _Inspection(run, [process for process in group if not process.measurement.complete])
+    inspection.take()
+    return inspection.starved
 
 
-def _operations(run: StudyRun, process: VariantProcess) -> float | None:
-    """Returns the TFLOP of one image, counted once for all variants of the same work."""
-    savings = [option for _, option in process.variant.applied if option.saves_operations]
-    work = repr((process.variant.work, savings))
-    if work not in run.operations:
-        run.operations[work] = _ask_or_note(process, None, process.worker.count_operations)
-    return run.operations[work]
+@dataclass
+class _Inspection:
+    run: StudyRun
+    group: list[VariantProcess]
+    starved: Starved = field(default_factory=list)
+
+    def take(self) -> None:
+        for process, compiled in self._ask(self.group, "evidence", PipelineHost.compile_report):
+            if process.graphs:
+                # A graph compiled after the first call was compiled in the warm-up or, worse, within a sample.
+                process.measurement.recompiles = compiled.graphs - process.graphs
+        first = [process for process in self.group if process.first and not _inspected(process)]
+        for process in first:
+            self._take_stages(process)
+        for process, evidence in self._ask(self.group, "evidence", PipelineHost.prove):
+            process.measurement.evidence = evidence
+        for process, busy_s in self._ask(self.group, "evidence", PipelineHost.denoiser_busy_s):
+            process.measurement.denoiser_busy_s = busy_s
+        self.run.progress.advance(len(self.group))
+        for process in first:
+            self._take_energy(process)
+            self._count_operations(process)
+        self._draw_images([process for process in first if process.row.role != "control" or not self._scored])
+        for process in living(first):
+            if process.row.role == "control" and self._scored:
+                # Its images are the baseline's; what tells something is how they differ when drawn in another way.
+                _draw_floors(self.run, process)
+        for process in living(self.group):
+            process.measurement.complete = True
+
+    @property
+    def _scored(self) -> bool:
+        return self.run.quality.metrics
+
+    def _take_stages(self, process: VariantProcess) -> None:
+        for _ in range(self.run.protocol.stage_calls):
+            for _, stages in self._ask([process], "stages", PipelineHost.time_stages):
+                process.row.denoiser_calls = len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
+                for stage, samples in stages.items():
+                    process.measurement.stages_s.setdefault(stage, []).extend(samples)
+            self.run.progress.advance()
+
+    def _take_energy(self, process: VariantProcess) -> None:
+        for _, joules in self._ask([process], "energy", PipelineHost.measure_energy):
+            process.measurement.energy_j += [] if joules is None else [joules]
+
+    def _count_operations(self, process: VariantProcess) -> None:
+        """Notes the TFLOP of one image, counted once for all variants of the same work."""
+        savings = [option for _, option in process.variant.applied if option.saves_operations]
+        work, operations = repr((process.variant.work, savings)), self.run.operations
+        if work not in operations:
+            operations[work] = None
+            for _, counted in self._ask([process], "operations", PipelineHost.count_operations):
+                operations[work] = counted
+        process.row.tflop_per_image = operations[work]
+
+    def _draw_images(self, group: Sequence[VariantProcess]) -> None:
+        """Draws the images of variants for the quality pass, or takes them from the cache, side by side."""
+        run = self.run
+        passes = [_Pass(run, p, draw_of(p.variant, run.drawing_batch), run.slug(p.row)) for p in living(group)]
+        for drawing in passes:
+            drawing.fetch()
+        for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
+            open_ones = [p for p in passes if not p.whole and batch < p.draw.calls and living([p.process])]
+            asked = [drawing.process for drawing in open_ones]
+            requests = [drawing.request(batch) for drawing in open_ones]
+            for process, records in self._answered(asked, "images", requests):
+                next(drawing for drawing in passes if drawing.process is process).records += records
+                run.progress.advance()
+        for drawing in passes:
+            if living([drawing.process]):
+                drawing.process.row.content_key, drawing.process.row.images = drawing.finish()
+
+    def _ask(
+        self,
+        group: Sequence[VariantProcess],
+        phase: str,
+        request: Callable[Concatenate[PipelineHost, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[tuple[VariantProcess, T]]:
+        asked = living(group)
+        requests = [partial(process.worker.begin, request, *args, **kwargs) for process in asked]
+        return self._answered(asked, phase, requests)
+
+    def _answered(
+        self, asked: Sequence[VariantProcess], phase: str, requests: Sequence[Callable[[], Callable[[], T]]]
+    ) -> list[tuple[VariantProcess, T]]:
+        """Returns the answers. What is not a timing and cannot be answered is noted, and the timings stay."""
+        if not asked:
+            return []
+        self.run.progress.phase(", ".join(process.row.name for process in asked), phase)
+        told: list[tuple[VariantProcess, T | WorkerError]] = []
+        for process, answer in zip(asked, answers_of(requests), strict=True):
+            if isinstance(answer, WorkerError) and answer.status is Status.FAILED:
+                process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
+            else:
+                told.append((process, answer))
+        found, starved = sort_out(self.run, [process for process, _ in told], [answer for _, answer in told])
+        self.starved += starved
+        return found
 
 
-def _draw_images(run: StudyRun, process: VariantProcess) -> None:
-    """Draws the images of a variant for the quality pass."""
+def _inspected(process: VariantProcess) -> bool:
+    """Returns whether an earlier first process of the variant was inspected."""
+    return any(other.complete for other in process.row.measurements if not other.replicate)
 
-    def generate(batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
-        return _ask_or_note(process, [], process.worker.generate, batch, draw, folder)
 
-    row = process.row
-    row.content_key, row.images = _images_of(
-        run, process, draw_of(process.variant, run.drawing_batch), Path("images") / run.slug(row), generate
-    )
+class _Pass:
+    """One pass of a process over prompts.
+
+    Args:
+        run: the study.
+        process: draws the images.
+        draw: which ones.
+        name: of their folder, below the run's images.
+    """
+
+    def __init__(self, run: StudyRun, process: VariantProcess, draw: Draw, name: str) -> None:
+        self.process, self.draw = process, draw
+        self._run = run
+        self._place = Path("images") / name
+        self._folder = run.folder / self._place
+        self._key = content_key(process.variant, draw, process.row.inputs, run.result.environment)
+        self.records: list[ImageRecord] = []
+
+    @property
+    def whole(self) -> bool:
+        """Whether every image is there."""
+        return len(self.records) == len(self.draw.prompts) * self.process.variant.workload.images_per_prompt
+
+    def fetch(self) -> bool:
+        """Takes the images from the cache if they are there; returns whether they are."""
+        records = self._run.images.fetch(self._key, self._folder)
+        if records is None:
+            return False
+        self.records = records
+        self._run.progress.advance(self.draw.calls)
+        return True
+
+    def request(self, batch: int) -> Callable[[], Callable[[], list[ImageRecord]]]:
+        """Returns what begins one batch."""
+        return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, self._folder)
+
+    def finish(self) -> tuple[str, list[ImageRecord]]:
+        """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
+        if self.whole:
+            self._run.images.keep(self._key, self._folder, self.records)
+        return self._key, [replace(record, path=str(self._place / record.path)) for record in self.records]
+
+    def discard(self) -> None:
+        """Deletes what was drawn."""
+        self.records = []
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
@@ -94,13 +194,19 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
     """
     threads = process.variant.hardware.threads or int(run.machine.cpu["cores"])
     for kind, draws in floor_draws(process.variant, run.quality.floor_prompts, threads, run.drawing_batch).items():
-        place, problems = Path("images") / f"floor-{kind}", []
+        problems = []
         for draw in draws:
+            drawing = _Pass(run, process, draw, f"floor-{kind}")
             try:
-                _, run.result.redrawn[kind] = _images_of(run, process, draw, place, process.worker.generate)
+                if not drawing.fetch():
+                    for batch in range(draw.calls):
+                        run.progress.phase(process.row.name, "images")
+                        drawing.records += drawing.request(batch)()()
+                        run.progress.advance()
+                _, run.result.redrawn[kind] = drawing.finish()
                 break
             except WorkerError as error:
-                shutil.rmtree(run.folder / place, ignore_errors=True)
+                drawing.discard()
                 problems.append(f"in batches of {draw.batch_size}: {error.reason}")
                 if not process.worker.alive:
                     break
@@ -109,35 +215,3 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
             process.row.reason = append_reason(process.row, f"the {kind} floor was {drawn}; {'; '.join(problems)}")
         if not process.worker.alive:
             return
-
-
-def _images_of(
-    run: StudyRun,
-    process: VariantProcess,
-    draw: Draw,
-    place: Path,
-    generate: Callable[[int, Draw, Path], list[ImageRecord]],
-) -> tuple[str, list[ImageRecord]]:
-    """Returns the content key and the images of a draw, from the cache if they are there.
-
-    Args:
-        run: the study.
-        process: draws the images.
-        draw: which ones.
-        place: folder for the images, below the run's.
-        generate: makes the images of one batch.
-    """
-    folder = run.folder / place
-    key = content_key(process.variant, draw, process.row.inputs, run.result.environment)
-    records = run.images.fetch(key, folder)
-    if records is not None:
-        run.progress.advance(draw.calls)
-    else:
-        records = []
-        for batch in range(draw.calls):
-            run.progress.phase(process.row.name, "images")
-            records += generate(batch, draw, folder)
-            run.progress.advance()
-        if len(records) == len(draw.prompts) * process.variant.workload.images_per_prompt:
-            run.images.keep(key, folder, records)
-    return key, [replace(record, path=str(place / record.path)) for record in records]

@@ -1,176 +1,16 @@
-"""Times the processes of a session: the solo pass, then interleaved rounds, or one block after the other."""
+"""Times the processes of a session: interleaved rounds, or one block after the other."""
 
 import math
 import random
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sdopt.hardware.cards import CUDA_CONTEXT_GIB
-from sdopt.hardware.device import Device
-from sdopt.hardware.probe import host_memory_gib
-from sdopt.results.records import Memory, Schedule, Status
-from sdopt.study.inspection import inspect_process
+from sdopt.results.records import Schedule, Status
+from sdopt.study.inspection import inspect_group
+from sdopt.study.preparation import Starved, ask_group, attempt, batched, side_by_side, starvation, warm_up_again
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.study.status import append_reason
-from sdopt.worker.process import Worker
 from sdopt.worker.protocol import WorkerError
-
-# ------------------------------------------------------------------------------------------------------------ solo pass
-
-
-def solo_pass(run: StudyRun) -> None:
-    """Measures load time, cold start, warm-up and memory of each process in turn; falls back to blocks if need be.
-
-    Blocks are chosen if the processes do not fit in memory together. A variant that runs out of memory beside others is
-    tried alone first: if it runs out alone too, it has failed, and the others stay interleaved.
-    """
-    budget_gib = memory_budget_gib(run.machine.device, run.protocol.memory_fraction)
-    starved: list[tuple[VariantProcess, str]] = []
-    for process in run.processes:
-        if run.interleaved and run.protocol.schedule == "auto":
-            too_much = excess([other.footprint_gib for other in run.living], budget_gib)
-            if too_much is not None:
-                _use_blocks(run, too_much)
-        if process.active:
-            reason = _attempt(run, process, _measure_first_calls)
-            if reason is not None:
-                starved.append((process, reason))
-    if starved:
-        _try_alone(run, starved)
-
-
-def _try_alone(run: StudyRun, starved: Sequence[tuple[VariantProcess, str]]) -> None:
-    """Runs the solo pass of starved processes again, each alone; then starts the others again, or turns to blocks."""
-    run.stop_all()
-    for process, _ in starved:
-        if process.active:
-            _attempt(run, process, _measure_first_calls)
-            process.stop()
-    if not run.interleaved:
-        return
-    fitting = [reason for process, reason in starved if process.active]
-    if fitting:
-        _use_blocks(run, fitting[0])
-        return
-    survivors = [process for process in run.processes if process.active]
-    run.progress.more(len(survivors) * (2 + run.protocol.warmup))
-    for process in survivors:
-        reason = _attempt(run, process, _warm_up_again)
-        if reason is not None:
-            _use_blocks(run, reason)
-            return
-
-
-def _measure_first_calls(run: StudyRun, process: VariantProcess) -> None:
-    worker, process.measurement.load_s = run.start(process)
-    name, measurement = process.row.name, process.measurement
-    measurement.cold_start_s = _first_call(run, process, "cold start")
-    compiled = worker.compile_report()
-    measurement.compile_s = compiled.seconds if compiled.graphs else None
-    measurement.warmup_s = _warm_up(run, name, worker)
-    run.progress.phase(name, "memory")
-    measurement.memory = worker.measure_memory()
-    process.footprint_gib = footprint_gib(measurement.memory)
-    run.progress.advance()
-
-
-def _warm_up_again(run: StudyRun, process: VariantProcess) -> None:
-    """Brings a fresh worker of a process that was measured alone before to its steady state."""
-    worker, _ = run.start(process)
-    _first_call(run, process, "warm-up")
-    _warm_up(run, process.row.name, worker)
-
-
-def _first_call(run: StudyRun, process: VariantProcess, phase: str) -> float:
-    run.progress.phase(process.row.name, phase)
-    seconds = process.worker.time_once().seconds
-    process.graphs = process.worker.compile_report().graphs
-    run.progress.advance()
-    return seconds
-
-
-def _warm_up(run: StudyRun, name: str, worker: Worker) -> list[float]:
-    found = []
-    for _ in range(run.protocol.warmup):
-        run.progress.phase(name, "warm-up")
-        found.append(worker.time_once().seconds)
-        run.progress.advance()
-    return found
-
-
-# --------------------------------------------------------------------------------------------------- what fits together
-
-
-def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
-    """Returns the GiB that all processes may fill together, of each memory that may run out."""
-    free = {"host": device.memory_free_gib}
-    if device.is_cuda:
-        free = {"host": host_memory_gib()[1], "device": device.memory_free_gib}
-    return {kind: gib * fraction for kind, gib in free.items()}
-
-
-def footprint_gib(memory: Memory) -> dict[str, float]:
-    """Returns what an idle worker keeps, and a running one needs, of each memory that may run out."""
-    # A sandbox may not tell the peak.
-    host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
-    if memory.cuda_peak_reserved_gib is None:
-        return {"host": host}
-    on_card = memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
-    return {"host": host, "device": on_card}
-
-
-def excess(footprints_gib: Sequence[dict[str, float]], budget_gib: dict[str, float]) -> str | None:
-    """Returns why no process as large as the largest would fit beside those that live, or None if one would."""
-    for kind, budget in budget_gib.items():
-        needs = [footprint.get(kind, 0.0) for footprint in footprints_gib]
-        if needs and sum(needs) + max(needs) > budget:
-            return f"{len(needs) + 1} processes of {max(needs):.2f} GiB exceed {budget:.2f} GiB of {kind} memory"
-    return None
-
-
-def _use_blocks(run: StudyRun, reason: str) -> None:
-    run.set_schedule(Schedule("blocks", reason))
-    run.stop_all()
-
-
-def _attempt(run: StudyRun, process: VariantProcess, work: Callable[[StudyRun, VariantProcess], None]) -> str | None:
-    """Runs the work of one process, and ends its worker afterwards if the schedule is blocks.
-
-    Returns:
-        what is known of it, if the worker ran out of memory beside others: then it is ended, and to be tried alone.
-        Any other error fails the variant.
-    """
-    try:
-        work(run, process)
-    except WorkerError as error:
-        return _starvation(run, process, error)
-    finally:
-        if not run.interleaved:
-            process.stop()
-        run.checkpoint()
-    return None
-
-
-def _starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> str | None:
-    """Ends a worker that ran out of memory beside others, and returns that as a reason; fails it for another error."""
-    others = len([other for other in run.living if other is not process])
-    if (
-        error.starved
-        and others
-        and run.protocol.schedule == "auto"
-        and run.interleaved
-        # A card that is emulated is each worker's own: others take nothing of it.
-        and not process.variant.hardware.emulate_memory
-    ):
-        process.kill()
-        return f"'{process.row.name}' failed beside {others} others, perhaps for lack of memory ({error.reason})"
-    run.fail(process, error)
-    if error.starved and others:
-        advice = f"{others} other processes were in memory: try protocol.schedule=blocks"
-        process.row.reason = append_reason(process.row, advice)
-    return None
-
+from sdopt.worker.session import PipelineHost
 
 # --------------------------------------------------------------------------------------------------- interleaved rounds
 
@@ -178,13 +18,15 @@ def _starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> s
 def interleaved_rounds(run: StudyRun) -> Schedule | None:
     """Times all processes once a round, in an order shuffled anew, so that drift of the machine hits all alike.
 
-    A first round is discarded, and recorded as such: processes that were started early have been idle since.
-
     Returns:
         how the rest is to be measured, in another session, if a worker ran out of memory beside the others.
     """
     shuffle = random.Random(f"{run.protocol.shuffle_seed} {len(run.result.sessions)}")
-    for number in range(run.rounds + 1 if run.rounds else 0):
+    if run.rounds:
+        next_schedule = _discarded_round(run, shuffle)
+        if next_schedule is not None:
+            return next_schedule
+    for number in range(1, run.rounds + 1):
         processes = [process for process in run.processes if process.timed and process.active]
         shuffle.shuffle(processes)
         for process in processes:
@@ -192,41 +34,58 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
                 if process.active:
                     _time(run, process, number)
             except WorkerError as error:
-                reason = _starvation(run, process, error)
+                reason = starvation(run, process, error)
                 if reason is not None:
                     where = f"in round {number}" if number else "in the discarded round"
                     return _after_starvation(run, process, f"{reason}, {where}")
         run.checkpoint()
-    reason = None
-    for process in run.processes:
-        if process.active:
-            reason = _attempt(run, process, inspect_process) or reason
+    starved: Starved = []
+    waiting = [process for process in run.processes if process.active]
+    for group in batched(waiting, side_by_side(run)):
+        starved += inspect_group(run, group)
+        run.checkpoint()
         with run.progress.timeline.during("ending workers"):
-            run.retire(process)
-    return Schedule("blocks", reason) if reason else None
+            for process in group:
+                run.retire(process)
+    return Schedule("blocks", starved[-1][1]) if starved else None
 
 
 def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
     """Tries a process alone, and returns how the rest is to be measured: in blocks if it fits, else as before."""
     run.stop_all()
-    _attempt(run, process, _warm_up_again)
+    attempt(run, process, warm_up_again)
     run.stop_all()
     hopeless = not process.active and not process.row.status.measured
     return Schedule() if hopeless else Schedule("blocks", reason)
 
 
 def _time(run: StudyRun, process: VariantProcess, number: int) -> None:
-    """Times one call; that of round 0 is recorded as discarded."""
-    if number == 0:
-        run.progress.phase(process.row.name, "discarded round")
-        process.measurement.discarded_s.append(process.worker.time_once().seconds)
-    else:
-        run.progress.phase(process.row.name, "timing", number)
-        call = process.worker.time_once()
-        process.measurement.latency_s.append(call.seconds)
-        if call.gpu is not None:
-            process.measurement.gpu.append(call.gpu)
+    """Times one call."""
+    run.progress.phase(process.row.name, "timing", number)
+    call = process.worker.time_once()
+    process.measurement.latency_s.append(call.seconds)
+    if call.gpu is not None:
+        process.measurement.gpu.append(call.gpu)
     run.progress.advance()
+
+
+def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
+    """Calls all processes that will be timed, and discards the times: those that were started early have been idle.
+
+    Returns:
+        how the rest is to be measured, if a worker ran out of memory beside the others.
+    """
+    waiting = [process for process in run.processes if process.timed and process.active]
+    shuffle.shuffle(waiting)
+    for group in batched(waiting, side_by_side(run)):
+        calls, starved = ask_group(run, group, "discarded round", PipelineHost.time_once)
+        for process, call in calls:
+            process.measurement.discarded_s.append(call.seconds)
+            run.progress.advance()
+        for process, reason in starved:
+            return _after_starvation(run, process, f"{reason}, in the discarded round")
+    run.checkpoint()
+    return None
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
@@ -275,12 +134,12 @@ def _block(run: StudyRun, process: VariantProcess) -> list[float]:
     if not process.active:
         return []
     start = len(process.measurement.latency_s)
-    _attempt(run, process, _measure_block)
+    attempt(run, process, _measure_block)
     return process.measurement.latency_s[start:] if process.active else []
 
 
 def _measure_block(run: StudyRun, process: VariantProcess) -> None:
-    _warm_up_again(run, process)
+    warm_up_again(run, process)
     for number in range(1, run.rounds + 1 if process.timed else 1):
         _time(run, process, number)
-    inspect_process(run, process)
+    inspect_group(run, [process])

@@ -13,8 +13,9 @@ from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.image_cache import ImageCache
 from sdopt.study.missing import Missing, missing_of
+from sdopt.study.preparation import solo_pass
 from sdopt.study.progress import Progress
-from sdopt.study.rounds import blocks, interleaved_rounds, solo_pass
+from sdopt.study.rounds import blocks, interleaved_rounds
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason, now, progress_of, set_final_statuses
 from sdopt.worker.draws import draw_of
@@ -127,7 +128,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
     for sub in ("logs", "images"):
         with suppress(OSError):  # who needs it will say so
             (run.folder / sub).mkdir(exist_ok=True)
-    calls = 5 + protocol.warmup + run.rounds + protocol.stage_calls
+    calls = 4 + protocol.warmup + run.rounds
     drawn = sum(draw_of(variants[row.name], run.drawing_batch).calls for row in rows)
-    run.progress.start(len(run.processes) * calls + drawn, run.rounds)
+    run.progress.start(len(run.processes) * calls + len(rows) * protocol.stage_calls + drawn, run.rounds)
     run.checkpoint()

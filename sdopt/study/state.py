@@ -51,6 +51,11 @@ class VariantProcess:
     """False after its variant has failed."""
 
     @property
+    def first(self) -> bool:
+        """Whether it is the first process of its variant: what a variant reports of its start is that one's."""
+        return not self.measurement.replicate
+
+    @property
     def worker(self) -> Worker:
         """The worker, which must have been started."""
         assert self.running is not None
@@ -153,8 +158,8 @@ class StudyRun:
                 self.session.disturbed_by.append(other)
                 self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
 
-    def start(self, process: VariantProcess) -> tuple[Worker, float]:
-        """Starts a worker and loads its pipeline; returns it with the seconds that loading took. Raises WorkerError."""
+    def start(self, process: VariantProcess) -> None:
+        """Starts a worker. Raises WorkerError."""
         self.progress.phase(process.row.name, "starting")
         try:
             process.running = Worker(
@@ -170,10 +175,6 @@ class StudyRun:
         except OSError as error:
             raise WorkerError(Status.FAILED, f"its process could not be started: {error}") from error
         process.worker.hello()
-        self.progress.phase(process.row.name, "loading")
-        load_s = process.worker.prepare()
-        self.progress.advance()
-        return process.worker, load_s
 
     def fail(self, process: VariantProcess, error: WorkerError) -> None:
         """Ends all processes of a variant, with the error as its status and reason."""

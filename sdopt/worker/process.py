@@ -4,12 +4,13 @@ Global state (TF32 flags, attention back ends, compiler caches, the CUDA allocat
 the next, and a peak of memory must belong to one variant: so each has a process of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Evidence, ImageRecord, Memory, Status
+from sdopt.results.records import Evidence, ImageRecord, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.draws import Draw
@@ -77,13 +78,9 @@ class Worker:
         """Loads the pipeline and applies the optimizations; returns the seconds that it took."""
         return self._ask(PipelineHost.prepare)
 
-    def time_once(self) -> TimedCall:
-        """Times one call from prompts to images."""
-        return self._ask(PipelineHost.time_once)
-
-    def measure_memory(self) -> Memory:
-        """Returns the peak memory of one call in steady state."""
-        return self._ask(PipelineHost.measure_memory)
+    def time_once(self, memory: bool = False) -> TimedCall:
+        """Times one call from prompts to images; with `memory`, also measures its peak memory."""
+        return self._ask(PipelineHost.time_once, memory=memory)
 
     def compile_report(self) -> CompileReport:
         """Returns what the compiler has done so far."""
@@ -113,21 +110,41 @@ class Worker:
         """Makes the images of one batch of a draw, and keeps them in `folder`."""
         return self._ask(PipelineHost.generate, batch, draw, folder)
 
-    def _ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def begin(
+        self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], R]:
+        """Sends a request; the function that it returns waits for the answer. Several workers can then work at once.
+
+        The answer must be fetched before the next request. Both steps raise WorkerError.
+        """
         name = request.__name__
-        try:
+
+        def answer() -> R:
+            with self._deaths_told(name):
+                found: R = self._child.receive(self._timeout_s, self._called)
+            return found
+
+        with self._deaths_told(name):
             self._child.send((name, args, kwargs))
-            answer: R = self._child.receive(self._timeout_s, self._called)
+        return answer
+
+    def _ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.begin(request, *args, **kwargs)()
+
+    @contextmanager
+    def _deaths_told(self, request: str) -> Iterator[None]:
+        """Raises WorkerError where the process dies, or takes too long, within a request."""
+        try:
+            yield
         except ChildTimeoutError:
             limit = f"{self._timeout_s:g} s (protocol.timeout_s)"
-            raise WorkerError(Status.TIMEOUT, f"no answer to '{name}' within {limit}") from None
+            raise WorkerError(Status.TIMEOUT, f"no answer to '{request}' within {limit}") from None
         except ChildDiedError as died:
             if died.signal:
                 hint = "; the kernel does so when memory runs out" if died.signal == "SIGKILL" else ""
                 by_the_kernel = died.signal == "SIGKILL"
-                raise WorkerError(Status.KILLED, f"{died} during '{name}'{hint}", by_the_kernel) from None
-            raise WorkerError(Status.FAILED, f"{died} during '{name}'{_last_line(self._log)}") from None
-        return answer
+                raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", by_the_kernel) from None
+            raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
 
     def stop(self) -> None:
         """Ends the worker, gently if it still listens."""
@@ -136,6 +153,23 @@ class Worker:
     def kill(self) -> None:
         """Ends the worker and everything it started, at once."""
         self._child.kill()
+
+
+def answers_of(requests: Sequence[Callable[[], Callable[[], R]]]) -> list[R | WorkerError]:
+    """Begins requests of several workers, and only then waits; returns the answer of each, or how it failed.
+
+    Args:
+        requests: each begins one, as `partial(worker.begin, request)` does.
+    """
+    begun = [_or_error(request) for request in requests]
+    return [answer if isinstance(answer, WorkerError) else _or_error(answer) for answer in begun]
+
+
+def _or_error(function: Callable[[], R]) -> R | WorkerError:
+    try:
+        return function()
+    except WorkerError as error:
+        return error
 
 
 def _last_line(log: Path) -> str:

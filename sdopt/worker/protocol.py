@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sdopt.results.records import GpuState, Status
+from sdopt.results.records import GpuState, Memory, Status
 
 
 class WorkerError(Exception):
@@ -32,6 +32,8 @@ class TimedCall:
     seconds: float
     gpu: GpuState | None
     """The state of the device right after it; None on a CPU, and without NVML."""
+    memory: Memory | None = None
+    """Its peak, where that was asked for."""
 
 
 @dataclass(frozen=True)

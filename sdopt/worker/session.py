@@ -4,9 +4,11 @@ import gc
 import json
 import math
 import os
+import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
@@ -26,12 +28,12 @@ from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Proof
+from sdopt.optimizations.base import Inputs, Proof
 from sdopt.pipelines.latents import read_latents, take
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
-from sdopt.results.records import Evidence, ImageRecord, Memory, Status
+from sdopt.results.records import Evidence, ImageRecord, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
@@ -55,12 +57,14 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device)
-    while True:
-        try:
-            request, args, kwargs = connection.recv()
-        except (EOFError, OSError):
-            return
-        send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
+    # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
+    with tempfile.TemporaryDirectory(dir=cache.parent, ignore_cleanup_errors=True) as tempfile.tempdir:
+        while True:
+            try:
+                request, args, kwargs = connection.recv()
+            except (EOFError, OSError):
+                return
+            send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
 
 
 def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:
@@ -123,7 +127,8 @@ class PipelineHost:
         self._busy_s: float | None = None
         self._pipe: DiffusionPipeline = None
         self._proofs: dict[str, Proof] = {}
-        self._inputs: dict[str, Any] = {}
+        self._changes: list[Callable[[Inputs], Inputs]] = []
+        self._inputs: Inputs = {}
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self.in_calls_s = 0.0
@@ -146,11 +151,10 @@ class PipelineHost:
         hardware = self._variant.hardware
         if hardware.emulate_memory and hardware.sheet is not None:
             cap_memory(self._device, hardware.sheet.memory_gib)
-        load_kwargs = {k: v for _, option in self._variant.applied for k, v in option.load_kwargs().items()}
-        variant = self._variant
-        self._pipe = load_pipeline(variant.model, variant.scheduler, variant.task, self._device.torch_name, load_kwargs)
+        self._pipe = self._load()
         for axis, option in self._variant.applied:
             self._proofs[axis] = option.apply(self._pipe)
+        self._prepare_inputs()
         self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
         load_s = time.perf_counter() - start
@@ -159,11 +163,31 @@ class PipelineHost:
         self._memory.loaded()
         return load_s
 
-    def time_once(self) -> TimedCall:
-        """Times one call from prompts to images."""
+    def _load(self) -> "DiffusionPipeline":
+        variant, options = self._variant, [option for _, option in self._variant.applied]
+        arguments = {k: v for option in options for k, v in option.load_kwargs().items()}
+        dtype = arguments.get("dtype", torch.float32)
+        arguments |= {name: part for option in options for name, part in option.parts(variant.model, dtype).items()}
+        on_host = any(option.loads_on_host for option in options)
+        device = self._device.torch_name
+        return load_pipeline(variant.model, variant.scheduler, variant.task, device, arguments, on_host)
+
+    def _prepare_inputs(self) -> None:
+        variant = self._variant
+        prompts = tuple(dict.fromkeys((*variant.prompts, *variant.pictured)))
+        with ExitStack() as stack:
+            for _, option in variant.applied:
+                stack.enter_context(option.context(self._pipe))
+            changes = [option.prepare_inputs(self._pipe, prompts) for _, option in variant.applied]
+        self._changes = [change for change in changes if change is not None]
+
+    def time_once(self, memory: bool = False) -> TimedCall:
+        """Times one call from prompts to images; with `memory`, also measures its peak memory."""
         gc.collect()
         gc.disable()
         try:
+            if memory:
+                self._memory.reset()
             before = self._monitor.throttled_ns()
             self._synchronize()
             start = time.perf_counter()
@@ -173,7 +197,7 @@ class PipelineHost:
             state = self._monitor.state(before, seconds)
         finally:
             gc.enable()
-        return TimedCall(seconds, state)
+        return TimedCall(seconds, state, self._memory.read() if memory else None)
 
     def measure_energy(self) -> float | None:
         """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
@@ -193,13 +217,6 @@ class PipelineHost:
     def denoiser_busy_s(self) -> float | None:
         """Returns for how long the device worked in one call of the denoiser, once it was traced; None on a CPU."""
         return self._busy_s
-
-    def measure_memory(self) -> Memory:
-        """Returns the peak memory of one call in steady state."""
-        self._memory.reset()
-        self._call()
-        self._synchronize()
-        return self._memory.read()
 
     def compile_report(self) -> CompileReport:
         """Returns what TorchDynamo says it has compiled so far."""
@@ -278,7 +295,14 @@ class PipelineHost:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
 
-    def _batch(self, index: int, draw: Draw) -> dict[str, Any]:
+    def _batch(self, index: int, draw: Draw) -> Inputs:
+        """Returns the arguments of one call of a draw, as the options change them."""
+        inputs = self._prompts_and_noise(index, draw)
+        for change in self._changes:
+            inputs = change(inputs)
+        return inputs
+
+    def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Prompts and initial noise of one call; a last, short batch is filled up from the start.
 
         The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
@@ -301,7 +325,8 @@ class PipelineHost:
             if self._given is None:
                 self._given = read_latents(variant.workload.latents)
             noise = take(self._given, numbers, shape[1:], variant.workload.latents)
-        dtype = next(unwrapped(denoiser_of(self._pipe)).parameters()).dtype
+        # Not that of the parameters, which may be stored in fewer bits than they compute in.
+        dtype = unwrapped(denoiser_of(self._pipe)).dtype
         latents = torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)
         # Some schedulers draw noise at every step: each image's comes from its own seed as well.
         return inputs | {"latents": latents, "generator": generators}

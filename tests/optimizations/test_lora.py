@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from sdopt.config.composer import HydraComposer
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Contract, Finding
-from sdopt.pipelines.loras import lora_file, rank_of
+from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
 from sdopt.results.records import Evidence
 from sdopt.worker.session import PipelineHost
@@ -84,8 +84,8 @@ class TestFiles:
         monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
         chosen = variant("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
         assert chosen.conflicts(CPU) == []
-        chosen.optimizations["lora"].fetch()
-        assert lora_file("some/style", "it.safetensors") == tmp_path / "it.safetensors"
+        for fetch in (True, False):
+            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [tmp_path / "it.safetensors"]
         assert asked == [("some/style", "it.safetensors", False), ("some/style", "it.safetensors", True)]
 
     def test_ranks(self, variant: Compose) -> None:

@@ -1,21 +1,27 @@
 """The options of the group `memory`: what they need, what they prove, and what they change of the images."""
 
+import gc
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from diffusers import AutoencoderTiny, DiffusionPipeline
 from PIL import Image
 
+from sdopt.errors import UsageError
 from sdopt.gate.judge import RuleContext
 from sdopt.optimizations import Contract
 from sdopt.optimizations.memory import VaeSlicing, VaeTiling
-from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.records import Evidence
-from sdopt.worker.draws import timed_draw
+from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE, Finished, sdopt
 from tests.conftest import CPU, Compose, Load
+from tests.pipelines.test_models import small_xl  # noqa: F401
 
 BATCH = ("workload.batch_size=2", "workload.prompt_count=2")
 LARGE = "workload.size=96"
@@ -24,6 +30,11 @@ LARGE = "workload.size=96"
 
 def pipeline(session: PipelineHost) -> DiffusionPipeline:
     return session._pipe
+
+
+def pixels(session: PipelineHost, folder: Path, batch: int = 0) -> np.ndarray:
+    records = session.generate(batch, timed_draw(session._variant), folder)
+    return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
 
 
 def evidence(session: PipelineHost) -> dict[str, Evidence]:
@@ -121,6 +132,170 @@ class TestProof:
         assert [item.engaged for item in found.values()] == [False, False]
 
 
+class TestTinyVae:
+    def test_decodes(self, session: Load) -> None:
+        found = evidence(session("memory=tiny_vae"))["memory.tiny_vae"]
+        assert found.engaged
+        assert found.facts == {"class": "AutoencoderTiny", "decoder_parameters": 78115, "calls": 1, "group_norms": 0}
+
+    def test_that_was_replaced_does_not(self, session: Load) -> None:
+        loaded = session("memory=tiny_vae")
+        pipeline(loaded).vae = pipeline(session()).vae
+        assert not evidence(loaded)["memory.tiny_vae"].engaged
+
+    def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
+        steps = "workload.steps=10"
+        difference = pixels(session("memory=tiny_vae", steps), tmp_path) - pixels(session(steps), tmp_path)
+        assert 0.5 < np.abs(difference).mean() < 16
+
+    @pytest.mark.parametrize("precision", ["fp16", "bf16", "autocast_fp16"])
+    def test_takes_the_type_of_the_others(self, session: Load, precision: str) -> None:
+        loaded = session("memory=tiny_vae", f"precision={precision}")
+        assert pipeline(loaded).vae.dtype == pipeline(loaded).unet.dtype
+        assert evidence(loaded)["memory.tiny_vae"].engaged
+
+    def test_encodes_too(self, session: Load, inputs: dict[str, list[str]]) -> None:
+        for task in ("img2img", "inpaint"):
+            assert evidence(session("memory=tiny_vae", *inputs[task], "workload.steps=2"))["memory.tiny_vae"].engaged
+
+    def test_of_another_latent_space_is_a_conflict(self, variant: Compose) -> None:
+        folder = ARCHITECTURES / "taesd"
+        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={folder}").conflicts(CPU)
+        assert "decodes latents of 4 channels, and this model has 8" in found
+
+    def test_that_is_none_is_a_conflict(self, variant: Compose, tmp_path: Path) -> None:
+        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={tmp_path}").conflicts(CPU)
+        assert found.endswith("holds no config.json of an AutoencoderTiny")
+        [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={PACKAGED / 'emoji' / 'vae'}").conflicts(CPU)
+        assert found.endswith("AutoencoderKL is given, and an AutoencoderTiny is wanted")
+        chosen = ("memory.tiny_vae.path=/a", "memory.tiny_vae.hub_id=b/c")
+        assert "give one of them" in variant("memory=tiny_vae", *chosen).conflicts(CPU)[0]
+
+    def test_of_an_untrained_model_is_untrained(self, variant: Compose) -> None:
+        sd15 = variant("memory=tiny_vae", "model=sd15", "model.weights=random")
+        assert sd15.conflicts(CPU) == []
+        [vae] = sd15.optimizations["memory.tiny_vae"].parts(sd15.model, torch.float16).values()
+        assert isinstance(vae, AutoencoderTiny)
+        assert vae.dtype == torch.float16
+        assert sum(parameter.numel() for parameter in vae.decoder.parameters()) == 1_222_531
+        assert [path.name for path in sd15.files(fetch=False)] == ["config.json"]
+
+    @pytest.mark.parametrize(("model", "repository"), [("sd15", "taesd"), ("sd21", "taesd"), ("sdxl", "taesdxl")])
+    def test_of_a_published_model_comes_from_the_hub(
+        self, variant: Compose, model: str, repository: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        chosen = variant("memory=tiny_vae", f"model={model}", "model.weights=hub")
+        assert chosen.conflicts(CPU) == []
+        with pytest.raises(UsageError, match=f"memory.tiny_vae.hub_id=madebyollin/{repository}: not complete in the"):
+            chosen.files(fetch=True)
+
+    def test_from_the_hub_is_read_from_its_cache(
+        self, variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit = "0123456789abcdef0123456789abcdef01234567"
+        repository = tmp_path / "models--somebody--tiny"
+        snapshot = repository / "snapshots" / commit
+        shutil.copytree(PACKAGED / "tiny_autoencoder", snapshot)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(commit)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        chosen = variant("memory=tiny_vae", "memory.tiny_vae.hub_id=somebody/tiny")
+        assert chosen.conflicts(CPU) == []
+        assert {path.parent for path in chosen.files(fetch=False)} == {snapshot}
+        [vae] = chosen.optimizations["memory.tiny_vae"].parts(chosen.model, torch.float32).values()
+        assert isinstance(vae, AutoencoderTiny)
+
+    def test_has_tiles_of_its_own_size(self, variant: Compose) -> None:
+        [found] = variant("memory=[tiny_vae,vae_tiling]", LARGE).conflicts(CPU)
+        assert "a tile of 512 pixels holds the whole image of 96" in found
+
+
+class TestPrecomputedEmbeddings:
+    def test_leave_no_text_encoder_to_run(self, session: Load) -> None:
+        loaded = session("memory=precomputed_embeddings")
+        found = evidence(loaded)["memory.precomputed_embeddings"]
+        assert found.engaged
+        assert found.facts == {"text_encoders": 0, "calls": 0}
+        assert "prompt" not in loaded._inputs
+
+    def test_are_freed(self, session: Load) -> None:
+        freed = session("memory=precomputed_embeddings")
+        alive = [thing for thing in gc.get_objects() if type(thing).__name__ == "CLIPTextModel"]
+        assert freed is not None
+        assert alive == []
+
+    def test_of_a_text_encoder_that_is_still_there(self, session: Load) -> None:
+        loaded = session("memory=precomputed_embeddings")
+        pipeline(loaded).text_encoder = pipeline(session()).text_encoder
+        assert not evidence(loaded)["memory.precomputed_embeddings"].engaged
+
+    @pytest.mark.parametrize("batch", [[], ["workload.batch_size=2", "workload.images_per_prompt=2"]])
+    def test_draw_what_prompts_would(self, session: Load, tmp_path: Path, batch: list[str]) -> None:
+        """Of each prompt its own, in batches that wrap around, with and without guidance."""
+        for guidance in ("1", "4"):
+            given = ("workload.prompt_count=3", f"workload.guidance_scale={guidance}", *batch)
+            plain, embedded = session(*given), session(*given, "memory=precomputed_embeddings")
+            for number in range(timed_draw(plain._variant).calls):
+                assert np.abs(pixels(plain, tmp_path, number) - pixels(embedded, tmp_path, number)).max() <= 1
+
+    def test_of_the_quality_pass_are_there_too(self, variant: Compose, tmp_path: Path) -> None:
+        chosen = replace(variant("memory=precomputed_embeddings"), pictured=("a fox", "a boat"))
+        loaded = PipelineHost(chosen, CPU)
+        loaded.prepare()
+        [record] = loaded.generate(1, draw_of(chosen), tmp_path)
+        assert record.prompt == "a boat" not in chosen.prompts
+
+    @pytest.mark.parametrize("task", ["txt2img", "img2img", "inpaint"])
+    def test_of_two_text_encoders(
+        self,
+        session: Load,
+        small_xl: Path,  # noqa: F811
+        inputs: dict[str, list[str]],
+        task: str,
+        tmp_path: Path,
+    ) -> None:
+        model = ("model=folder", f"model.path={small_xl}", "model.size=64", *inputs[task], "workload.steps=2")
+        plain, embedded = session(*model), session(*model, "memory=precomputed_embeddings")
+        assert evidence(embedded)["memory.precomputed_embeddings"].engaged
+        assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
+        if task == "txt2img":
+            assert 0 < embedded.count_operations() < plain.count_operations()
+
+    def test_are_encoded_under_autocast(self, session: Load, tmp_path: Path) -> None:
+        plain = session("precision=autocast_fp16")
+        embedded = session("precision=autocast_fp16", "memory=precomputed_embeddings")
+        assert np.abs(pixels(plain, tmp_path) - pixels(embedded, tmp_path)).max() <= 1
+
+
+class TestLayerwiseCasting:
+    @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "autocast_fp16"])
+    def test_stores_in_8_bits_and_computes_in_more(self, session: Load, precision: str) -> None:
+        loaded = session("memory=layerwise_casting", f"precision={precision}")
+        for item in loaded.prove():
+            assert item.engaged, item
+        facts = evidence(loaded)["memory.layerwise_casting"].facts
+        assert facts["stored"] == {"Conv2d": 39, "Linear": 80}
+        assert facts["left_alone"] == {"GroupNorm": 24, "LayerNorm": 21}
+        assert "float8_e4m3fn" not in facts["products"]
+
+    def test_that_was_undone(self, session: Load) -> None:
+        loaded = session("memory=layerwise_casting")
+        layer = pipeline(loaded).unet.conv_in
+        layer._diffusers_hook.hooks.clear()
+        layer.float()
+        assert not evidence(loaded)["memory.layerwise_casting"].engaged
+
+    def test_is_not_compiled(self, variant: Compose) -> None:
+        found = variant("memory=layerwise_casting", "compiler=inductor").conflicts(CPU)
+        assert any("its hooks cast weights within what would be compiled" in reason for reason in found)
+
+    def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
+        difference = np.abs(pixels(session("memory=layerwise_casting"), tmp_path) - pixels(session(), tmp_path))
+        assert 0 < difference.mean() < 32
+
+
 class TestContracts:
     def test_are_what_they_promise(self, variant: Compose) -> None:
         both = variant("memory=[vae_slicing,vae_tiling]")
@@ -130,10 +305,7 @@ class TestContracts:
 
     def test_slices_differ_by_rounding_and_tiles_by_more(self, session: Load, tmp_path: Path) -> None:
         def images(option: str) -> np.ndarray:
-            loaded = session(f"memory=[{option}]", *BATCH, LARGE)
-            folder = tmp_path / (option or "plain")
-            records = loaded.generate(0, timed_draw(loaded._variant), folder)
-            return np.stack([np.asarray(Image.open(folder / record.path), dtype=float) for record in records])
+            return pixels(session(f"memory=[{option}]", *BATCH, LARGE), tmp_path)
 
         plain = images("")
         assert np.abs(images("vae_slicing") - plain).max() <= 2

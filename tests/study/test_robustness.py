@@ -148,7 +148,7 @@ class TestMemory:
         finished = sdopt(
             tmp_path,
             *("run", *SABOTAGE, *SMALL, "+sabotage=wants_too_much_in_a_round", "workload.steps=1"),
-            *("protocol.rounds=4", "protocol.warmup=0", "protocol.stage_calls=0"),
+            *("protocol.rounds=4", "protocol.warmup=1", "protocol.stage_calls=0"),
         )
         assert finished.code == 0, finished.shown
         result = finished.result
@@ -167,7 +167,7 @@ class TestMemory:
         interleaved = sdopt(
             tmp_path,
             *("run", *SABOTAGE, *QUICK, "+sabotage=wants_too_much_in_a_round", "protocol.schedule=interleaved"),
-            *("protocol.rounds=3", "protocol.warmup=0"),
+            *("protocol.rounds=3", "protocol.warmup=1"),
         )
         assert interleaved.code == 3
         row = interleaved.result.variant("sabotage=wants_too_much_in_a_round")
@@ -195,7 +195,7 @@ class TestMemory:
     def test_that_runs_out_for_good_within_the_rounds_leaves_the_others_interleaved(self, tmp_path: Path) -> None:
         finished = sdopt(
             tmp_path,
-            *("run", *SABOTAGE, *QUICK, "study=explicit", "protocol.rounds=4", "protocol.warmup=0"),
+            *("run", *SABOTAGE, *QUICK, "study=explicit", "protocol.rounds=4", "protocol.warmup=1"),
             "study.variants={baseline: [], late: ['+sabotage=wants_too_much_from_a_round_on'], "
             "sound: ['+sabotage=harmless']}",
         )

@@ -2,16 +2,18 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sdopt.results.records import Status
 from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.process import Worker
-from sdopt.worker.protocol import CompileReport, WorkerError
-from sdopt.worker.session import describe_error
+from sdopt.worker.process import Worker, answers_of
+from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
+from sdopt.worker.session import PipelineHost, describe_error
 from tests.command import parents
 from tests.conftest import CPU, Compose
 
@@ -55,9 +57,40 @@ class TestWorker:
         assert told[0] == 0
         assert 0 < told[1] <= seconds
 
+    def test_measures_memory_in_a_timed_call_where_it_is_asked_to(self, worker: Worker) -> None:
+        worker.prepare()
+        assert worker.time_once().memory is None
+        memory = worker.time_once(memory=True).memory
+        assert memory is not None
+        assert memory.headline is not None
+
+    def test_works_beside_others(self, variant: Compose, tmp_path: Path) -> None:
+        """Each answers for itself, also where another fails; and all can be asked again."""
+        context = start_fork_server()
+
+        def ask(workers: list[Worker], request: Callable[[PipelineHost], Any]) -> list[Any]:
+            return answers_of([partial(worker.begin, request) for worker in workers])
+
+        workers = [
+            Worker(context, variant(), CPU, tmp_path / f"log-{number}", tmp_path / "scratch", timeout_s=60)
+            for number in range(3)
+        ]
+        try:
+            assert ask(workers, PipelineHost.hello) == [None] * 3
+            begun = workers[0].begin(PipelineHost.prepare)
+            loaded = ask(workers[1:], PipelineHost.prepare)
+            assert all(isinstance(seconds, float) for seconds in (begun(), *loaded))
+            os.kill(workers[1].pid, signal.SIGKILL)
+            calls = ask(workers, PipelineHost.time_once)
+            assert [type(call) for call in calls] == [TimedCall, WorkerError, TimedCall]
+            assert [type(call) for call in ask(workers, PipelineHost.time_once)][::2] == [TimedCall] * 2
+        finally:
+            for worker in workers:
+                worker.kill()
+
     def test_survives_a_request_that_fails(self, worker: Worker) -> None:
         with pytest.raises(WorkerError, match="NoneType") as caught:
-            worker.measure_memory()  # before there is a pipeline
+            worker.time_once()  # before there is a pipeline
         assert caught.value.status is Status.FAILED
         assert caught.value.reason.startswith("AttributeError: ")
         assert worker.alive

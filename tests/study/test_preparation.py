@@ -5,7 +5,7 @@ import pytest
 from sdopt.hardware.device import Device
 from sdopt.results.records import Memory
 from sdopt.schema import Protocol
-from sdopt.study.rounds import excess, footprint_gib, memory_budget_gib
+from sdopt.study.preparation import excess, footprint_gib, memory_budget_gib
 from sdopt.study.run import first_schedule
 from sdopt.worker.machine import Machine
 

@@ -1,0 +1,250 @@
+"""memory: weights that wait in the host's memory, or on disk, until they are used. One of these at a time."""
+
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.compiler import Eager
+from sdopt.optimizations.memory import VaeTiling
+from sdopt.optimizations.precision import Precision
+from sdopt.optimizations.quantization import TorchAo
+from sdopt.pipelines.loading import is_sdxl, part_config
+from sdopt.pipelines.parts import denoiser_of, device_of, hook_of, layers_with_weights, networks_of
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Offload(Optimization):
+    """The base class of options that keep weights elsewhere until they are used: the arithmetic stays the same."""
+
+    stage: ClassVar[Stage] = Stage.OFFLOAD
+    loads_on_host: ClassVar[bool] = True
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        others = [axis for axis, option in ctx.chosen.items() if isinstance(option, Offload) and option != self]
+        if others:
+            found.append(f"offloads what {', '.join(others)} offloads: choose one of them")
+        if not isinstance(ctx.chosen.get("compiler", Eager()), Eager):
+            found.append("its hooks move weights within what would be compiled: choose compiler=eager")
+        return found
+
+
+@dataclass(frozen=True)
+class ModelOffload(Offload):
+    """Keeps each network in the host's memory, and moves it to the device as a whole while it is used.
+
+    diffusers' `enable_model_cpu_offload`: text encoder, denoiser and VAE take turns, so that the device holds one.
+    """
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return super().conflicts(ctx) + _needs_a_gpu(ctx.device)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from accelerate.hooks import CpuOffload
+
+        pipe.enable_model_cpu_offload(device=device_of(pipe))
+
+        def proof(trace: Trace) -> Finding:
+            networks = list(networks_of(pipe).values())
+            hooked = sum(isinstance(getattr(network, "_hf_hook", None), CpuOffload) for network in networks)
+            what = f"{hooked} of {len(networks)} networks take turns"
+            return _finding(pipe, trace, hooked == len(networks), what, {"networks": len(networks), "hooked": hooked})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class SequentialOffload(Offload):
+    """Keeps all weights in the host's memory, and moves those of one layer at a time to the device.
+
+    diffusers' `enable_sequential_cpu_offload`: the least memory of all, and by far the slowest.
+    """
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        return super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        pipe.enable_sequential_cpu_offload(device=device_of(pipe))
+
+        def proof(trace: Trace) -> Finding:
+            layers = [layer for network in networks_of(pipe).values() for layer in layers_with_weights(network)]
+            hooked = sum(_offloads(getattr(layer, "_hf_hook", None)) for layer in layers)
+            what = f"{hooked} of {len(layers)} layers are brought one by one"
+            return _finding(pipe, trace, hooked == len(layers) > 0, what, {"layers": len(layers), "hooked": hooked})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class GroupOffload(Offload):
+    """Keeps weights elsewhere, and brings those of a group of layers at a time: diffusers' `enable_group_offload`.
+
+    On a GPU they wait in the host's memory, and a stream brings the next group while one computes. On a CPU they wait
+    on disk, which leaves the host's memory to one group at a time.
+    """
+
+    offload_type: str = bounded("leaf_level", choices=("leaf_level", "block_level"))
+    """What a group is: a single layer, or so many blocks of the denoiser as `num_blocks_per_group` says."""
+    num_blocks_per_group: int = bounded(1, ge=1)
+    """Blocks of a group, with `block_level`."""
+    use_stream: bool | None = None
+    """Whether a stream of its own brings the next group meanwhile; null is yes on a GPU."""
+    wait_in: str | None = bounded(None, choices=("memory", "disk"))
+    """Where weights wait; null is the host's memory on a GPU, and the disk (of temporary files) on a CPU."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        waits, streams = self._plan(ctx.device.type)
+        if not ctx.device.is_cuda and waits == "memory":
+            found.append(
+                "memory.group_offload.wait_in=memory: a CPU computes in the memory where weights would wait; "
+                "choose wait_in=disk"
+            )
+        if not ctx.device.is_cuda and streams:
+            found.append("memory.group_offload.use_stream=true: needs a CUDA device")
+        if streams and any(isinstance(option, VaeTiling) for option in ctx.chosen.values()):
+            found.append(
+                "the order of layers, which a stream follows, changes with vae_tiling: "
+                "set memory.group_offload.use_stream=false"
+            )
+        if waits == "disk" or streams:
+            found += _upcast(ctx)
+        if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
+            found.append("safetensors cannot store what TorchAO quantizes: choose another precision")
+        if waits == "disk" and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
+            found.append("safetensors stores weights in one layout on disk: choose layout=contiguous")
+        return found
+
+    def _plan(self, device: str) -> tuple[str, bool]:
+        """Returns where weights wait, and whether a stream brings them, on a type of device."""
+        on_gpu = device == "cuda"
+        waits = self.wait_in or ("memory" if on_gpu else "disk")
+        return waits, on_gpu if self.use_stream is None else self.use_stream
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        from diffusers.hooks import apply_group_offloading
+
+        device = device_of(pipe)
+        waits, streams = self._plan(device.type)
+        folder = _folder_for(pipe) if waits == "disk" else None
+        for name, network in networks_of(pipe).items():
+            apply_group_offloading(
+                network,
+                onload_device=device,
+                offload_device=torch.device("cpu"),
+                offload_type=self.offload_type,
+                num_blocks_per_group=self.num_blocks_per_group if self.offload_type == "block_level" else None,
+                use_stream=streams,
+                # Layers of two networks have the same names, after which files are named.
+                offload_to_disk_path=None if folder is None else str(folder / name),
+            )
+        groups = {name: _groups(network) for name, network in networks_of(pipe).items()}
+        brought = _count_onloads(group for of_network in groups.values() for group in of_network)
+
+        def proof(trace: Trace) -> Finding:
+            # Text encoders may have been taken out since.
+            whole = all(_groups(network) == groups[name] for name, network in networks_of(pipe).items())
+            number = sum(len(groups[name]) for name in networks_of(pipe))
+            facts = {"groups": number, "brought": brought.total()}
+            what = f"{number} groups of layers, brought {brought.total()} times so far"
+            if folder is None:
+                return _finding(pipe, trace, whole and bool(brought), what, facts)
+            stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 2**30
+            needed = sum(_size(network) for network in networks_of(pipe).values()) / 2**30
+            engaged = whole and bool(brought) and stored >= needed
+            return Finding(engaged, f"{what}; {stored:.2f} GiB on disk", facts | {"on_disk_gib": stored})
+
+        return proof
+
+
+def _offloads(hook: Any) -> bool:
+    """Returns whether a hook of accelerate, or one of those that it runs in a row, brings weights."""
+    return any(_offloads(inner) for inner in getattr(hook, "hooks", ())) or bool(getattr(hook, "offload", False))
+
+
+def _needs_a_gpu(device: Device) -> list[str]:
+    return [
+        f"{reason}, where weights are in that memory already; memory=group_offload takes them to disk"
+        for reason in device.needs_cuda("offloading to the host's memory")
+    ]
+
+
+def _upcast(ctx: Context) -> list[str]:
+    """Returns the conflict, if any, with diffusers' own cast of SDXL's VAE to float32, which offloaded weights miss."""
+    precision = ctx.chosen.get("precision")
+    casts = type(precision) is Precision and precision.weights == "float16"
+    upcast = is_sdxl(ctx.model) and (part_config(ctx.model, "vae") or {}).get("force_upcast")
+    if not casts or not upcast or "memory.tiny_vae" in ctx.chosen:
+        return []
+    found = "diffusers casts this model's VAE to float32 in each call, which weights that wait elsewhere do not follow"
+    return [f"{found}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]
+
+
+def _finding(pipe: "DiffusionPipeline", trace: Trace, hooked: bool, what: str, facts: dict[str, Any]) -> Finding:
+    """Judges weights that wait in memory: between calls none is on the device, and yet the call ran there."""
+    device = device_of(pipe)
+    ran = pipe._execution_device.type == device.type and (device.type != "cuda" or bool(trace.kernels))
+    resting = sum(_size(network, device.type) for network in networks_of(pipe).values())
+    summary = f"{what}; {resting / 2**30:.2f} GiB of weights on {device.type} between calls"
+    return Finding(hooked and ran and not resting, summary, facts | {"resting_on_device_gib": resting / 2**30})
+
+
+def _size(network: torch.nn.Module, device: str | None = None) -> int:
+    """Returns the bytes of a network's parameters, or of those on one type of device."""
+    return sum(p.numel() * p.element_size() for p in network.parameters() if device in (None, p.device.type))
+
+
+def _folder_for(pipe: "DiffusionPipeline") -> Path:
+    """Returns a new folder for the weights of a pipeline, which goes with it."""
+    folder = tempfile.mkdtemp(prefix="sdopt-offload-")
+    weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _groups(network: torch.nn.Module) -> list[Any]:
+    """Returns the groups in which diffusers brings a network's layers, each once."""
+    hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
+    return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
+
+
+def _count_onloads(groups: Iterable[Any]) -> Counter[int]:
+    """Counts how often each group is brought, by its number."""
+    brought: Counter[int] = Counter()
+
+    def counted(number: int, onload: Callable[[], None]) -> Callable[[], None]:
+        def bring() -> None:
+            brought[number] += 1
+            onload()
+
+        return bring
+
+    for number, group in enumerate(groups):
+        group.onload_ = counted(number, group.onload_)
+    return brought

@@ -1,0 +1,196 @@
+"""precision: weights of the denoiser in 8 bits, by the libraries that quantize them."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
+from sdopt.schema import bounded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_PRODUCTS = {
+    "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+    "float8_e4m3fn": ("aten::_scaled_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
+}
+"""Operators that multiply 8-bit numbers: PyTorch's, and SDNQ's own on a GPU."""
+
+
+@dataclass(frozen=True)
+class Quantized(Optimization):
+    """The base class of options that store weights of the denoiser in 8 bits; all others are in another type."""
+
+    stage: ClassVar[Stage] = Stage.QUANTIZE
+    package: ClassVar[str]
+
+    weights: str = bounded("int8", choices=("int8", "float8_e4m3fn"))
+    """The type of the quantized weights."""
+    others: str = bounded("bfloat16", choices=("float32", "float16", "bfloat16"))
+    """The type of all other weights and of what layers take and give."""
+    activations: bool = True
+    """Whether layers quantize what they take too and multiply in 8 bits; if not, weights are expanded for each use."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.LOSSY
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({"memory", "latency"}) if self.activations else frozenset({"memory"})
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = []
+        if find_spec(self.package) is None:
+            found.append(f"needs the package {self.package}: pip install 'sdopt[{self.package}]'")
+        if self.activations and (ctx.device.is_cuda or self.weights != "int8"):
+            lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
+            found += [f"{reason}; precision.activations=false only stores weights so" for reason in lacking]
+        if self.others == "bfloat16" and ctx.device.is_cuda:
+            found += [f"{reason}; choose precision.others=float16" for reason in missing(ctx.device, BFLOAT16)]
+        if "memory.layerwise_casting" in ctx.chosen:
+            found.append("layerwise_casting would cast the quantized weights: choose one of them")
+        if getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled":
+            found.append("quantized weights take no gradient: choose grad_mode=no_grad")
+        return found
+
+    @override
+    def load_kwargs(self) -> dict[str, Any]:
+        return {"dtype": getattr(torch, self.others)}
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        kinds = {name: type(layer).__name__ for name, layer in denoiser.named_modules()}
+        self._quantize(denoiser)
+
+        def names() -> set[str]:
+            network = unwrapped(denoiser_of(pipe))
+            return {name for name, layer in network.named_modules() if self._is_quantized(layer)}
+
+        wanted = names()
+
+        def proof(trace: Trace) -> Finding:
+            network, done = unwrapped(denoiser_of(pipe)), names()
+            quantized = Counter(kinds[name] for name in done)
+            weighted = {id(layer) for layer in layers_with_weights(network)}
+            left = Counter(
+                kinds[name]
+                for name, layer in network.named_modules()
+                if name not in done and id(layer) in weighted and kinds.get(name) in ("Linear", "Conv2d")
+            )
+            ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
+            compiled = network is not denoiser_of(pipe)
+            # Compiled products may be kernels without an operator: then what is stored decides.
+            multiplied = bool(ran) == self.activations or compiled
+            shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
+            shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
+            products = ", ".join(f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items())
+            products = products or "no product in 8 bits"
+            facts = {
+                "quantized": quantized,
+                "left_alone": left,
+                "products": dict(trace.denoiser.product_dtypes),
+                "kernels": ran,
+                "arithmetic": sorted(trace.denoiser.product_dtypes)
+                or [self.weights if self.activations else self.others],
+            }
+            summary = f"{', '.join(shown)} layers in {self.weights}; {products}"
+            return Finding(bool(wanted) and done == wanted and multiplied, summary, facts)
+
+        return proof
+
+    def _quantize(self, denoiser: Any) -> None:
+        """Replaces weights of the denoiser, or the layers that hold them."""
+        raise NotImplementedError
+
+    def _is_quantized(self, layer: torch.nn.Module) -> bool:
+        """Returns whether a layer's own weights are quantized."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TorchAo(Quantized):
+    """Quantizes linear layers with TorchAO, one scale for each row; convolutions keep their type.
+
+    Layers that embed the time step keep theirs too: they take fewer rows than a product of 8-bit numbers needs.
+    """
+
+    package: ClassVar[str] = "torchao"
+
+    @override
+    def _quantize(self, denoiser: Any) -> None:
+        from torchao import quantization
+        from torchao.quantization import PerRow
+
+        if self.weights == "int8":
+            activated, alone = quantization.Int8DynamicActivationInt8WeightConfig, quantization.Int8WeightOnlyConfig
+            config = activated(version=2) if self.activations else alone(version=2)
+        elif self.activations:
+            config = quantization.Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
+        else:
+            config = quantization.Float8WeightOnlyConfig()
+        quantization.quantize_(denoiser, config, filter_fn=_takes_many_rows)
+
+    @override
+    def _is_quantized(self, layer: torch.nn.Module) -> bool:
+        from torchao.utils import TorchAOBaseTensor
+
+        return isinstance(getattr(layer, "weight", None), TorchAOBaseTensor)
+
+
+def _takes_many_rows(layer: torch.nn.Module, name: str) -> bool:
+    few = ("time_embedding", "time_emb_proj", "add_embedding")
+    return isinstance(layer, torch.nn.Linear) and not any(part in name for part in few)
+
+
+@dataclass(frozen=True)
+class Sdnq(Quantized):
+    """Quantizes linear layers and convolutions with SDNQ, one scale for each output channel.
+
+    Small layers keep their type: those of fewer than 32 channels or 16,384 weights, by SDNQ's own choice. SDNQ does not
+    compile layers by itself here: `compiler=inductor` compiles them with the rest of the denoiser.
+    """
+
+    package: ClassVar[str] = "sdnq"
+
+    convolutions: bool = True
+    """Whether convolutions are quantized as well as linear layers."""
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.convolutions and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
+            found.append("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
+        return found
+
+    @override
+    def _quantize(self, denoiser: Any) -> None:
+        # Read when SDNQ is imported. What is compiled, and by what, is for the axis `compiler` to say.
+        os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
+        from sdnq import sdnq_post_load_quant
+
+        sdnq_post_load_quant(
+            denoiser,
+            weights_dtype=self.weights,
+            group_size=-1,
+            quant_conv=self.convolutions,
+            use_quantized_matmul=self.activations,
+            use_quantized_matmul_conv=self.activations and self.convolutions,
+            torch_dtype=getattr(torch, self.others),
+        )
+
+    @override
+    def _is_quantized(self, layer: torch.nn.Module) -> bool:
+        return hasattr(layer, "sdnq_dequantizer")

@@ -1,0 +1,279 @@
+"""Prepares the processes of a session: loading, first calls, warm-up, memory; falls back to blocks if need be."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sdopt.hardware.cards import CUDA_CONTEXT_GIB
+from sdopt.hardware.device import Device
+from sdopt.hardware.probe import host_memory_gib
+from sdopt.results.records import Memory, Schedule
+from sdopt.study.state import StudyRun, VariantProcess
+from sdopt.study.status import append_reason
+from sdopt.worker.process import answers_of
+from sdopt.worker.protocol import TimedCall, WorkerError
+from sdopt.worker.session import PipelineHost
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Starved = list[tuple[VariantProcess, str]]
+"""Processes that ran out of memory beside others, each with what is known of it."""
+
+_SIDE_BY_SIDE = 2
+"""So many processes work at once on a CPU where nothing is timed: a single one leaves a part of it idle."""
+
+
+def solo_pass(run: StudyRun) -> None:
+    """Brings each process to its steady state, and measures its memory.
+
+    The first process of each variant is loaded, and called for the first time, while no other works. Warm-up calls, and
+    all calls of further processes, are made two at a time on a CPU if memory allows it.
+
+    Blocks are chosen if the processes do not fit in memory together. A variant that runs out of memory beside others is
+    tried alone first: if it runs out alone too, it has failed, and the others stay interleaved.
+    """
+    budget_gib = memory_budget_gib(run.machine.device, run.protocol.memory_fraction)
+    starved: Starved = []
+    waiting = list(run.processes)
+    while waiting := [process for process in waiting if process.active]:
+        group = _next_group(run, waiting, budget_gib)
+        waiting = waiting[len(group) :]
+        starved += _prepare(run, group)
+        if not run.interleaved:
+            run.stop_all()
+        run.checkpoint()
+    if starved:
+        _try_alone(run, starved)
+
+
+def _next_group(
+    run: StudyRun, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]
+) -> Sequence[VariantProcess]:
+    """Returns the processes to prepare at once; turns to blocks where not even one more would fit in memory."""
+    living = [other.footprint_gib for other in run.living]
+    if run.interleaved and run.protocol.schedule == "auto":
+        too_much = excess(living, budget_gib)
+        if too_much is not None:
+            use_blocks(run, too_much)
+    # What the first one needs tells what the others may need.
+    if not run.interleaved or not living or excess(living, budget_gib, _SIDE_BY_SIDE) is not None:
+        return waiting[:1]
+    return waiting[: side_by_side(run)]
+
+
+def side_by_side(run: StudyRun) -> int:
+    """Returns how many processes may work at once where nothing is timed: one on a GPU, which they would share."""
+    return 1 if run.machine.device.is_cuda else _SIDE_BY_SIDE
+
+
+def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
+    """Starts the workers of a group, and calls each until it is warm; returns those that starved."""
+    starved: Starved = []
+    # What a variant reports of its start is that of its first process, which has the machine for itself then.
+    for part in [[process] for process in group if process.first] + [[p for p in group if not p.first]]:
+        starved += _start(run, part)
+    # Without a warm-up, memory is that of the first call.
+    for left in reversed(range(run.protocol.warmup)):
+        calls, missing = ask_group(run, group, "warm-up", PipelineHost.time_once, memory=not left)
+        starved += missing
+        for process, call in calls:
+            process.measurement.warmup_s.append(call.seconds)
+            _note_call(run, process, call)
+    return starved
+
+
+def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
+    """Starts workers, loads their pipelines and calls each for the first time; returns those that starved."""
+    starved: Starved = []
+    for process in part:
+        try:
+            run.start(process)
+        except WorkerError as error:
+            starved += _noted(run, process, error)
+    loaded, some = ask_group(run, part, "loading", PipelineHost.prepare)
+    calls, more = ask_group(run, part, "cold start", PipelineHost.time_once, memory=not run.protocol.warmup)
+    reports, most = ask_group(run, part, "cold start", PipelineHost.compile_report)
+    for process, load_s in loaded:
+        run.progress.advance()
+        if process.first:
+            process.measurement.load_s = load_s
+    for process, call in calls:
+        _note_call(run, process, call)
+        if process.first:
+            process.measurement.cold_start_s = call.seconds
+    for process, compiled in reports:
+        process.graphs = compiled.graphs
+        if process.first and compiled.graphs:
+            process.measurement.compile_s = compiled.seconds
+    return [*starved, *some, *more, *most]
+
+
+def _note_call(run: StudyRun, process: VariantProcess, call: TimedCall) -> None:
+    run.progress.advance()
+    if call.memory is not None:
+        process.measurement.memory = call.memory
+        process.footprint_gib = footprint_gib(call.memory)
+
+
+def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
+    """Brings a fresh worker of a process that was measured before to its steady state. Raises WorkerError."""
+    run.start(process)
+    run.progress.phase(process.row.name, "loading")
+    process.worker.prepare()
+    run.progress.advance()
+    for number in range(1 + run.protocol.warmup):
+        run.progress.phase(process.row.name, "warm-up")
+        process.worker.time_once()
+        if number == 0:
+            process.graphs = process.worker.compile_report().graphs
+        run.progress.advance()
+
+
+def ask_group(
+    run: StudyRun,
+    group: Sequence[VariantProcess],
+    phase: str,
+    request: Callable[Concatenate[PipelineHost, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> tuple[list[tuple[VariantProcess, T]], Starved]:
+    """Asks those workers of a group that live for the same at once.
+
+    Returns:
+        the answers, and the processes that starved. A process that failed in another way fails its variant.
+    """
+    asked = living(group)
+    run.progress.phase(", ".join(dict.fromkeys(process.row.name for process in asked)), phase)
+    found = answers_of([partial(process.worker.begin, request, *args, **kwargs) for process in asked])
+    return sort_out(run, asked, found)
+
+
+def living(group: Sequence[VariantProcess]) -> list[VariantProcess]:
+    """Returns the processes of a group that have a worker, and whose variant has not failed."""
+    return [process for process in group if process.active and process.running is not None]
+
+
+def sort_out(
+    run: StudyRun, asked: Sequence[VariantProcess], answers: Sequence[T | WorkerError]
+) -> tuple[list[tuple[VariantProcess, T]], Starved]:
+    """Returns the answers of workers, and those that starved; any other error fails its variant."""
+    good: list[tuple[VariantProcess, T]] = []
+    starved: Starved = []
+    for process, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, WorkerError):
+            starved += _noted(run, process, answer)
+        else:
+            good.append((process, answer))
+    return good, starved
+
+
+# ---------------------------------------------------------------------------------------------- what fails, or starves
+
+
+def attempt(run: StudyRun, process: VariantProcess, work: Callable[[StudyRun, VariantProcess], None]) -> str | None:
+    """Runs the work of one process, and ends its worker afterwards if the schedule is blocks.
+
+    Returns:
+        what is known of it, if the worker ran out of memory beside others: then it is ended, and to be tried alone.
+        Any other error fails the variant.
+    """
+    try:
+        work(run, process)
+    except WorkerError as error:
+        return starvation(run, process, error)
+    finally:
+        if not run.interleaved:
+            process.stop()
+        run.checkpoint()
+    return None
+
+
+def starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> str | None:
+    """Ends a worker that ran out of memory beside others, and returns that as a reason; fails it for another error."""
+    others = len([other for other in run.living if other is not process])
+    if (
+        error.starved
+        and others
+        and run.protocol.schedule == "auto"
+        and run.interleaved
+        # A card that is emulated is each worker's own: others take nothing of it.
+        and not process.variant.hardware.emulate_memory
+    ):
+        process.kill()
+        return f"'{process.row.name}' failed beside {others} others, perhaps for lack of memory ({error.reason})"
+    run.fail(process, error)
+    if error.starved and others:
+        advice = f"{others} other processes were in memory: try protocol.schedule=blocks"
+        process.row.reason = append_reason(process.row, advice)
+    return None
+
+
+def _noted(run: StudyRun, process: VariantProcess, error: WorkerError) -> Starved:
+    reason = starvation(run, process, error)
+    return [] if reason is None else [(process, reason)]
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yields items in groups of a size; the last may be smaller. From Python 3.12 on it is in itertools."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _try_alone(run: StudyRun, starved: Starved) -> None:
+    """Prepares starved processes again, each alone; then starts the others again, or turns to blocks."""
+    run.stop_all()
+    for process, _ in starved:
+        if process.active:
+            _prepare(run, [process])
+            process.stop()
+            run.checkpoint()
+    if not run.interleaved:
+        return
+    fitting = [reason for process, reason in starved if process.active]
+    if fitting:
+        use_blocks(run, fitting[0])
+        return
+    survivors = [process for process in run.processes if process.active]
+    run.progress.more(len(survivors) * (2 + run.protocol.warmup))
+    for process in survivors:
+        reason = attempt(run, process, warm_up_again)
+        if reason is not None:
+            use_blocks(run, reason)
+            return
+
+
+def use_blocks(run: StudyRun, reason: str) -> None:
+    """Measures one process at a time from now on."""
+    run.set_schedule(Schedule("blocks", reason))
+    run.stop_all()
+
+
+# --------------------------------------------------------------------------------------------------- what fits together
+
+
+def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
+    """Returns the GiB that all processes may fill together, of each memory that may run out."""
+    free = {"host": device.memory_free_gib}
+    if device.is_cuda:
+        free = {"host": host_memory_gib()[1], "device": device.memory_free_gib}
+    return {kind: gib * fraction for kind, gib in free.items()}
+
+
+def footprint_gib(memory: Memory) -> dict[str, float]:
+    """Returns what an idle worker keeps, and a running one needs, of each memory that may run out."""
+    # A sandbox may not tell the peak.
+    host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
+    if memory.cuda_peak_reserved_gib is None:
+        return {"host": host}
+    on_card = memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
+    return {"host": host, "device": on_card}
+
+
+def excess(footprints_gib: Sequence[dict[str, float]], budget_gib: dict[str, float], more: int = 1) -> str | None:
+    """Returns why no `more` processes as large as the largest would fit beside those that live; None if they would."""
+    for kind, budget in budget_gib.items():
+        needs = [footprint.get(kind, 0.0) for footprint in footprints_gib]
+        if needs and sum(needs) + more * max(needs) > budget:
+            return f"{len(needs) + more} processes of {max(needs):.2f} GiB exceed {budget:.2f} GiB of {kind} memory"
+    return None

@@ -1,0 +1,220 @@
+"""Weights that wait elsewhere: on a CPU they wait on disk; what moves them to a GPU runs here with a CPU for one."""
+
+from pathlib import Path
+
+import accelerate
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.hooks import HookRegistry
+
+from sdopt.hardware.device import Device
+from sdopt.optimizations import Contract
+from sdopt.optimizations.offload import Offload
+from sdopt.pipelines.parts import hook_of
+from sdopt.results.records import Evidence
+from sdopt.worker.draws import timed_draw
+from sdopt.worker.session import PipelineHost
+from tests.conftest import CPU, Compose, Load
+from tests.pipelines.test_models import small_xl  # noqa: F401
+
+GPU = Device("cuda", name="a GPU", capability=(8, 0), memory_total_gib=80.0, memory_free_gib=80.0)
+OPTIONS = ("model_offload", "sequential_offload", "group_offload")
+
+
+def pipeline(session: PipelineHost) -> DiffusionPipeline:
+    return session._pipe
+
+
+def evidence(session: PipelineHost) -> Evidence:
+    [found] = [item for item in session.prove() if item.axis.endswith("offload")]
+    return found
+
+
+def image(session: PipelineHost, folder: Path) -> np.ndarray:
+    session.generate(0, timed_draw(session._variant), folder)
+    from safetensors.torch import load_file
+
+    found: np.ndarray = load_file(folder / "latents.safetensors")["latents"].numpy()
+    return found
+
+
+@pytest.fixture
+def cpu_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate makes no parameter of a tensor that it moves to `cpu:0`, as diffusers calls the one device."""
+    offload = accelerate.cpu_offload
+    monkeypatch.setattr(
+        accelerate, "cpu_offload", lambda network, _device, **given: offload(network, torch.device("cpu"), **given)
+    )
+
+
+class TestConflicts:
+    @pytest.mark.parametrize("option", ["model_offload", "sequential_offload"])
+    def test_the_hosts_memory_is_the_devices(self, variant: Compose, option: str) -> None:
+        [found] = variant(f"memory={option}").conflicts(CPU)
+        assert f"memory={option}: offloading to the host's memory needs a CUDA device" in found
+        assert found.endswith("memory=group_offload takes them to disk")
+        assert variant(f"memory={option}").conflicts(GPU) == []
+
+    def test_groups_wait_on_disk_for_a_cpu(self, variant: Compose) -> None:
+        assert variant("memory=group_offload").conflicts(CPU) == []
+        assert variant("memory=group_offload").conflicts(GPU) == []
+        [found] = variant("memory=group_offload", "memory.group_offload.wait_in=memory").conflicts(CPU)
+        assert found.endswith("choose wait_in=disk")
+        [found] = variant("memory=group_offload", "memory.group_offload.use_stream=true").conflicts(CPU)
+        assert found.endswith("use_stream=true: needs a CUDA device")
+
+    def test_one_way_at_a_time(self, variant: Compose) -> None:
+        found = variant("memory=[model_offload,group_offload]").conflicts(GPU)
+        assert found == [
+            "memory=model_offload: offloads what memory.group_offload offloads: choose one of them",
+            "memory=group_offload: offloads what memory.model_offload offloads: choose one of them",
+        ]
+
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_nothing_is_compiled_around_the_hooks(
+        self, variant: Compose, option: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        [found] = variant(f"memory={option}", "compiler=inductor").conflicts(GPU)
+        assert found.endswith("its hooks move weights within what would be compiled: choose compiler=eager")
+
+    def test_streams_follow_an_order_that_tiles_change(self, variant: Compose) -> None:
+        options = ("memory=[group_offload,vae_tiling]", "workload.size=96")
+        [found] = variant(*options).conflicts(GPU)
+        assert found.endswith("set memory.group_offload.use_stream=false")
+        assert variant(*options, "memory.group_offload.use_stream=false").conflicts(GPU) == []
+        assert variant(*options).conflicts(CPU) == []
+
+    def test_what_safetensors_cannot_store(self, variant: Compose) -> None:
+        [found] = variant("memory=group_offload", "layout=channels_last").conflicts(CPU)
+        assert found.endswith("safetensors stores weights in one layout on disk: choose layout=contiguous")
+        assert variant("memory=group_offload", "layout=channels_last").conflicts(GPU) == []
+        found = "; ".join(variant("memory=group_offload", "precision=int8_torchao").conflicts(CPU))
+        assert "memory=group_offload: safetensors cannot store what TorchAO quantizes" in found
+
+    @pytest.mark.parametrize(
+        ("precision", "fits"), [("fp16", False), ("fp16_vae_fp32", True), ("fp16_vae_fix", True), ("bf16", True)]
+    )
+    def test_a_vae_that_diffusers_casts_in_each_call(self, variant: Compose, precision: str, fits: bool) -> None:
+        model = ("model=sdxl", "model.weights=random", f"precision={precision}")
+        for option in ("sequential_offload", "group_offload"):
+            found = variant(*model, f"memory={option}").conflicts(GPU)
+            assert found == [] if fits else "choose precision=fp16_vae_fp32, fp16_vae_fix or bf16" in found[0]
+        assert variant(*model, "memory=model_offload").conflicts(GPU) == []
+
+
+def test_all_promise_the_same_bits_for_less_memory(variant: Compose) -> None:
+    for name in OPTIONS:
+        option = variant(f"memory={name}").optimizations[f"memory.{name}"]
+        assert isinstance(option, Offload)
+        assert option.contract is Contract.EXACT
+        assert option.claims == {"memory"}
+
+
+class TestGroups:
+    """From disk, on a CPU."""
+
+    @pytest.mark.parametrize("kind", ["leaf_level", "block_level"])
+    def test_are_brought_from_disk_and_draw_the_same(self, session: Load, tmp_path: Path, kind: str) -> None:
+        loaded = session("memory=group_offload", f"memory.group_offload.offload_type={kind}")
+        found = evidence(loaded)
+        assert found.engaged, found
+        assert found.facts["brought"] > 10
+        assert found.facts["on_disk_gib"] > 0.03
+        assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(session(), tmp_path / "plain"))
+
+    def test_of_two_networks_with_the_same_names(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
+        model = ("model=folder", f"model.path={small_xl}", "model.size=64")
+        loaded = session(*model, "memory=group_offload")
+        assert evidence(loaded).engaged
+        assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(session(*model), tmp_path / "plain"))
+
+    def test_whose_hooks_were_taken_off(self, session: Load) -> None:
+        loaded = session("memory=group_offload")
+        vae = pipeline(loaded).vae
+        registry = HookRegistry.check_if_exists_or_initialize(vae)
+        for layer in vae.modules():
+            if (hook := hook_of(layer, "group_offloading")) is not None:
+                hook.group.onload_()
+        registry.remove_hook("group_offloading", recurse=True)
+        assert not evidence(loaded).engaged
+
+    def test_files_go_with_the_pipeline(self, session: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        loaded = session("memory=group_offload")
+        assert len(list(tmp_path.rglob("*.safetensors"))) > 100
+        import gc
+
+        del loaded
+        gc.collect()
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("others", [["tiny_vae"], ["layerwise_casting", "precomputed_embeddings"], ["vae_tiling"]])
+    def test_combine(self, session: Load, others: list[str]) -> None:
+        loaded = session(f"memory=[group_offload,{','.join(others)}]", "workload.size=96")
+        for item in loaded.prove():
+            assert item.engaged, item
+
+
+class TestSequential:
+    @pytest.mark.parametrize(
+        "others",
+        [
+            [],
+            ["memory=[sequential_offload,layerwise_casting,precomputed_embeddings,tiny_vae]"],
+            ["precision=fp16_vae_fp32", "layout=channels_last"],
+            ["precision=autocast_fp16", "attention=sliced", "grad_mode=inference_mode"],
+        ],
+    )
+    def test_brings_every_layer(self, session: Load, cpu_for_a_gpu: None, others: list[str]) -> None:
+        loaded = session("memory=sequential_offload", *others)
+        for item in loaded.prove():
+            assert item.engaged, item
+        assert evidence(loaded).facts["resting_on_device_gib"] == 0
+
+    def test_draws_the_same(self, session: Load, cpu_for_a_gpu: None, tmp_path: Path) -> None:
+        drawn = image(session("memory=sequential_offload"), tmp_path / "offloaded")
+        assert np.array_equal(drawn, image(session(), tmp_path / "plain"))
+
+    def test_that_was_taken_away(self, session: Load, cpu_for_a_gpu: None) -> None:
+        loaded = session("memory=sequential_offload")
+        pipeline(loaded).remove_all_hooks()
+        accelerate.hooks.remove_hook_from_module(pipeline(loaded).vae, recurse=True)
+        found = evidence(loaded)
+        assert not found.engaged
+        assert found.facts["resting_on_device_gib"] > 0
+
+
+class TestModels:
+    def test_take_turns_and_draw_the_same(self, session: Load, tmp_path: Path) -> None:
+        loaded = session("memory=model_offload")
+        assert evidence(loaded).facts["hooked"] == 3
+        assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(session(), tmp_path / "plain"))
+
+    def test_that_rest_where_they_compute_save_nothing(self, session: Load) -> None:
+        """On a CPU, where the conflict was passed by."""
+        found = evidence(session("memory=model_offload"))
+        assert not found.engaged
+        assert "0.03 GiB of weights on cpu between calls" in found.summary
+
+    def test_forget_text_encoders_that_were_freed(self, session: Load) -> None:
+        loaded = session("memory=[model_offload,precomputed_embeddings]")
+        assert {hook.model for hook in pipeline(loaded)._all_hooks} == {pipeline(loaded).unet, pipeline(loaded).vae}
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_weights_wait_on_the_host(self, session: Load, tmp_path: Path, option: str) -> None:
+        from sdopt.hardware.probe import probe_device
+
+        device = probe_device("cuda")
+        loaded = session(f"memory={option}", device=device)
+        found = evidence(loaded)
+        assert found.engaged, found
+        plain = session(device=device)
+        assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(plain, tmp_path / "plain"))
+        memories = [each.time_once(memory=True).memory for each in (loaded, plain)]
+        peaks = [memory.cuda_peak_allocated_gib if memory else None for memory in memories]
+        assert 0 < (peaks[0] or 0) < (peaks[1] or 0)

@@ -1,0 +1,148 @@
+"""Weights in 8 bits: what is quantized and what is left alone, and by which products it shows."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace
+from sdopt.optimizations import Contract, quantization
+from sdopt.results.records import Evidence
+from sdopt.worker.session import PipelineHost
+from tests.conftest import CPU, Compose, Load
+
+PACKAGES = ("torchao", "sdnq")
+OPTIONS = [pytest.param(kind, marks=pytest.mark.skipif(find_spec(kind) is None, reason=kind)) for kind in PACKAGES]
+
+
+def card(major: int, minor: int) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), memory_total_gib=80.0, memory_free_gib=80.0)
+
+
+def evidence(session: PipelineHost) -> Evidence:
+    [found] = [item for item in session.prove() if item.axis == "precision"]
+    return found
+
+
+class TestConflicts:
+    @pytest.fixture(autouse=True)
+    def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quantization, "find_spec", lambda name: object())
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_name_the_extra_that_is_missing(
+        self, variant: Compose, package: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+        [found] = variant(f"precision=int8_{package}").conflicts(CPU)
+        assert found == f"precision=int8_{package}: needs the package {package}: pip install 'sdopt[{package}]'"
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_say_what_a_device_cannot_multiply(self, variant: Compose, package: str) -> None:
+        def conflicts(option: str, device: Device, *more: str) -> list[str]:
+            return variant(f"precision={option}_{package}", *more).conflicts(device)
+
+        assert conflicts("int8", CPU) == conflicts("int8", card(8, 0)) == conflicts("fp8", card(8, 9)) == []
+        [found] = conflicts("fp8", CPU)
+        assert "float8 arithmetic needs a CUDA device" in found
+        assert found.endswith("precision.activations=false only stores weights so")
+        assert conflicts("fp8", CPU, "precision.activations=false") == []
+        assert "needs compute capability 8.9" in conflicts("fp8", card(8, 0))[0]
+        assert len(conflicts("int8", card(7, 0))) == 2, "8-bit products, and bfloat16"
+        assert conflicts("int8", card(7, 5), "precision.others=float16") == []
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_with_other_choices(self, variant: Compose, package: str) -> None:
+        [found] = variant(f"precision=int8_{package}", "memory=layerwise_casting").conflicts(CPU)
+        assert "layerwise_casting would cast the quantized weights" in found
+        [found] = variant(f"precision=int8_{package}", "grad_mode=enabled").conflicts(CPU)
+        assert found.endswith("quantized weights take no gradient: choose grad_mode=no_grad")
+
+    def test_convolutions_that_are_matrices_have_no_layout(self, variant: Compose) -> None:
+        chosen = ("precision=int8_sdnq", "layout=channels_last")
+        [found] = variant(*chosen).conflicts(CPU)
+        assert found.endswith("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
+        assert variant(*chosen, "precision.convolutions=false").conflicts(CPU) == []
+        assert variant("precision=int8_torchao", "layout=channels_last").conflicts(CPU) == []
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_it_is_for_memory_and_where_products_are_in_8_bits_for_latency(
+        self, variant: Compose, package: str
+    ) -> None:
+        whole = variant(f"precision=int8_{package}").optimizations["precision"]
+        stored = variant(f"precision=int8_{package}", "precision.activations=false").optimizations["precision"]
+        assert whole.contract is stored.contract is Contract.LOSSY
+        assert whole.claims == {"latency", "memory"}
+        assert stored.claims == {"memory"}
+
+
+class TestProof:
+    @pytest.mark.parametrize("package", OPTIONS)
+    def test_counts_layers_and_products(self, session: Load, package: str) -> None:
+        found = evidence(session(f"precision=int8_{package}"))
+        assert found.engaged, found
+        quantized, left = found.facts["quantized"], found.facts["left_alone"]
+        assert quantized["Linear"] + left["Linear"] == 80
+        assert quantized.get("Conv2d", 0) + left["Conv2d"] == 39
+        assert (quantized.get("Conv2d", 0) > 20) == (package == "sdnq")
+        assert found.facts["kernels"]["aten::_int_mm"] >= quantized["Linear"]
+        assert "int8" in found.facts["arithmetic"]
+        assert f"{quantized['Linear']} of 80 Linear" in found.summary
+
+    @pytest.mark.parametrize("kind", ["int8", "fp8"])
+    @pytest.mark.parametrize("package", OPTIONS)
+    def test_of_weights_alone(self, session: Load, package: str, kind: str) -> None:
+        found = evidence(session(f"precision={kind}_{package}", "precision.activations=false"))
+        assert found.engaged, found
+        assert found.facts["arithmetic"] == ["bfloat16"]
+        assert not any(found.facts["kernels"].values())
+
+    @pytest.mark.parametrize("package", OPTIONS)
+    def test_of_a_layer_that_was_put_back(self, session: Load, package: str) -> None:
+        loaded = session(f"precision=int8_{package}")
+        unet = loaded._pipe.unet
+        attention = unet.mid_block.attentions[0].transformer_blocks[0].attn1
+        before = attention.to_q
+        attention.to_q = torch.nn.Linear(before.in_features, before.out_features, bias=False, dtype=torch.bfloat16)
+        assert not evidence(loaded).engaged
+
+    @pytest.mark.parametrize("package", OPTIONS)
+    def test_of_products_that_did_not_run(self, session: Load, package: str) -> None:
+        """Weights are stored in 8 bits, and yet every product ran in another type."""
+        loaded = session(f"precision=int8_{package}")
+        trace = Trace()
+        trace.denoiser.product_dtypes["bfloat16"] = 100
+        assert not loaded._proofs["precision"](trace).engaged
+
+    @pytest.mark.parametrize("package", OPTIONS)
+    def test_of_products_that_should_not_have_run(self, session: Load, package: str) -> None:
+        loaded = session(f"precision=int8_{package}", "precision.activations=false")
+        trace = Trace()
+        trace.denoiser.operators["aten::_int_mm"] = 2
+        assert not loaded._proofs["precision"](trace).engaged
+
+    @pytest.mark.parametrize(
+        ("package", "others"),
+        [
+            ("torchao", ["layout=channels_last", "memory=[tiny_vae,precomputed_embeddings]"]),
+            ("torchao", ["attention=math", "grad_mode=inference_mode"]),
+            ("sdnq", ["memory=[group_offload,precomputed_embeddings]", "attention=sliced"]),
+            ("sdnq", ["precision.convolutions=false", "layout=channels_last"]),
+        ],
+    )
+    def test_beside_other_options(self, session: Load, package: str, others: list[str]) -> None:
+        pytest.importorskip(package)
+        for item in session(f"precision=int8_{package}", *others).prove():
+            assert item.engaged, item
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    @pytest.mark.parametrize("kind", ["int8", "fp8"])
+    @pytest.mark.parametrize("package", OPTIONS)
+    def test_products_run_in_8_bits(self, session: Load, package: str, kind: str) -> None:
+        from sdopt.hardware.probe import probe_device
+
+        found = evidence(session(f"precision={kind}_{package}", device=probe_device("cuda")))
+        assert found.engaged, found
