@@ -69,6 +69,9 @@ class Scheduler:
     """Name of a scheduler class of diffusers."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the class that replace those of the model's own scheduler."""
+    distilled: bool = False
+    """Whether it is made for a model that was distilled to a few steps: without a LoRA that does so it then is a
+    conflict. Set it to false for a model that is distilled itself."""
 
 
 @dataclass(frozen=True)

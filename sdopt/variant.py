@@ -7,6 +7,7 @@ from pathlib import Path
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
+from sdopt.optimizations.lora import NoLora
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
@@ -87,4 +88,13 @@ class Variant:
             f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
             for axis, option in self.optimizations.items()
             for reason in [*option.conflicts(ctx), *option.engages(ctx)]
-        ]
+        ] + self._undistilled()
+
+    def _undistilled(self) -> list[str]:
+        """Returns the conflict of a scheduler for few steps with a model that was not distilled to them."""
+        lora = self.optimizations.get("lora")
+        if not self.scheduler.distilled or not isinstance(lora, NoLora | None):
+            return []
+        chosen = as_choice("scheduler", self.choices["scheduler"])
+        way_out = "choose lora=fused with a LoRA that does so, as experiment=lcm_lora, or set scheduler.distilled=false"
+        return [f"{chosen}: is made for a model that was distilled to a few steps: {way_out} if the model itself is"]

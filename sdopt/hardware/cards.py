@@ -26,6 +26,8 @@ TRITON = Feature("Inductor's Triton back end", (7, 0))
 
 MEM_EFFICIENT_ATTENTION = Feature("the mem_efficient kernel", (5, 0))
 
+XFORMERS_ATTENTION = Feature("xFormers' attention", (5, 0))
+
 FLASH_ATTENTION = Feature("the flash kernel", (8, 0))
 
 CUDNN_ATTENTION = Feature("the cudnn kernel", (8, 0))

@@ -1,12 +1,15 @@
 """Floating-point operations of one image, counted without running it."""
 
-from typing import TYPE_CHECKING, Any
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER, VAE_ENCODER
-from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
+from sdopt.pipelines.parts import denoiser_name, denoiser_of, text_encoders_of, unwrapped
 from sdopt.schema import Task, Workload
 
 if TYPE_CHECKING:
@@ -16,8 +19,23 @@ _ENCODED = {"txt2img": 0, "img2img": 1, "inpaint": 2}
 """Pictures that the VAE encodes for one image: the input, and for inpainting the input without the masked part."""
 
 
+class Saving(Protocol):
+    """An option that makes the denoiser leave out operations: `sdopt.optimizations.base.Optimization` describes it."""
+
+    def apply(self, pipe: "DiffusionPipeline") -> Any:
+        """Changes the pipeline's denoiser."""
+
+    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+        """Is entered around each call of the pipeline."""
+
+
 def tflop_per_image(
-    pipe: "DiffusionPipeline", task: Task, workload: Workload, size: int, guidance_scale: float
+    pipe: "DiffusionPipeline",
+    task: Task,
+    workload: Workload,
+    size: int,
+    guidance_scale: float,
+    savings: Sequence[Saving] = (),
 ) -> dict[str, float]:
     """Operations (multiply and add count as two) of one image, in TFLOP, by stage and in `total`.
 
@@ -25,6 +43,9 @@ def tflop_per_image(
     With guidance every step runs the denoiser on two samples, and the text encoders read two prompts, once for all
     images of a prompt; SDXL reads one, and takes zeros for the empty one. Some schedulers run the denoiser more often
     than there are steps, and a task's strength leaves steps out.
+
+    `savings` are applied to a denoiser on the meta device, which then makes all calls of an image; without any, every
+    call is the same and one is counted.
     """
     samples = 2 if guidance_scale > 1 else 1
     denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
@@ -45,11 +66,33 @@ def tflop_per_image(
             TEXT_ENCODER: sum(tflop(encoder, torch.zeros(read, length, dtype=torch.long)) for encoder in fresh_encoders)
             / workload.images_per_prompt,
             VAE_ENCODER: _ENCODED[task.kind] * tflop(fresh_vae.encode, torch.empty(1, 3, size, size)),
-            DENOISER: _denoiser_calls(pipe, task, workload.steps)
-            * tflop(fresh_denoiser, sample, torch.tensor(1), states, **added),
+            DENOISER: _denoiser_tflop(
+                pipe, fresh_denoiser, _denoiser_calls(pipe, task, workload.steps), (sample, states, added), savings
+            ),
             VAE_DECODER: tflop(fresh_vae.decode, torch.empty(1, channels, latent, latent)),
         }
     return counted | {"total": sum(counted.values())}
+
+
+def _denoiser_tflop(
+    pipe: "DiffusionPipeline",
+    denoiser: Any,
+    calls: int,
+    inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
+    savings: Sequence[Saving],
+) -> float:
+    """Operations of all calls of an image; of one, times their number, if nothing makes them differ."""
+    sample, states, added = inputs
+    if not savings:
+        return calls * tflop(denoiser, sample, torch.tensor(1), states, **added)
+    twin = copy.copy(pipe)
+    setattr(twin, denoiser_name(pipe), denoiser)
+    twin._num_timesteps = calls
+    with ExitStack() as stack:
+        for option in savings:
+            option.apply(twin)
+            stack.enter_context(option.context(twin))
+        return sum(tflop(denoiser, sample, torch.tensor(1), states, **added) for _ in range(calls))
 
 
 def _denoiser_calls(pipe: "DiffusionPipeline", task: Task, steps: int) -> int:

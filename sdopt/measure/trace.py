@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
@@ -26,7 +27,7 @@ _DTYPES = {
     "signed char": "int8",
 }
 _PRODUCTS = ("mm", "conv", "linear", "matmul")
-_FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers::")
+_FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers")
 _FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -46,6 +47,10 @@ class StageTrace:
     output_requires_grad: bool | None = None
     autocast_dtype: str | None = None
 
+    batches: Counter[int] = field(default_factory=Counter)
+    """Sizes of the batches that went through convolutions, with their number; not seen in a replayed graph."""
+    ran: Counter[str] = field(default_factory=Counter)
+    """How often each layer without layers of its own ran, by its name in the model; not seen in compiled code."""
     convolutions: int = 0
     channels_last: int = 0
     """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
@@ -64,8 +69,21 @@ class Trace:
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
+    call: Callable[[], Any] | None = None
+    """Makes the traced call again."""
     decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, channels, height, width) of the latents that each call of the VAE's decoder network took."""
+
+    def images(self) -> np.ndarray:
+        """Makes the traced call again; returns its images, of shape (n, height, width, 3) in 0…255."""
+        assert self.call is not None
+        return np.stack([np.asarray(image) for image in self.call().images])
+
+    @property
+    def attention_calls(self) -> int:
+        """How often an attention layer of the denoiser ran; 0 within compiled code, where no layer is seen."""
+        # The last thing in every attention layer of diffusers, whatever computes it.
+        return sum(count for name, count in self.denoiser.ran.items() if name.endswith(".to_out.1"))
 
     @property
     def denoiser(self) -> StageTrace:
@@ -98,7 +116,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         call: makes one call of `pipe`; a few steps are enough.
         cuda: whether device kernels are recorded as well.
     """
-    trace = Trace()
+    trace = Trace(call=call)
     regions: list[torch.profiler.record_function] = []
 
     def enter(stage: str) -> None:
@@ -123,7 +141,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if cuda else [])
     with (
         observed(pipe, enter, leave),
-        _observed_layouts(denoiser_of(pipe), trace.denoiser),
+        _observed_layers(denoiser_of(pipe), trace.denoiser),
         _observed_decoder(pipe.vae, trace.decoder_inputs),
         torch.profiler.profile(activities=activities, record_shapes=True) as profile,
     ):
@@ -136,17 +154,21 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
 
 
 @contextmanager
-def _observed_layouts(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
-    """Counts convolutions by the layout of their outputs; not within a compiled model, which hooks would recompile."""
+def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
+    """Counts layers that run, and convolutions by layout; not within a compiled model, which hooks would recompile."""
 
-    def note(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-        if output.shape[1] > 1 and output.shape[2] > 1:
+    def note(name: str, layer: torch.nn.Module, output: Any) -> None:
+        seen.ran[name] += 1
+        if isinstance(layer, torch.nn.Conv2d) and output.shape[1] > 1 and output.shape[2] > 1:
             seen.convolutions += 1
             seen.channels_last += output.is_contiguous(memory_format=torch.channels_last)
 
     compiled = hasattr(denoiser, "_orig_mod")
-    layers = [] if compiled else [m for m in denoiser.modules() if isinstance(m, torch.nn.Conv2d)]
-    handles = [layer.register_forward_hook(note) for layer in layers]
+    layers = [] if compiled else [(name, layer) for name, layer in denoiser.named_modules() if not [*layer.children()]]
+    handles = [
+        layer.register_forward_hook(lambda layer, _inputs, output, name=name: note(name, layer, output))
+        for name, layer in layers
+    ]
     try:
         yield
     finally:
@@ -210,11 +232,14 @@ def _count_device_work(
 
 
 def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
-    name = event["name"]
+    """Counts an operator, the type of a product's first input, and the batch of a convolution."""
+    name, inputs = event["name"], event["args"]
     seen.operators[name] += 1
-    types = [_DTYPES[kind] for kind in event["args"].get("Input type", []) if kind in _DTYPES]
+    types = [_DTYPES[kind] for kind in inputs.get("Input type", []) if kind in _DTYPES]
     if types and any(word in name for word in _PRODUCTS):
         seen.product_dtypes[types[0]] += 1
+    if name == "aten::convolution":
+        seen.batches[inputs["Input Dims"][0][0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

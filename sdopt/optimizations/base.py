@@ -22,12 +22,13 @@ class Stage(IntEnum):
     LOAD = 0
     COMPONENTS = 1
     WEIGHTS = 2
-    ATTENTION = 3
-    QUANTIZE = 4
-    LAYOUT = 5
-    OFFLOAD = 6
-    COMPILE = 7
-    CALL = 8
+    CACHING = 3
+    ATTENTION = 4
+    QUANTIZE = 5
+    LAYOUT = 6
+    OFFLOAD = 7
+    COMPILE = 8
+    CALL = 9
 
 
 class Contract(StrEnum):
@@ -78,13 +79,20 @@ class Optimization:
         stage: when it is applied.
         fixed_batch: whether calls of another batch size would be compiled or captured anew. The images of the quality
             pass are then drawn in batches of the workload's size.
+        saves_operations: whether the denoiser leaves out operations, so that they are counted with it applied.
         loads_on_host: whether the pipeline is loaded into the host's memory, from where the option takes its weights
             to the device. A model that is larger than the device's memory can then run on it.
     """
 
     stage: ClassVar[Stage] = Stage.CALL
     fixed_batch: ClassVar[bool] = False
+    saves_operations: ClassVar[bool] = False
     loads_on_host: ClassVar[bool] = False
+
+    @property
+    def traced_calls(self) -> int:
+        """How many calls of the denoiser a trace must hold to show that the option took effect."""
+        return 2
 
     @property
     def claims(self) -> frozenset[str]:

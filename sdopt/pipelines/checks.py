@@ -78,6 +78,12 @@ def require_folder(folder: Path, model: Model) -> None:
     if not (folder / "model_index.json").is_file():
         raise UsageError(f"{at}: holds no model_index.json; save a pipeline there with save_pretrained")
     index = _read_json(folder / "model_index.json", at)
+    if str(index.get("_class_name")).startswith("AltDiffusion"):
+        raise UsageError(
+            f"{at}: is a {index['_class_name']}, which diffusers has deprecated: it no longer finds the text "
+            "encoder that such a folder names, so that none can be loaded; sdopt runs StableDiffusionPipeline and "
+            "StableDiffusionXLPipeline"
+        )
     if index.get("_class_name") not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
         raise UsageError(
             f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "

@@ -92,13 +92,18 @@ def fewest_heads(model: Model) -> int | None:
 
 def head_dimensions(model: Model) -> list[int]:
     """Returns the channels of the UNet's attention heads, each once; none if its configuration is not local."""
+    return sorted(set(head_dimensions_by_level(model).values()))
+
+
+def head_dimensions_by_level(model: Model) -> dict[int, int]:
+    """Returns the channels of attention heads by how often latents were halved; {} without a local configuration."""
     config = part_config(model, "unet")
     if config is None:
-        return []
+        return {}
     channels, heads = config["block_out_channels"], _heads(config)
     attends = ["CrossAttn" in block for block in config["down_block_types"]]
-    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type") or "")
-    return sorted({width // n for width, n, used in zip(channels, heads, attends, strict=True) if used})
+    attends[-1] = attends[-1] or "CrossAttn" in (config.get("mid_block_type", "CrossAttn") or "")
+    return {level: channels[level] // heads[level] for level, used in enumerate(attends) if used}
 
 
 def _heads(config: dict[str, Any]) -> list[int]:

@@ -79,7 +79,8 @@ class _Inspection:
 
     def _count_operations(self, process: VariantProcess) -> None:
         """Notes the TFLOP of one image, counted once for all variants of the same work."""
-        work, operations = repr(process.variant.work), self.run.operations
+        savings = [option for _, option in process.variant.applied if option.saves_operations]
+        work, operations = repr((process.variant.work, savings)), self.run.operations
         if work not in operations:
             operations[work] = None
             for _, counted in self._ask([process], "operations", PipelineHost.count_operations):

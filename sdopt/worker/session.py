@@ -203,8 +203,9 @@ class PipelineHost:
         return CompileReport(*compiled_so_far())
 
     def prove(self) -> list[Evidence]:
-        """Traces a call in which the denoiser runs twice, and asks each optimization whether it took effect."""
-        steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
+        """Traces a call of as few steps as show every optimization, and asks each whether it took effect."""
+        calls = max((option.traced_calls for _, option in self._variant.applied), default=2)
+        steps = min(math.ceil(calls / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [
@@ -230,8 +231,9 @@ class PipelineHost:
     def count_operations(self) -> float:
         """Returns the TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
         variant = self._variant
-        counted = tflop_per_image(self._pipe, variant.task, variant.workload, variant.size, variant.guidance_scale)
-        return counted["total"]
+        savings = [option for _, option in variant.applied if option.saves_operations]
+        work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
+        return tflop_per_image(self._pipe, *work, savings)["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
         """Makes the images of one batch of a draw and keeps them losslessly in `folder`.
@@ -298,7 +300,9 @@ class PipelineHost:
             noise = take(self._given, numbers, shape[1:], variant.workload.latents)
         # Not that of the parameters, which may be stored in fewer bits than they compute in.
         dtype = unwrapped(denoiser_of(self._pipe)).dtype
-        return inputs | {"latents": torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)}
+        latents = torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)
+        # Some schedulers draw noise at every step: each image's comes from its own seed as well.
+        return inputs | {"latents": latents, "generator": generators}
 
     def _call(self, **changes: Any) -> Any:
         workload = self._variant.workload
@@ -310,8 +314,11 @@ class PipelineHost:
         }
         start = time.perf_counter()
         try:
+            arguments |= self._assembly.call_kwargs | changes
+            # Copies, so that a call with the same inputs draws the same noise.
+            arguments["generator"] = [generator.clone_state() for generator in arguments["generator"]]
             with noise_in_float32(self._pipe), self._assembly.entered():
-                return self._pipe(**(arguments | self._assembly.call_kwargs | changes))
+                return self._pipe(**arguments)
         finally:
             self.in_calls_s += time.perf_counter() - start
 

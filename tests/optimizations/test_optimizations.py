@@ -26,10 +26,19 @@ from tests.command import SMOKE, parents, sdopt
 from tests.conftest import CPU, Compose, Load
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
-OPTIONS = [(axis, path.stem) for axis in AXES for path in sorted((CONF / axis).glob("*.yaml"))]
+AXES_APART = {"caching", "lora"}  # test_caching.py, test_lora.py
+# What has a file of tests of its own because it needs more than a device.
+APART = [("attention", "deepspeed")]
+OPTIONS = [
+    (axis, path.stem)
+    for axis in AXES
+    for path in sorted((CONF / axis).glob("*.yaml"))
+    if (axis, path.stem) not in APART
+]
 CUDA_ONLY = {
     ("attention", "mem_efficient"),
     ("attention", "cudnn"),
+    ("attention", "xformers"),
     ("precision", "tf32"),
     ("precision", "fp32_ieee"),
     *(("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")),
@@ -141,7 +150,7 @@ class TestEveryOption:
             assert not chosen.claims
 
     def test_every_axis_of_the_defaults_is_walked(self, composer: type[HydraComposer]) -> None:
-        assert set(composer([]).current.optimizations) == set(AXES)
+        assert set(composer([]).current.optimizations) == {*AXES, *AXES_APART}
 
     def test_the_weakest_promise_is_the_variants(self, variant: Compose) -> None:
         assert variant().contract is Contract.EXACT
@@ -168,7 +177,15 @@ class TestContracts:
         assert np.array_equal(image(loaded, tmp_path), reference)
 
     @pytest.mark.parametrize(
-        "override", ["attention=math", "attention=vanilla", "attention=sliced", "layout=channels_last"]
+        "override",
+        [
+            "attention=math",
+            "attention=vanilla",
+            "attention=sliced",
+            "attention=sliced_max",
+            "attention=fused_qkv",
+            "layout=channels_last",
+        ],
     )
     def test_equivalent_is_rounding(self, session: Load, reference: np.ndarray, tmp_path: Path, override: str) -> None:
         loaded = session(override)

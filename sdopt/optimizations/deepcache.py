@@ -1,0 +1,171 @@
+"""DeepCache (Ma et al. 2024) with two fixed graphs: one for the steps that run the whole UNet, one for the others."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
+"""Latents, timestep, text states, and what distilled models and SDXL take beside them: a UNet's arguments."""
+
+
+class DeepCache:
+    """The forward of a UNet that runs whole on every `interval`-th step, and on the others in its outer layers alone.
+
+    What the inner layers hand back to the outer ones changes little from step to step: it is kept and used again. Which
+    layers are outer ones follows the published implementation (https://github.com/horseee/DeepCache): those that are
+    met, on the way down, before layer `layer` of block `block`, and on the way up after it.
+
+    Python decides which of the two a step is, outside of both: a compiler finds `whole` and `outer`, each without a
+    branch, and no value has to come from the device.
+    """
+
+    def __init__(self, unet: Any, interval: int, block: int, layer: int) -> None:
+        self._unet = unet
+        self._interval = interval
+        self._block, self._layer = block, layer
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets everything: the next step is the first one of an image."""
+        self._step = 0
+        self._kept: Tensor | None = None
+        self.calls: Counter[str] = Counter()
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def __call__(
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor,
+        timestep_cond: Tensor | None = None,
+        added_cond_kwargs: dict[str, Tensor] | None = None,
+        return_dict: bool = True,
+        **others: Any,
+    ) -> Any:
+        """Stands in for `UNet2DConditionModel.forward`. Raises ValueError for inputs of other networks (ControlNet)."""
+        unknown = [name for name, value in others.items() if value is not None]
+        if unknown:
+            raise ValueError(f"caching=deepcache does not hand on {', '.join(unknown)}")
+        inputs = (sample, timestep, encoder_hidden_states, timestep_cond, added_cond_kwargs)
+        if self._kept is None or self._step % self._interval == 0:
+            noise, kept = self.whole(inputs)
+            # A CUDA graph that is replayed overwrites what it returned before.
+            self._kept = kept.clone()
+            self.calls["whole"] += 1
+        else:
+            noise = self.outer(inputs, self._kept)
+            self.calls["outer"] += 1
+        self._step += 1
+        if not return_dict:
+            return (noise,)
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+        return UNet2DConditionOutput(sample=noise)
+
+    def whole(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
+        """Returns the predicted noise, and what the inner layers handed back to the outer ones."""
+        odd = _is_odd(self._unet, inputs[0])
+        temb, states, hidden, skips = self._down(inputs)
+        kept = self._inner(hidden, skips, temb, states, odd)
+        return self._up(kept, skips, temb, states, odd), kept
+
+    def outer(self, inputs: Conditions, kept: Tensor) -> Tensor:
+        """Returns the predicted noise, with what the inner layers handed back on an earlier step."""
+        temb, states, _, skips = self._down(inputs)
+        return self._up(kept, skips, temb, states, _is_odd(self._unet, inputs[0]))
+
+    def _down(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Returns the embedded time, the text states, and the outer layers' last output and outputs on the way down."""
+        unet = self._unet
+        sample, timestep, states, timestep_cond, added = inputs
+        temb = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=timestep), timestep_cond)
+        more = unet.get_aug_embed(emb=temb, encoder_hidden_states=states, added_cond_kwargs=added)
+        temb = temb if more is None else temb + more
+        temb = temb if unet.time_embed_act is None else unet.time_embed_act(temb)
+        states = unet.process_encoder_hidden_states(encoder_hidden_states=states, added_cond_kwargs=added)
+        hidden = unet.conv_in(2 * sample - 1.0 if unet.config.center_input_sample else sample)
+        skips = [hidden]
+        for block in unet.down_blocks[: self._block]:
+            hidden, outputs = block(hidden, temb, **_states_for(block, states))
+            skips += outputs
+        outputs = _layers(unet.down_blocks[self._block], slice(0, self._layer), hidden, temb, states)
+        return temb, states, [hidden, *outputs][-1], skips + outputs
+
+    def _inner(self, hidden: Tensor, outer: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+        """Returns what the layers below the outer ones hand back to them; of `outer` it looks at the sizes."""
+        unet, block = self._unet, self._unet.down_blocks[self._block]
+        outputs = _layers(block, slice(self._layer, None), hidden, temb, states)
+        hidden, skips = [hidden, *outputs][-1], outer + outputs
+        for downsampler in block.downsamplers or ():
+            hidden = downsampler(hidden)
+            skips.append(hidden)
+        for block in unet.down_blocks[self._block + 1 :]:
+            hidden, outputs = block(hidden, temb, **_states_for(block, states))
+            skips += outputs
+        if unet.mid_block is not None:
+            hidden = unet.mid_block(hidden, temb, **_states_for(unet.mid_block, states))
+        last = len(unet.up_blocks) - 1 - self._block
+        for block in unet.up_blocks[:last]:
+            hidden = _up_block(block, hidden, skips, temb, states, odd)
+        inner = len(unet.up_blocks[last].resnets) - 1 - self._layer
+        return _up_layers(unet.up_blocks[last], slice(0, inner), hidden, skips, temb, states)
+
+    def _up(self, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+        """Returns the predicted noise from what the inner layers handed back."""
+        unet = self._unet
+        first = len(unet.up_blocks) - 1 - self._block
+        block = unet.up_blocks[first]
+        inner = len(block.resnets) - 1 - self._layer
+        hidden = _up_layers(block, slice(inner, None), hidden, skips, temb, states)
+        for upsampler in block.upsamplers or ():
+            hidden = upsampler(hidden, skips[-1].shape[2:] if odd else None)
+        for block in unet.up_blocks[first + 1 :]:
+            hidden = _up_block(block, hidden, skips, temb, states, odd)
+        if unet.conv_norm_out:
+            hidden = unet.conv_act(unet.conv_norm_out(hidden))
+        noise: Tensor = unet.conv_out(hidden)
+        return noise
+
+
+def _is_odd(unet: Any, sample: Tensor) -> bool:
+    """Returns whether halving the sides leaves a rest on some level: blocks must then be told the size to return to."""
+    return any(side % 2**unet.num_upsamplers for side in sample.shape[2:])
+
+
+def _states_for(block: Any, states: Tensor) -> dict[str, Tensor]:
+    return {"encoder_hidden_states": states} if getattr(block, "has_cross_attention", False) else {}
+
+
+def _layers(block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tensor) -> list[Tensor]:
+    """Returns the outputs of some layers of a block on the way down."""
+    outputs = []
+    for number in range(len(block.resnets))[which]:
+        hidden = _layer(block, number, hidden, temb, states)
+        outputs.append(hidden)
+    return outputs
+
+
+def _up_layers(block: Any, which: slice, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor) -> Tensor:
+    """Returns the output of some layers of a block on the way up; takes what they need off the end of `skips`."""
+    for number in range(len(block.resnets))[which]:
+        hidden = _layer(block, number, torch.cat([hidden, skips.pop()], dim=1), temb, states)
+    return hidden
+
+
+def _layer(block: Any, number: int, hidden: Tensor, temb: Tensor, states: Tensor) -> Tensor:
+    hidden = block.resnets[number](hidden, temb)
+    if getattr(block, "has_cross_attention", False):
+        hidden = block.attentions[number](hidden, encoder_hidden_states=states, return_dict=False)[0]
+    return hidden
+
+
+def _up_block(block: Any, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
+    """Returns the output of a whole block on the way up; takes what it needs off the end of `skips`."""
+    count = len(block.resnets)
+    taken = tuple(skips[-count:])
+    del skips[-count:]
+    size = skips[-1].shape[2:] if odd and skips else None
+    output: Tensor = block(hidden, taken, temb, upsample_size=size, **_states_for(block, states))
+    return output

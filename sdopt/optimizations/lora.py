@@ -1,0 +1,226 @@
+"""lora: low-rank updates of the denoiser's weights, beside them, added to them, or exchanged while it runs."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from typing_extensions import override
+
+from sdopt.errors import UsageError
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.pipelines.loading import part_config
+from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
+from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.reference import MODEL
+from sdopt.schema import Model
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_NAME = "sdopt"
+"""What diffusers calls the adapter."""
+
+
+@dataclass(frozen=True)
+class NoLora(Optimization):
+    """The model's own weights."""
+
+    stage: ClassVar[Stage] = Stage.WEIGHTS
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        def proof(trace: Trace) -> Finding:
+            layers = len(_adapted(denoiser_of(pipe)))
+            return Finding(not layers, f"{layers} layers with a LoRA" if layers else "no layer has a LoRA")
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Lora(Optimization):
+    """The base class of options that load a LoRA, from safetensors files only."""
+
+    stage: ClassVar[Stage] = Stage.WEIGHTS
+    beside_the_weights: ClassVar[bool] = True
+    """Whether the updates stay layers of their own, which what joins or replaces weights would leave out."""
+
+    path: str | None = None
+    """A .safetensors file, a folder, or a repository on the hub (`owner/name`); null is the folder of the two styles
+    that come with the packaged model."""
+    weight_name: str | None = None
+    """The file within a folder or repository; null is `fxemoji.safetensors` of those two."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract.LOSSY
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """The names of all files that are used."""
+        return (self._named(self.weight_name, "fxemoji.safetensors"),)
+
+    def _named(self, name: str | None, packaged: str) -> str | None:
+        return packaged if self.path is None and name is None else name
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if is_on_hub(self.path):
+            return []
+        packaged = ctx.model.weights == "packaged" and ctx.model.name == MODEL.name
+        found = []
+        for name in self.names:
+            try:
+                found += misfits(lora_file(self.path, name), self.path, part_config(ctx.model, "unet"), packaged)
+            except UsageError as error:
+                found += error.problems
+        return list(dict.fromkeys(found))
+
+    @override
+    def files(self, model: Model, fetch: bool) -> list[Path]:
+        return [lora_file(self.path, name, fetch) for name in self.names]
+
+    def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
+        file = lora_file(self.path, name)
+        pipe.load_lora_weights(
+            str(file.parent), weight_name=file.name, adapter_name=_NAME, local_files_only=True, **how
+        )
+
+
+@dataclass(frozen=True)
+class Loaded(Lora):
+    """A LoRA in layers of its own, beside those that it updates: it can be taken out, and costs two products each."""
+
+    scale: float = 1.0
+    """How strongly it is applied."""
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        self._load(pipe, self.names[0])
+        pipe.set_adapters(_NAME, adapter_weights=self.scale)
+        return lambda trace: _beside(pipe, trace)
+
+
+@dataclass(frozen=True)
+class Fused(Lora):
+    """A LoRA that is added to the weights once, so that a call costs what it does without one."""
+
+    beside_the_weights: ClassVar[bool] = False
+
+    scale: float = 1.0
+    """How strongly it is applied."""
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        denoiser = denoiser_of(pipe)
+        before = _sums(denoiser)
+        self._load(pipe, self.names[0])
+        parts = [name for name in pipe._lora_loadable_modules if getattr(pipe, name, None) is not None]
+        pipe.fuse_lora(components=parts, lora_scale=self.scale)
+        pipe.unload_lora_weights()
+        fused = {name for name, total in _sums(denoiser).items() if _differ(total, before.get(name))}
+
+        def proof(trace: Trace) -> Finding:
+            now = _sums(denoiser)
+            changed = sum(_differ(now[name], before[name]) for name in fused & now.keys())
+            left = len(_adapted(denoiser))
+            summary = f"{changed} weights are the model's own and the LoRA's in one; {left} layers beside them"
+            return Finding(0 < changed == len(fused & now.keys()) and not left, summary, {"weights": changed})
+
+        return proof
+
+
+@dataclass(frozen=True)
+class Hotswap(Lora):
+    """A LoRA whose numbers another one's replace while the model runs, without compiling anything again.
+
+    The layers get the highest rank of any LoRA to come, and are filled up with zeros: another one then changes numbers
+    and no shape. diffusers cannot exchange those of a text encoder.
+    """
+
+    other: str | None = None
+    """The file, in the same folder or repository, that takes its place to show that it can; null is the other style."""
+    target_rank: int | None = None
+    """The highest rank of any LoRA to come; null is that of the two."""
+
+    @property
+    @override
+    def names(self) -> tuple[str | None, ...]:
+        return *super().names, self._named(self.other, "high_contrast.safetensors")
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if found or is_on_hub(self.path):
+            return found
+        files = [lora_file(self.path, name) for name in self.names]
+        found += [
+            f"{file.name} changes the text encoder too, which cannot be exchanged"
+            for file in files
+            if trains_text_encoder(file)
+        ]
+        rank = max(map(rank_of, files))
+        if self.target_rank is not None and self.target_rank < rank:
+            found.append(f"lora.target_rank={self.target_rank}: the files have ranks up to {rank}")
+        return found
+
+    @override
+    def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        rank = self.target_rank or max(rank_of(lora_file(self.path, name)) for name in self.names)
+        denoiser_of(pipe).enable_lora_hotswap(target_rank=rank)
+        self._load(pipe, self.names[0])
+
+        def proof(trace: Trace) -> Finding:
+            found = _beside(pipe, trace)
+            graphs, own = _graphs(), trace.images()
+            start = time.perf_counter()
+            self._load(pipe, self.names[1], hotswap=True)
+            swap_s, others = time.perf_counter() - start, trace.images()
+            self._load(pipe, self.names[0], hotswap=True)
+            back, compiled = trace.images(), _graphs() - graphs
+            changed = not np.array_equal(own, others)
+            facts = {**found.facts, "recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
+            engaged = found.engaged and changed and np.array_equal(own, back) and not compiled
+            summary = f"{found.summary}; another took its place in {swap_s:.2f} s with {compiled} graphs compiled anew"
+            return Finding(engaged, summary, facts)
+
+        return proof
+
+
+def _graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _beside(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
+    """Judges whether the layers of a LoRA are there, switched on, and were run."""
+    layers = _adapted(denoiser_of(pipe))
+    active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
+    ran = {name for name in trace.denoiser.ran if ".lora_A." in name}
+    # Within compiled code no layer is seen.
+    engaged = bool(layers) and active == len(layers) and (not trace.denoiser.ran or bool(ran))
+    facts = {"layers": len(layers), "active": active, "ran": len(ran)}
+    return Finding(
+        engaged, f"{active} of {len(layers)} layers have a LoRA switched on, {len(ran)} were seen to run", facts
+    )
+
+
+def _adapted(denoiser: Any) -> list[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [layer for layer in unwrapped(denoiser).modules() if isinstance(layer, BaseTunerLayer)]
+
+
+def _sums(denoiser: Any) -> dict[str, float]:
+    """Returns a number for each weight that changes if the weight does; none for weights that are kept elsewhere."""
+    parameters = unwrapped(denoiser).named_parameters()
+    return {name: float(p.detach().double().sum()) for name, p in parameters if p.device.type != "meta"}
+
+
+def _differ(one: float, other: float | None) -> bool:
+    """Returns whether two sums differ by more than their order of summation can make."""
+    return other is None or abs(one - other) > 1e-9 * max(abs(one), abs(other), 1.0)

@@ -1,0 +1,104 @@
+"""Files of LoRAs: where they are, and whether they fit a denoiser, without loading them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sdopt.errors import UsageError
+from sdopt.reference import LORAS, MODEL
+
+_DOWN = (".lora_A.weight", ".lora_down.weight", ".lora.down.weight")
+"""Ends of the names of the first of a LoRA's two matrices: of peft, of kohya, of older diffusers."""
+
+
+def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
+    """Returns the safetensors file of a LoRA.
+
+    Args:
+        path: a file, a folder, or a repository on the hub (`owner/name`); None is the folder of the packaged ones.
+        weight_name: the file within a folder or a repository.
+        fetch: whether to download what is not in the local cache of the hub.
+
+    Raises:
+        UsageError: there is no such file, or it is none of safetensors.
+    """
+    if path is not None and _is_repository(path):
+        return _hub_file(path, weight_name, fetch)
+    place = LORAS if path is None else Path(path).expanduser()
+    if place.is_file() and weight_name is not None:
+        raise UsageError(f"lora.weight_name={weight_name}: goes with a folder or a repository; lora.path is a file")
+    if place.is_dir() and weight_name is None:
+        raise UsageError(f"lora.weight_name: name a file of {place}: {', '.join(_names(place)) or 'it holds none'}")
+    file = place / str(weight_name) if place.is_dir() else place
+    if file.suffix != ".safetensors":
+        raise UsageError(f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code")
+    if not file.is_file():
+        there = f"; {file.parent} holds {', '.join(_names(file.parent)) or 'none'}" if file.parent.is_dir() else ""
+        raise UsageError(f"{file}: there is no such file{there}")
+    return file
+
+
+def is_on_hub(path: str | None) -> bool:
+    """Returns whether a LoRA is fetched from the hub, so that nothing is known of it before."""
+    return path is not None and _is_repository(path)
+
+
+def rank_of(file: Path) -> int:
+    """Returns the highest rank among the matrices of a LoRA."""
+    return max((shape[0] for name, shape in _shapes(file).items() if name.endswith(_DOWN)), default=0)
+
+
+def trains_text_encoder(file: Path) -> bool:
+    """Returns whether a LoRA changes a text encoder too."""
+    return any(name.startswith(("text_encoder", "lora_te")) for name in _shapes(file))
+
+
+def misfits(file: Path, path: str | None, unet: dict[str, Any] | None, packaged: bool) -> list[str]:
+    """Returns why a LoRA cannot be used with a denoiser of some configuration; [] if it can or nothing is known."""
+    if path is None and not packaged:
+        return [f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"]
+    down = {name: shape for name, shape in _shapes(file).items() if name.endswith(_DOWN)}
+    if not down:
+        return [f"{file.name} holds no LoRA: none of its names ends in {_DOWN[0]} or {_DOWN[1]}"]
+    width = next((shape[1] for name, shape in down.items() if re.search(r"unet.*attn2[._]to_k[._]", name)), None)
+    if unet is None or width in (None, unet.get("cross_attention_dim")):
+        return []
+    wanted = unet.get("cross_attention_dim")
+    return [f"{file.name} was made for text states of {width} channels, and this model's have {wanted}"]
+
+
+def _is_repository(path: str) -> bool:
+    exists = Path(path).expanduser().exists()
+    return not exists and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None and not path.endswith(".safetensors")
+
+
+def _hub_file(repository: str, weight_name: str | None, fetch: bool) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if weight_name is None or not weight_name.endswith(".safetensors"):
+        raise UsageError(f"lora.weight_name: name a .safetensors file of the repository {repository}")
+    try:
+        return Path(hf_hub_download(repository, weight_name, local_files_only=not fetch))
+    except LocalEntryNotFoundError as error:
+        raise UsageError(
+            f"lora.path={repository}: {weight_name} is not in the local cache, and the hub cannot be reached; fetch it "
+            "where there is a network, and give the file as lora.path"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UsageError(f"lora.path={repository}: {weight_name} could not be fetched: {reason}") from error
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "np") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{file}: not a complete safetensors file ({error}); copy or fetch it again") from error

@@ -1,0 +1,185 @@
+"""The kinds of attention that need another package or other weights: conflicts, wiring, and what shows them."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.models.attention_processor import AttnProcessor2_0, XFormersAttnProcessor
+
+from sdopt.hardware.device import Device
+from sdopt.measure.trace import StageTrace, Trace
+from sdopt.optimizations import attention
+from sdopt.results.records import Evidence
+from sdopt.worker.session import PipelineHost
+from tests.conftest import CPU, Compose, Load
+
+
+def card(major: int, minor: int, **attributes: Any) -> Device:
+    return Device("cuda", name="a GPU", capability=(major, minor), attributes=attributes, memory_free_gib=80.0)
+
+
+def evidence(session: PipelineHost) -> Evidence:
+    [found] = [item for item in session.prove() if item.axis == "attention"]
+    return found
+
+
+def saw(operators: dict[str, int], kernels: dict[str, int] | None = None) -> Trace:
+    trace = Trace(kernels=Counter(kernels or {}))
+    trace.stages["denoiser"] = StageTrace(calls=2, operators=Counter(operators))
+    return trace
+
+
+class TestXformers:
+    def test_needs_the_package_where_it_runs(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "find_spec", lambda name: None)
+        chosen = variant("attention=xformers")
+        assert chosen.conflicts(card(8, 0)) == []  # a card that is planned for
+        [found] = chosen.conflicts(card(8, 0, known=True))
+        assert found == "attention=xformers: needs xformers: pip install 'sdopt[cuda]'"
+        [found] = chosen.conflicts(CPU)
+        assert "needs a CUDA device" in found
+
+    def test_has_no_float32_on_the_newest_cards(self, variant: Compose) -> None:
+        assert variant("attention=xformers").conflicts(card(9, 0)) == []
+        [found] = variant("attention=xformers").conflicts(card(10, 0))
+        assert found.endswith("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
+        assert variant("attention=xformers", "precision=bf16").conflicts(card(12, 0)) == []
+
+    @pytest.mark.parametrize(
+        ("operators", "engaged"),
+        [
+            ({"xformers_flash::flash_fwd": 14}, True),
+            ({"xformers_flash3::flash_fwd": 14}, True),
+            ({"aten::_efficient_attention_forward": 14}, True),
+            ({"aten::_efficient_attention_forward": 14, "aten::_scaled_dot_product_efficient_attention": 14}, False),
+            ({"aten::_flash_attention_forward": 14, "aten::_scaled_dot_product_flash_attention": 14}, False),
+            ({"aten::baddbmm": 14}, False),
+        ],
+    )
+    def test_is_told_from_pytorchs_own_by_its_operators(
+        self, session: Load, operators: dict[str, int], engaged: bool
+    ) -> None:
+        loaded = session()
+        proof = attention.Xformers().apply(loaded._pipe)
+        assert proof(saw(operators)).engaged == engaged
+        layer = next(m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor"))
+        layer.set_processor(AttnProcessor2_0())
+        assert not proof(saw(operators)).engaged
+
+    def test_sets_its_processor_everywhere(self, session: Load) -> None:
+        loaded = session()
+        attention.Xformers().apply(loaded._pipe)
+        assert all(isinstance(p, XFormersAttnProcessor) for p in loaded._pipe.unet.attn_processors.values())
+
+
+class TestFusedProjections:
+    def test_images_are_the_same_but_for_rounding(self, session: Load) -> None:
+        fused, plain = session("attention=fused_qkv"), session()
+        [mine], [theirs] = (loaded._call(output_type="np").images for loaded in (fused, plain))
+        assert np.abs(mine - theirs).max() < 1e-3
+
+    def test_counts_its_products(self, session: Load) -> None:
+        loaded = session("attention=fused_qkv")
+        layers = len(loaded._pipe.unet.attn_processors)
+        assert evidence(loaded).facts["fused_products"] == layers
+        assert evidence(loaded).facts["products_apart"] == 0
+
+    @pytest.mark.parametrize("how", ["all", "one"])
+    def test_taken_apart_again(self, session: Load, how: str) -> None:
+        loaded = session("attention=fused_qkv")
+        if how == "all":
+            loaded._pipe.unet.unfuse_qkv_projections()
+        else:
+            layer = next(m for m in loaded._pipe.unet.modules() if hasattr(m, "set_processor"))
+            layer.set_processor(AttnProcessor2_0())
+        assert not evidence(loaded).engaged
+
+
+class Config(SimpleNamespace):
+    """Stands in for DeepSpeedInferenceConfig."""
+
+
+class Reference(torch.nn.Module):
+    """What DeepSpeedDiffusersAttention computes, in PyTorch: its weights are on the right of their products."""
+
+    layer_id = 7
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config, self.number = config, Reference.layer_id
+        Reference.layer_id += 1
+
+    def forward(self, states: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+        own: Any = self
+        if context is None:
+            query, key, value = (states @ own.attn_qkvw).chunk(3, dim=-1)
+        else:
+            query, key, value = states @ own.attn_qw, context @ own.attn_kw, context @ own.attn_vw
+        heads = [x.unflatten(-1, (self.config.heads, -1)).transpose(1, 2) for x in (query, key, value)]
+        output = torch.nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        projected: torch.Tensor = output @ own.attn_ow + own.attn_ob
+        return projected
+
+
+class TestDeepSpeed:
+    """Its kernels need a GPU; what is put around them does not."""
+
+    @pytest.fixture(autouse=True)
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "_deepspeed", lambda: (Reference, Config))
+
+    FP16 = ("attention=deepspeed", "precision=fp16")
+    SD15 = ("model=sd15", "model.weights=random")
+
+    @pytest.mark.parametrize(
+        ("overrides", "reasons"),
+        [
+            ([*FP16, *SD15], []),
+            ([*FP16, *SD15, "workload.size=768"], []),
+            ([*FP16, "model=sdxl", "model.weights=random"], []),
+            ([*FP16, "model=sd21_base", "model.weights=random"], []),
+            ([*FP16, "model=sd21_base", "model.weights=random", "workload.size=768"], ["layers of 144 latents"]),
+            ([*FP16, "model=sd21", "model.weights=random"], ["computes its attention in float32", "144 latents"]),
+            ([*FP16], ["multiples of 64, and this size has layers of 16 latents"]),
+            (["attention=deepspeed", *SD15], ["choose precision=fp16"]),
+            (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
+            ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
+        ],
+    )
+    def test_conflicts(self, variant: Compose, overrides: list[str], reasons: list[str]) -> None:
+        found = variant(*overrides).conflicts(card(8, 0))
+        assert len(found) == len(reasons)
+        assert all(reason in text for reason, text in zip(reasons, found, strict=True))
+
+    def test_needs_what_compiles_its_kernels(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attention, "find_spec", lambda name: None)
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.delenv("CUDA_HOME", raising=False)
+        packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True))
+        assert "needs deepspeed, triton, ninja: pip install 'sdopt[cuda]'" in packages
+        assert "install the CUDA toolkit, and set CUDA_HOME" in toolkit
+
+    def test_every_layer_computes_what_it_did(self, session: Load) -> None:
+        loaded = session()
+        [expected] = loaded._call(output_type="np").images
+        proof = attention.DeepSpeed().apply(loaded._pipe)
+        [found] = loaded._call(output_type="np").images
+        assert np.abs(found - expected).max() < 1e-3
+        layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, attention.DeepSpeedAttention)]
+        assert [layer.attention.number for layer in layers] == list(range(len(layers)))
+        assert layers[0].config.max_out_tokens == 64
+        assert proof(saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})).engaged
+        assert not proof(saw({}, {"flash_fwd_kernel": 4})).engaged
+
+    def test_a_layer_put_back(self, session: Load) -> None:
+        loaded = session()
+        unet = loaded._pipe.unet
+        name = next(name for name, module in unet.named_modules() if name.endswith("attn2"))
+        layer = unet.get_submodule(name)
+        proof = attention.DeepSpeed().apply(loaded._pipe)
+        assert proof(saw({}, {"_fwd_kernel": 4})).engaged
+        unet.set_submodule(name, layer)
+        assert not proof(saw({}, {"_fwd_kernel": 4})).engaged

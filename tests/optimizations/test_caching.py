@@ -1,0 +1,402 @@
+"""The options of the group `caching`: what they leave out, what they prove, and that no image depends on the last."""
+
+import json
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
+from diffusers.hooks import HookRegistry
+from torch._dynamo.utils import counters
+from torch.utils.flop_counter import FlopCounterMode
+
+from sdopt.config.paths import CONF
+from sdopt.measure.trace import trace_call
+from sdopt.optimizations.base import Contract
+from sdopt.optimizations.caching import Caching, _branches
+from sdopt.optimizations.deepcache import DeepCache
+from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
+from sdopt.results.records import Evidence
+from sdopt.worker.session import PipelineHost
+from tests.command import SMOKE, sdopt
+from tests.conftest import CPU, Compose, Load
+
+OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
+STEPS = "workload.steps=10"
+needs_tomesd = pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
+needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
+EVERY = [pytest.param(option, marks=needs_tomesd if option == "tome" else ()) for option in OPTIONS]
+
+
+def pipeline(session: PipelineHost) -> DiffusionPipeline:
+    return session._pipe
+
+
+def evidence(session: PipelineHost) -> Evidence:
+    [found] = [item for item in session.prove() if item.axis == "caching"]
+    return found
+
+
+def image(session: PipelineHost) -> np.ndarray:
+    drawn: np.ndarray = session._call(output_type="np").images
+    return drawn
+
+
+class TestConflicts:
+    def test_none_for_any_of_them_with_a_few_steps(self, variant: Compose) -> None:
+        for option in OPTIONS:
+            if option != "tome" or find_spec("tomesd"):
+                assert variant(f"caching={option}", STEPS).conflicts(CPU) == []
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["caching=deepcache"], "set workload.steps to 2 or more"),
+            (["caching=deepcache", "caching.branch=4", STEPS], "caching.branch=4: this model has the branches 0 to 3"),
+            (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 takes anything over"),
+            (
+                ["caching=pyramid_attention", "caching.spatial=null", "caching.cross=null", STEPS],
+                "caching.spatial and caching.cross are both null",
+            ),
+            (["caching=guidance_interval", "caching.start=0", STEPS, "caching.stop=1"], "all of 10 steps lie between"),
+            (["caching=guidance_interval", "workload.guidance_scale=1", STEPS], "there is no guidance to leave out"),
+            (["caching=guidance_interval", "caching.start=0.9", STEPS], "caching.start=0.9 must be less than"),
+            (["caching=pyramid_attention", "compiler=inductor", STEPS], "choose compiler=eager, or caching=deepcache"),
+        ],
+    )
+    def test_with_what_cannot_work(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        found = " ".join(variant(*overrides).conflicts(CPU))
+        assert reason in found
+
+    def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
+        for option in ("deepcache", "guidance_interval"):
+            assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
+
+    def test_tome_needs_its_package(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sdopt.optimizations.caching.find_spec", lambda name: None)
+        [found] = variant("caching=tome", STEPS).conflicts(CPU)
+        assert found == "caching=tome: needs the package tomesd: pip install 'sdopt[tome]'"
+
+
+class TestEveryOption:
+    @pytest.mark.parametrize("option", EVERY)
+    def test_proves_itself_beside_all_others(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        for item in loaded.prove():
+            assert item.engaged, item
+        assert loaded._variant.contract is Contract.LOSSY
+        assert loaded._variant.optimizations["caching"].claims == {"latency"}
+
+    @pytest.mark.parametrize("option", EVERY)
+    def test_a_second_image_does_not_depend_on_the_first(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        first, second = image(loaded), image(loaded)
+        assert np.array_equal(first, second)
+        assert 0 < np.abs(first - image(session(STEPS))).mean() < 0.2
+
+    @pytest.mark.parametrize("option", EVERY)
+    def test_an_image_that_broke_off_leaves_nothing_behind(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        whole = image(loaded)
+
+        def stop(_pipe: Any, step: int, *_: Any) -> dict[str, Any]:
+            if step == 4:
+                raise InterruptedError
+            return {}
+
+        with pytest.raises(InterruptedError):
+            loaded._call(callback_on_step_end=stop)
+        assert np.array_equal(image(loaded), whole)
+
+    @pytest.mark.parametrize("option", EVERY)
+    @pytest.mark.parametrize("task", ["img2img", "inpaint"])
+    def test_from_an_image(self, session: Load, inputs: dict[str, list[str]], option: str, task: str) -> None:
+        loaded = session(f"caching={option}", STEPS, *inputs[task], "task.strength=0.5")
+        assert evidence(loaded).engaged
+        assert np.isfinite(image(loaded)).all()
+
+    @pytest.mark.parametrize("option", EVERY)
+    def test_saves_operations(self, session: Load, option: str) -> None:
+        plain, saved = session(STEPS).count_operations(), session(f"caching={option}", STEPS).count_operations()
+        assert 0 < saved < plain
+
+    def test_operations_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
+        """With attention as two matrix products, which are counted on a CPU as well."""
+        for option in ("deepcache", "pyramid_attention", "guidance_interval"):
+            tflop = {}
+            for overrides in ([], [f"caching={option}"]):
+                loaded = session(*overrides, STEPS, "attention=vanilla")
+                with FlopCounterMode(display=False) as counter:
+                    loaded._call(output_type="latent")
+                tflop[bool(overrides)] = counter.get_total_flops() / 1e12, loaded.count_operations()
+            ran, counted = (tflop[False][i] - tflop[True][i] for i in (0, 1))
+            assert counted == pytest.approx(ran), option
+
+    @pytest.mark.parametrize("option", EVERY)
+    def test_whose_state_no_call_resets_is_still_a_denoiser(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        unet = pipeline(loaded).unet
+        assert isinstance(unet, UNet2DConditionModel)
+        assert unet.dtype == torch.float32
+
+    def test_none_runs_every_layer_on_every_step(self, session: Load) -> None:
+        loaded = session(STEPS)
+        assert evidence(loaded).engaged
+        HookRegistry.check_if_exists_or_initialize(pipeline(loaded).unet)
+        unet = pipeline(loaded).unet
+        unet.forward = DeepCache(unet, 3, 0, 0)
+        assert not evidence(loaded).engaged
+
+
+class TestUndone:
+    @pytest.mark.parametrize("option", ["deepcache", "guidance_interval"])
+    def test_forward_put_back(self, session: Load, option: str) -> None:
+        loaded = session(f"caching={option}", STEPS)
+        del pipeline(loaded).unet.forward
+        assert not evidence(loaded).engaged
+
+    def test_hooks_removed(self, session: Load) -> None:
+        loaded = session("caching=pyramid_attention", STEPS)
+        for layer in pipeline(loaded).unet.modules():
+            if hasattr(layer, "_diffusers_hook"):
+                layer._diffusers_hook.remove_hook("pyramid_attention_broadcast")
+        assert not evidence(loaded).engaged
+
+    @needs_tomesd
+    def test_patch_removed(self, session: Load) -> None:
+        import tomesd
+
+        loaded = session("caching=tome", STEPS)
+        tomesd.remove_patch(pipeline(loaded))
+        assert not evidence(loaded).engaged
+
+    def test_state_that_is_not_reset(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The contrapositive of what a second image does not depend on."""
+        loaded = session("caching=deepcache", STEPS)
+        first = image(loaded)
+        monkeypatch.setattr(Caching, "context", lambda *_: nullcontext())
+        assert not np.array_equal(image(loaded), first)
+
+    def test_guidance_on_every_step(self, session: Load) -> None:
+        loaded = session("caching=guidance_interval", STEPS)
+        loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: True)
+        assert not evidence(loaded).engaged
+
+
+def small_unet(name: str) -> UNet2DConditionModel:
+    """A UNet with the blocks and layers of a published architecture, and few channels."""
+    if name == "emoji":
+        return UNet2DConditionModel.from_pretrained(PACKAGED / "emoji" / "unet")
+    config = json.loads((ARCHITECTURES / name / "unet" / "config.json").read_text())
+    channels = [8 * (i + 1) for i in range(len(config["block_out_channels"]))]
+    heads = {"attention_head_dim": 2, "num_attention_heads": None}
+    depth = config.get("transformer_layers_per_block", 1)
+    smaller = {**config, "block_out_channels": channels, "norm_num_groups": 4, "cross_attention_dim": 16, **heads}
+    smaller["transformer_layers_per_block"] = [min(n, 2) for n in depth] if isinstance(depth, list) else depth
+    if config.get("addition_embed_type"):
+        smaller |= {"addition_time_embed_dim": 4, "projection_class_embeddings_input_dim": 16 + 6 * 4}
+    torch.manual_seed(0)
+    return UNet2DConditionModel.from_config(smaller).eval()
+
+
+def given(unet: UNet2DConditionModel, side: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    added = None
+    if unet.config.addition_embed_type:
+        added = {"text_embeds": torch.randn(2, 16, generator=generator), "time_ids": torch.ones(2, 6)}
+    states = torch.randn(2, 7, unet.config.cross_attention_dim, generator=generator)
+    return {"encoder_hidden_states": states, "added_cond_kwargs": added, "return_dict": False}
+
+
+def predictions(unet: UNet2DConditionModel, steps: int, side: int) -> list[torch.Tensor]:
+    """What a denoiser predicts in a DDIM loop without guidance, from fixed noise."""
+    scheduler = DDIMScheduler()
+    scheduler.set_timesteps(steps)
+    inputs, found = given(unet, side), []
+    latents = torch.randn(2, unet.config.in_channels, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for timestep in scheduler.timesteps:
+            found.append(unet(latents, timestep, **inputs)[0])
+            latents = scheduler.step(found[-1], timestep, latents).prev_sample
+    return found
+
+
+class TestDeepCache:
+    ARCHITECTURES = ("emoji", "sd15", "sd21", "sdxl")
+
+    @pytest.mark.parametrize("name", ARCHITECTURES)
+    @pytest.mark.parametrize("side", [16, 18])
+    def test_a_whole_step_is_the_models_own(self, name: str, side: int) -> None:
+        unet = small_unet(name)
+        [expected] = predictions(unet, 1, side)
+        branches = _branches(unet.config)
+        assert len(branches) == sum(len(block.resnets) + 1 for block in unet.down_blocks)
+        for branch in branches:
+            unet.forward = DeepCache(unet, 3, *branch)
+            assert torch.equal(predictions(unet, 1, side)[0], expected), branch
+
+    @needs_published
+    @pytest.mark.parametrize("name", ARCHITECTURES)
+    def test_every_step_is_that_of_the_published_implementation(self, name: str) -> None:
+        from DeepCache import DeepCacheSDHelper
+
+        unet = small_unet(name)
+        scheduler = DDIMScheduler()
+        scheduler.set_timesteps(5)
+        numbers = [0, 1] if name == "emoji" else [0, 1, 2, 3, 5]  # it takes each block to have two layers
+        for number in numbers:
+            helper = DeepCacheSDHelper(SimpleNamespace(unet=unet, scheduler=scheduler))
+            helper.set_params(cache_interval=3, cache_branch_id=number)
+            helper.enable()
+            expected = predictions(_Positional(unet), 5, 16)
+            helper.disable()
+            del unet.forward
+            unet.forward = DeepCache(unet, 3, *_branches(unet.config)[number])
+            for mine, theirs in zip(predictions(unet, 5, 16), expected, strict=True):
+                assert torch.equal(mine, theirs), number
+            del unet.forward
+
+    @needs_published
+    def test_draws_the_images_of_the_published_implementation(self, session: Load) -> None:
+        from DeepCache import DeepCacheSDHelper
+
+        plain = session(STEPS)
+        helper = DeepCacheSDHelper(pipeline(plain))
+        helper.set_params(cache_interval=3, cache_branch_id=0)
+        helper.enable()
+        assert np.array_equal(image(session("caching=deepcache", STEPS)), image(plain))
+
+    def test_one_step_of_three_is_whole(self, session: Load) -> None:
+        loaded = session("caching=deepcache", "workload.steps=7")
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        assert found.engaged
+        assert found.facts == {"whole": 3, "outer": 4, "runs_of_the_first_layer": 7, "runs_of_the_middle": 3}
+
+    def test_each_branch_runs_more_than_the_one_before(self, session: Load) -> None:
+        counts = [
+            session("caching=deepcache", f"caching.branch={branch}", STEPS).count_operations() for branch in range(4)
+        ]
+        assert counts == sorted(counts)
+        assert len(set(counts)) == 4
+
+    def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
+        unet = small_unet("emoji")
+        unet.forward = DeepCache(unet, 3, 0, 0)
+        with pytest.raises(ValueError, match="does not hand on mid_block_additional_residual"):
+            unet(torch.randn(1, 8, 8, 8), 1, torch.randn(1, 4, 144), mid_block_additional_residual=torch.zeros(1))
+
+    def test_steps_are_counted_from_the_start_of_each_image_with_any_scheduler(self, session: Load) -> None:
+        """PNDM calls the denoiser once more than there are steps."""
+        loaded = session("caching=deepcache", "scheduler=plms", "workload.steps=4")
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        assert loaded._assembly.proofs["caching"](trace).facts["whole"] == 2
+        assert loaded._assembly.proofs["caching"](trace).facts["outer"] == 3
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("overrides", [[], ["compiler.fullgraph=true"]])
+    def test_compiles_to_two_graphs_without_a_break(self, session: Load, overrides: list[str]) -> None:
+        eager = image(session("caching=deepcache", STEPS))
+        torch._dynamo.reset()
+        loaded = session("caching=deepcache", "compiler=inductor", STEPS, *overrides)
+        assert np.abs(image(loaded) - eager).max() < 0.02
+        assert counters["stats"]["unique_graphs"] == 2
+        assert not counters["graph_break"]
+        for item in loaded.prove():
+            assert item.engaged, item
+        assert np.array_equal(image(loaded), image(loaded))
+        assert counters["stats"]["unique_graphs"] == 2
+
+
+class _Positional:
+    """Calls a UNet whose forward the published implementation has wrapped."""
+
+    def __init__(self, unet: UNet2DConditionModel) -> None:
+        self.config, self._unet = unet.config, unet
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._unet(*args, **kwargs)
+
+
+class TestGuidanceInterval:
+    def test_halves_the_batch_outside(self, session: Load) -> None:
+        loaded = session("caching=guidance_interval", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        assert found.facts == {"guided": 7, "unguided": 3, "batches": [1, 2]}
+        assert trace.denoiser.batches[1] * 7 == trace.denoiser.batches[2] * 3
+
+    def test_between_the_ends_is_the_baseline(self, session: Load) -> None:
+        """Where all but the last of ten steps are guided, less changes than where all but the first are not."""
+        plain = image(session(STEPS))
+        nearly = image(session("caching=guidance_interval", "caching.start=0", "caching.stop=0.85", STEPS))
+        never = image(session("caching=guidance_interval", "caching.start=0", "caching.stop=0.05", STEPS))
+        assert 0 < np.abs(nearly - plain).mean() < np.abs(never - plain).mean()
+
+    def test_without_any_is_a_call_without_guidance(self, session: Load) -> None:
+        """From the second step on: the first one is always within."""
+        loaded = session("caching=guidance_interval", STEPS)
+        loaded._pipe.unet.forward._chosen = SimpleNamespace(guides=lambda *_: False)
+        alone = session("workload.guidance_scale=1", STEPS)
+        assert np.abs(image(loaded) - image(alone)).max() < 1e-4
+
+    @pytest.mark.slow
+    def test_compiles_to_a_graph_for_each_batch(self, session: Load) -> None:
+        torch._dynamo.reset()
+        loaded = session("caching=guidance_interval", "compiler=inductor", STEPS)
+        image(loaded)
+        assert counters["stats"]["unique_graphs"] == 2
+        assert not counters["graph_break"]
+        for item in loaded.prove():
+            assert item.engaged, item
+
+
+class TestPyramidAttention:
+    def test_computes_attention_on_some_steps_only(self, session: Load) -> None:
+        loaded = session("caching=pyramid_attention", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        found = loaded._assembly.proofs["caching"](trace)
+        layers = sum(name.endswith("attn1.to_out.1") for name, _ in pipeline(loaded).unet.named_modules())
+        # Steps 0 to 2 and 9 lie outside; of those between, the even ones are computed, or 4 and 8.
+        assert found.facts == {"self_attention": 7 * layers, "cross_attention": 6 * layers}
+
+    def test_one_kind_alone(self, session: Load) -> None:
+        loaded = session("caching=pyramid_attention", "caching.cross=null", STEPS)
+        trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
+        facts = loaded._assembly.proofs["caching"](trace).facts
+        assert facts["self_attention"] < facts["cross_attention"]
+
+
+@needs_tomesd
+class TestTokenMerging:
+    def test_other_seeds_draw_other_images(self, session: Load) -> None:
+        first, second = (image(session("caching=tome", f"caching.seed={seed}", STEPS)) for seed in (0, 1))
+        assert not np.array_equal(first, second)
+
+    def test_the_processs_own_random_numbers_do_not_matter(self, session: Load) -> None:
+        torch.manual_seed(1)
+        first = image(session("caching=tome", STEPS))
+        torch.manual_seed(2)
+        assert np.array_equal(image(session("caching=tome", STEPS)), first)
+
+    def test_without_random_numbers(self, session: Load) -> None:
+        loaded = session("caching=tome", "caching.random=false", STEPS)
+        assert evidence(loaded).engaged
+
+
+def test_a_study_measures_one_after_the_other(tmp_path: Path) -> None:
+    finished = sdopt(
+        tmp_path,
+        *("run", *SMOKE, "study=one_at_a_time", "study.options=[caching:deepcache,caching:guidance_interval]"),
+        STEPS,
+    )
+    assert finished.code == 0, finished.err
+    rows = {row.name: row for row in finished.result.variants}
+    assert str(rows["caching=deepcache"].status) == "ok"
+    operations = {name: row.tflop_per_image or 0 for name, row in rows.items()}
+    assert 0 < operations["caching=deepcache"] < operations["caching=guidance_interval"] < operations["baseline"]

@@ -1,0 +1,233 @@
+"""LoRAs: which files are taken, what shows that they changed the images, and that one replaces another."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._dynamo.utils import counters
+
+from sdopt.config.composer import HydraComposer
+from sdopt.measure.trace import trace_call
+from sdopt.optimizations.base import Contract, Finding
+from sdopt.pipelines.loras import rank_of
+from sdopt.reference import LORAS
+from sdopt.results.records import Evidence
+from sdopt.worker.session import PipelineHost
+from tests.conftest import CPU, Compose, Load
+
+OPTIONS = ("loaded", "fused", "hotswap")
+STEPS = "workload.steps=2"
+
+
+def evidence(session: PipelineHost, axis: str = "lora") -> Evidence:
+    [found] = [item for item in session.prove() if item.axis == axis]
+    return found
+
+
+def image(session: PipelineHost) -> np.ndarray:
+    drawn: np.ndarray = session._call(output_type="np").images
+    return drawn
+
+
+class TestFiles:
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_the_packaged_ones_fit_the_packaged_model(self, variant: Compose, option: str) -> None:
+        assert variant(f"lora={option}").conflicts(CPU) == []
+        [found] = variant(f"lora={option}", "model=sd15", "model.weights=random").conflicts(CPU)
+        assert found == f"lora={option}: the LoRAs that come with sdopt are for model=emoji: set lora.path"
+
+    def test_of_another_model(self, variant: Compose) -> None:
+        chosen = ("lora=loaded", f"lora.path={LORAS / 'fxemoji.safetensors'}", "model=sdxl")
+        assert variant(*chosen).conflicts(CPU) == []  # nothing is known of a model that is not fetched yet
+        [found] = variant(*chosen, "model.weights=random").conflicts(CPU)
+        assert found.endswith(
+            "fxemoji.safetensors was made for text states of 144 channels, and this model's have 2048"
+        )
+
+    @pytest.mark.parametrize(
+        ("overrides", "reason"),
+        [
+            (["lora.weight_name=no.safetensors"], "there is no such file"),
+            (["lora.weight_name=no.safetensors"], "holds fxemoji.safetensors, high_contrast.safetensors"),
+            (["lora.path=/nowhere/at/all.safetensors"], "there is no such file"),
+            ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
+            ([f"lora.path={LORAS}", "lora.weight_name=README.md"], "from .safetensors files only"),
+            (
+                [f"lora.path={LORAS / 'fxemoji.safetensors'}", "lora.weight_name=a.safetensors"],
+                "lora.weight_name=a.safetensors: goes with a folder or a repository",
+            ),
+        ],
+    )
+    def test_that_cannot_be_read(self, variant: Compose, overrides: list[str], reason: str) -> None:
+        [found] = variant("lora=loaded", *overrides).conflicts(CPU)
+        assert reason in found
+
+    def test_that_are_no_lora(self, variant: Compose, tmp_path: Path) -> None:
+        save_file({"weight": torch.zeros(2)}, tmp_path / "some.safetensors")
+        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'some.safetensors'}").conflicts(CPU)
+        assert "some.safetensors holds no LoRA" in found
+        (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+        [found] = variant("lora=loaded", f"lora.path={tmp_path / 'broken.safetensors'}").conflicts(CPU)
+        assert "not a complete safetensors file" in found
+
+    def test_on_the_hub_are_fetched_before_they_are_looked_at(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        asked = []
+
+        def download(repository: str, name: str, local_files_only: bool) -> str:
+            asked.append((repository, name, local_files_only))
+            return str(tmp_path / name)
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+        chosen = variant("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
+        assert chosen.conflicts(CPU) == []
+        for fetch in (True, False):
+            assert chosen.optimizations["lora"].files(chosen.model, fetch) == [tmp_path / "it.safetensors"]
+        assert asked == [("some/style", "it.safetensors", False), ("some/style", "it.safetensors", True)]
+
+    def test_ranks(self, variant: Compose) -> None:
+        assert rank_of(LORAS / "fxemoji.safetensors") == 4
+        [found] = variant("lora=hotswap", "lora.target_rank=2").conflicts(CPU)
+        assert found.endswith(": lora.target_rank=2: the files have ranks up to 4")
+
+    def test_of_a_text_encoder_cannot_be_exchanged(self, variant: Compose, tmp_path: Path) -> None:
+        tensors = load_file(LORAS / "fxemoji.safetensors")
+        for name in ("a", "b"):
+            tensors["text_encoder.text_model.q_proj.lora_A.weight"] = torch.zeros(4, 144)
+            save_file(tensors, tmp_path / f"{name}.safetensors")
+        found = variant(
+            "lora=hotswap", f"lora.path={tmp_path}", "lora.weight_name=a.safetensors", "lora.other=b.safetensors"
+        ).conflicts(CPU)
+        assert [reason.partition(": ")[2] for reason in found] == [
+            f"{name}.safetensors changes the text encoder too, which cannot be exchanged" for name in ("a", "b")
+        ]
+
+
+class TestProof:
+    @pytest.mark.parametrize("option", OPTIONS)
+    def test_of_every_option_beside_all_others(self, session: Load, option: str) -> None:
+        loaded = session(f"lora={option}", STEPS)
+        for item in loaded.prove():
+            assert item.engaged, item
+        assert loaded._variant.contract is Contract.LOSSY
+
+    def test_all_draw_the_same_images_and_not_the_models(self, session: Load) -> None:
+        plain, first, *others = (image(session(f"lora={option}", STEPS)) for option in ("none", *OPTIONS))
+        assert np.abs(first - plain).mean() > 0.01
+        for other in others:
+            assert np.abs(other - first).max() < 1e-3
+
+    def test_a_scale(self, session: Load) -> None:
+        plain, whole = (image(session(f"lora={option}", STEPS)) for option in ("none", "loaded"))
+        halves = [image(session(f"lora={option}", "lora.scale=0.5", STEPS)) for option in ("loaded", "fused")]
+        assert np.abs(halves[0] - halves[1]).max() < 1e-3
+        assert 0 < np.abs(halves[0] - plain).mean() < np.abs(whole - plain).mean()
+
+    def test_hotswap_says_what_it_did(self, session: Load) -> None:
+        facts = evidence(session("lora=hotswap", STEPS)).facts
+        assert facts["recompiles"] == 0
+        assert facts["other_images"] is True
+        assert facts["active"] == facts["layers"] == facts["ran"] > 0
+
+    def test_fused_projections_take_a_lora_that_is_fused_before(self, session: Load, variant: Compose) -> None:
+        [found] = variant("lora=loaded", "attention=fused_qkv").conflicts(CPU)
+        assert found.endswith("would leave the LoRA out: choose lora=fused")
+        loaded = session("lora=fused", "attention=fused_qkv", STEPS)
+        assert all(item.engaged for item in loaded.prove())
+        assert np.abs(image(loaded) - image(session("lora=fused", STEPS))).max() < 1e-3
+
+    def test_with_deepcache(self, session: Load) -> None:
+        loaded = session("lora=loaded", "caching=deepcache", STEPS)
+        assert all(item.engaged for item in loaded.prove())
+
+
+class TestUndone:
+    def proved(self, loaded: PipelineHost) -> Finding:
+        return loaded._assembly.proofs["lora"](trace_call(loaded._pipe, loaded._call, cuda=False))
+
+    @pytest.mark.parametrize("option", ["loaded", "hotswap"])
+    @pytest.mark.parametrize("how", ["disable_lora", "unload_lora_weights"])
+    def test_switched_off_or_taken_out(self, session: Load, option: str, how: str) -> None:
+        loaded = session(f"lora={option}", STEPS)
+        if how == "unload_lora_weights" and option == "hotswap":
+            pytest.skip("nothing is left to exchange")
+        getattr(loaded._pipe, how)()
+        assert not self.proved(loaded).engaged
+
+    def test_fused_weights_put_back(self, session: Load) -> None:
+        loaded, plain = session("lora=fused", STEPS), session(STEPS)
+        loaded._pipe.unet.load_state_dict(plain._pipe.unet.state_dict())
+        assert not self.proved(loaded).engaged
+
+    def test_one_fused_weight_put_back(self, session: Load) -> None:
+        loaded, plain = session("lora=fused", STEPS), session(STEPS)
+        name = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+        loaded._pipe.unet.get_submodule(name).load_state_dict(plain._pipe.unet.get_submodule(name).state_dict())
+        assert not self.proved(loaded).engaged
+
+    def test_none_where_there_is_one(self, session: Load) -> None:
+        loaded = session(STEPS)
+        assert self.proved(loaded).engaged
+        loaded._pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
+        assert not self.proved(loaded).engaged
+
+    def test_another_that_changes_nothing(self, session: Load, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / f"{name}.safetensors")
+        names = ("lora.weight_name=a.safetensors", "lora.other=b.safetensors")
+        assert not self.proved(session("lora=hotswap", f"lora.path={tmp_path}", *names, STEPS)).engaged
+
+
+@pytest.mark.slow
+def test_another_lora_takes_the_place_of_a_compiled_one(session: Load) -> None:
+    torch._dynamo.reset()
+    loaded = session("lora=hotswap", "compiler=inductor", STEPS)
+    image(loaded)
+    assert counters["stats"]["unique_graphs"] == 1
+    for item in loaded.prove():
+        assert item.engaged, item
+    assert evidence(loaded).facts["recompiles"] == 0
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+class TestFewSteps:
+    """A scheduler for few steps and the LoRA that was made for it are two choices."""
+
+    @pytest.mark.parametrize("scheduler", ["lcm", "turbo"])
+    def test_need_a_lora(self, variant: Compose, scheduler: str) -> None:
+        [found] = variant(f"scheduler={scheduler}").conflicts(CPU)
+        assert found.startswith(f"scheduler={scheduler}: is made for a model that was distilled to a few steps")
+        assert variant(f"scheduler={scheduler}", "lora=fused").conflicts(CPU) == []
+        assert variant(f"scheduler={scheduler}", "scheduler.distilled=false").conflicts(CPU) == []
+
+    @pytest.mark.parametrize("experiment", ["lcm_lora", "lightning_lora"])
+    def test_are_one_choice_in_an_experiment(self, composer: type[HydraComposer], experiment: str) -> None:
+        plan = (chosen := composer([f"experiment={experiment}"])).current.study.plan(chosen)
+        few = plan.variants[1]
+        assert few.scheduler.distilled
+        assert few.workload.steps == 4
+        assert few.guidance_scale <= 1
+        assert few.conflicts(CPU) == []
+        assert plan.variants[0].workload.steps > 4
+
+    def test_draw_the_same_noise_in_each_call_and_any_batch(self, session: Load) -> None:
+        """Latent consistency draws noise at every step but the last."""
+        few = ("scheduler=lcm", "lora=fused", "workload.steps=4", "workload.guidance_scale=1")
+        loaded, pair = session(*few), session(*few, "workload.batch_size=2", "workload.prompt_count=2")
+        torch.manual_seed(1)
+        first = image(loaded)
+        torch.manual_seed(2)
+        assert np.array_equal(image(loaded), first)
+        assert np.abs(image(pair)[:1] - first).max() < 1e-3
+
+    def test_karras_levels_are_other_ones(self, session: Load) -> None:
+        plain, karras = (
+            session(f"scheduler={name}", STEPS)._pipe.scheduler for name in ("dpmpp_2m", "dpmpp_2m_karras")
+        )
+        assert karras.config.use_karras_sigmas
+        for scheduler in (plain, karras):
+            scheduler.set_timesteps(8)
+        assert karras.sigmas[4] < plain.sigmas[4]
