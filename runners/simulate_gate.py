@@ -1,22 +1,32 @@
-"""python -m runners.simulate_gate: how often the gate is wrong about speed, and how much it sees; takes minutes."""
+"""python -m runners.simulate_gate: how often speed-ups and the gate are wrong, and how much they see; takes minutes."""
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
 def main(argv: list[str]) -> int:
-    """Simulates studies and prints two Markdown tables; returns 0."""
+    """Simulates studies and prints Markdown tables; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m runners.simulate_gate", description=__doc__)
     parser.add_argument("--studies", type=int, default=2000, help="for each row (default: %(default)s)")
+    parser.add_argument("--only", choices=("looks", "interference", "precision"), help="print one group of tables")
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     arguments = parser.parse_args(argv)
 
+    from sdopt.gate.trial.noise import DISTURBED, STOPPING, disturbed_rounds, stopping
     from sdopt.gate.trial.simulation import FIRST_LOOK, REPEATED_LOOKS, first_look, repeated_looks
     from sdopt.report.markdown import markdown
 
-    tables = markdown(FIRST_LOOK, first_look(arguments.studies), [])
-    tables += "\n" + markdown(REPEATED_LOOKS, repeated_looks(arguments.studies), [])
+    groups: dict[str, list[tuple[Sequence[str], Callable[[int], list[tuple[str, ...]]]]]] = {
+        "looks": [(FIRST_LOOK, first_look), (REPEATED_LOOKS, repeated_looks)],
+        "interference": [(DISTURBED, disturbed_rounds)],
+        "precision": [(STOPPING, stopping)],
+    }
+    chosen = [arguments.only] if arguments.only else list(groups)
+    tables = "\n".join(
+        markdown(headings, rows(arguments.studies), []) for group in chosen for headings, rows in groups[group]
+    )
     print(tables)
     if arguments.output:
         arguments.output.write_text(tables, encoding="utf-8")

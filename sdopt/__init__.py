@@ -4,6 +4,7 @@
 >>> result = sdopt.run("experiment=quickstart", "protocol=smoke")  # overrides as on the command line
 >>> result.table()  # a pandas DataFrame, a row per comparison
 >>> sdopt.load_result("outputs/runs/quickstart/2026-01-31_23-59-59-0")
+>>> pipe = sdopt.optimize(pipe, precision="bf16", memory=["vae_slicing"])  # a pipeline that you already have
 
 Nothing heavy is imported before it is used.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sdopt.errors import ConflictError, UnavailableError, UsageError
     from sdopt.experiment import run
+    from sdopt.library import Report, load, optimize, prove, undo
     from sdopt.report.outcome import Outcome, load_result
     from sdopt.results.records import StudyResult
 
@@ -22,6 +24,11 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "run": ("sdopt.experiment", "run"),
     "load_result": ("sdopt.report.outcome", "load_result"),
+    "optimize": ("sdopt.library", "optimize"),
+    "prove": ("sdopt.library", "prove"),
+    "undo": ("sdopt.library", "undo"),
+    "load": ("sdopt.library", "load"),
+    "Report": ("sdopt.library", "Report"),
     "Outcome": ("sdopt.report.outcome", "Outcome"),
     "StudyResult": ("sdopt.results.records", "StudyResult"),
     "UsageError": ("sdopt.errors", "UsageError"),
@@ -32,12 +39,17 @@ _PUBLIC = {
 __all__ = [
     "ConflictError",
     "Outcome",
+    "Report",
     "StudyResult",
     "UnavailableError",
     "UsageError",
     "__version__",
+    "load",
     "load_result",
+    "optimize",
+    "prove",
     "run",
+    "undo",
 ]
 
 

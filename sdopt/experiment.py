@@ -233,7 +233,7 @@ class Experiment:
             show_plan(result, self.console)
             return None
         if (self.folder / "result.json").is_file():
-            result = merge_resumed(read_result(self.folder), result, self.folder, self.config.retry_failed)
+            result = merge_resumed(read_result(self.folder), result, plan, self.folder, self.config.retry_failed)
             if result.status == "finished" and not missing_of(result).variants:
                 self._complete(result, machine)
                 return result

@@ -109,6 +109,11 @@ class Protocol:
     with 0, in the first call."""
     replicates: int | None = bounded(None, ge=1)
     """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
+    precision: float | None = bounded(None, gt=0, lt=1)
+    """Goes on with more processes until the interval of every speed-up is within this share on both sides, as in 0.03;
+    `replicates` are then the pilot, whose deviation decides how many there shall be."""
+    budget_s: float | None = bounded(None, gt=0)
+    """Limit for all measuring of a study with `precision`, in seconds; the pilot is measured whatever it takes."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """How a variant's latency is summarised. Speed-ups are always geometric means of ratios paired by round."""
     confidence: float = bounded(0.95, gt=0, lt=1)
@@ -123,6 +128,11 @@ class Protocol:
     """Calls of each process in the separate, instrumented pass that gives the time per stage."""
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
     """Limit for preparing a worker, and for each call of it, in seconds; at most a week."""
+    interference: float | None = bounded(0.02, ge=0, le=1)
+    """A round is timed again if others took more than this share of the processor (or of the GPU) from any of its
+    calls; null times none again."""
+    extra_rounds: int | None = bounded(None, ge=0)
+    """How many rounds of a process may be timed again; null is half of `rounds`, rounded up."""
 
 
 @dataclass(frozen=True)

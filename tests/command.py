@@ -31,6 +31,8 @@ SMALL = (
     "workload.prompt_count=1",
     "protocol.replicates=1",
     "quality=none",
+    # As many rounds as are asked for, whatever else the machine does.
+    "protocol.interference=null",
 )
 SMOKE = ("protocol=smoke", *SMALL)
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -87,3 +88,14 @@ def test_the_documented_report_writes(result: StudyResult, tmp_path: Path) -> No
     content = names["speedups_csv"](result, tmp_path)  # type: ignore[operator]
     assert content.decode().splitlines()[0] == "variant,speedup"
     assert "bfloat16," in content.decode()
+
+
+def test_the_documented_optimized_pipeline_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"```python\n(from diffusers import .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    shown = capsys.readouterr().out
+    assert "attention=vanilla: " in shown
+    assert "memory=vae_slicing: a batch of 2 decoded with at most 1 at a time" in shown
+    assert "NO EFFECT" not in shown
+    assert names["image"].size == (64, 64)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sdopt.analysis.interference import shares
 from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure
 from sdopt.analysis.timing import exceeds, latency
 from sdopt.hardware.cards import peak_of
@@ -66,6 +67,35 @@ class Compute:
 
 
 @dataclass(frozen=True)
+class Disturbance:
+    """What others took from the timed calls of a variant, as counted causes say."""
+
+    calls: int
+    """Timed calls of which it is known, those that decide nothing included."""
+    mean: float
+    """Mean share of the processor and of the GPU that others took from a call."""
+    worst: float
+    left_out: int
+    """Calls that decide nothing, because others disturbed their round."""
+    major_faults: int
+    switched_out: int
+    cpu_mhz: float | None
+    """Median over the calls."""
+
+    @property
+    def flat(self) -> dict[str, float | None]:
+        """By flat names."""
+        return {
+            "interference/mean": self.mean,
+            "interference/worst": self.worst,
+            "interference/calls_left_out": self.left_out,
+            "interference/major_faults": self.major_faults,
+            "interference/switched_out": self.switched_out,
+            "interference/cpu_mhz": self.cpu_mhz,
+        }
+
+
+@dataclass(frozen=True)
 class Figures:
     """Every figure of one variant and, where it is a candidate, of one comparison with a reference.
 
@@ -86,6 +116,9 @@ class Figures:
     cost_per_1000_images: float | None
     recompiles: float | None
     compute: Compute | None
+    disturbance: Disturbance | None
+    processes_needed: int | None
+    """Of a study with `protocol.precision`, how many processes its speed-ups need."""
     memory_gib: dict[str, float]
     """The largest of all processes: `peak_process`, `peak_allocated`, …"""
     headline_memory: tuple[str, float] | None
@@ -121,8 +154,10 @@ class Figures:
             **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
             "throughput/images_per_s": self.images_per_s,
             **(self.compute.flat if self.compute else {}),
+            **(self.disturbance.flat if self.disturbance else {}),
             "cost/per_1000_images": self.cost_per_1000_images,
             "compile/recompiles": self.recompiles,
+            "precision/processes_needed": self.processes_needed,
             "energy/per_image_j": self.energy_per_image_j,
             **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
             **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
@@ -177,6 +212,8 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
         recompiles=_median(measurement.recompiles for measurement in measured),
         compute=_compute(result, variant, images / time.estimate) if time else None,
+        disturbance=_disturbance(variant),
+        processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
         memory_gib=_memory(variant),
         headline_memory=max(
             (m.memory.headline for m in measured if m.memory and m.memory.headline),
@@ -229,6 +266,22 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     sheet = result.environment.sheet
     types = [kind for m in variant.measurements for e in m.evidence for kind in e.facts.get("arithmetic", [])]
     return peak_of(sheet, types) if sheet and types else None
+
+
+def _disturbance(variant: VariantResult) -> Disturbance | None:
+    known = [share for measurement in variant.measurements for share in shares(measurement) if share is not None]
+    if not known:
+        return None
+    calls = [call for measurement in variant.measurements for call in measurement.interference if call is not None]
+    return Disturbance(
+        calls=len(known),
+        mean=float(np.mean(known)),
+        worst=max(known),
+        left_out=sum(len(measurement.left_out) for measurement in variant.measurements),
+        major_faults=sum(call.major_faults for call in calls),
+        switched_out=sum(call.switched_out for call in calls),
+        cpu_mhz=_median(call.cpu_mhz for call in calls),
+    )
 
 
 def _memory(variant: VariantResult) -> dict[str, float]:

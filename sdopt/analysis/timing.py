@@ -6,7 +6,7 @@ how far another one would lie. So figures from fewer than `MINIMUM_PROCESSES` pr
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,8 +105,25 @@ def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio 
     The mean of each process is one replicate: two independent samples of equal variance (Student). In blocks, and
     across several sessions, a process is compared with the baseline beside it alone, which leaves one ratio for each
     replicate (one sample). With fewer than three processes of each side there is no error, whatever the rounds.
+    Where processes were added for `protocol.precision`, the error is made from the deviation of the pilot alone.
     """
     pairs = paired(candidate, reference)
+    found, pilot = _log_speedup(pairs), pilot_speedup(candidate, reference)
+    if found is None or candidate.config.protocol.precision is None or pilot is None or found.n <= pilot.n:
+        return found
+    error = None if pilot.error is None else pilot.error * math.sqrt(pilot.n / found.n)
+    return replace(found, error=error, freedom=pilot.freedom)
+
+
+def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
+    """Returns the speed-up of the first `protocol.replicates` processes alone; None where they have none."""
+    first = candidate.config.replicates
+    pairs = paired(candidate, reference)
+    return _log_speedup({replicate: found for replicate, found in pairs.items() if replicate < first})
+
+
+def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> LogRatio | None:
+    """The speed-up of pairs of processes by replicate: see `log_speedup`."""
     logs = [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
     if not logs:
         return None
@@ -233,11 +250,11 @@ def exceeds(ratio: float, floor: float) -> bool:
 
 
 def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
-    """Log of the times by round; in blocks, relative to the baseline just before and just after.
+    """Log of the times by round that decides; in blocks, relative to the baseline just before and just after.
 
     Of a block that broke off before the baseline was measured again there are none.
     """
-    times: np.ndarray = np.log(measurement.latency_s)
+    times: np.ndarray = np.log(measurement.deciding_s)
     if measurement.latency_before_s:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)

@@ -12,13 +12,15 @@ from omegaconf.errors import OmegaConfBaseException
 from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
 from sdopt.errors import UsageError
+from sdopt.results.files import read_result
+from sdopt.study.resume import EXTENSIONS
 
 
 def with_resumed(argv: Sequence[str]) -> list[str]:
     """Expands `resume=<folder>` into the command line that was recorded in the folder of a run or a sweep.
 
-    A command line without `resume` is returned as it is. Overrides of tracking and `retry_failed` beside `resume` win
-    over the recorded ones.
+    A command line without `resume` is returned as it is. Overrides of tracking, `retry_failed` and the keys that extend
+    a study win over the recorded ones.
 
     Raises:
         UsageError: another override stands beside `resume`, or the folder holds no recorded command line.
@@ -32,13 +34,17 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         return list(argv)
     folder = Path(without_plus(named[0]).removeprefix("resume=")).expanduser()
     beside = [argument for argument in argv if argument != named[0]]
-    kept = [argument for argument in beside if group_of(_key_in(argument)) in ("tracking", "retry_failed")]
+    kept = [
+        argument
+        for argument in beside
+        if group_of(_key_in(argument)) in ("tracking", "retry_failed") or _key_in(argument) in EXTENSIONS
+    ]
     refused = [argument for argument in beside if argument not in kept and argument not in ("-m", "--multirun")]
     if refused:
         raise UsageError(
             [
                 f"{argument}: cannot be changed beside resume, which goes on with the study of its folder; only "
-                "tracking and retry_failed can stand there"
+                f"tracking, retry_failed and what extends a study can stand there ({', '.join(EXTENSIONS)})"
                 for argument in refused
             ]
         )
@@ -59,12 +65,24 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     return [
         *(["-m"] if sweep.is_file() else []),
         *(part for path in added for part in ("--config-dir", path)),
-        *(override for override in merge_overrides(task, kept) if key_of(override) not in ours),
+        *(override for override in merge_overrides(_as_measured(task, folder), kept) if key_of(override) not in ours),
         *(override for override in hydra if key_of(override) not in ours),
         *(override for override in kept if key_of(override) in ours),
         f"{place}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
+
+
+def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
+    """Returns the overrides of a run with what its result says of the keys that extend a study.
+
+    Hydra records a command line before it is known whether the study can be extended so.
+    """
+    if not (folder / "result.json").is_file():
+        return list(overrides)
+    config = read_result(folder).config.flat()
+    recorded = {key: "null" if config[key] is None else config[key] for key in EXTENSIONS}
+    return [f"{key}={recorded[key]}" if (key := key_of(o)) in recorded else o for o in overrides]
 
 
 def _key_in(argument: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sdopt.analysis.precision import require_precision
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.gate.rules import require_rules
@@ -149,6 +150,7 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
         (require_rules, ("gate",)),
         (require_quality, ("quality", "gate", "model")),
         (require_sheet, ("hardware",)),
+        (require_precision, ("protocol", "gate")),
     ]
     for check, names in checks:
         needed = [sections.get(name) for name in names]

@@ -35,7 +35,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
         allowed=allowed,
         spent=min(1.0, number / allowed),
         processes=len(pairs),
-        rounds=sum(min(len(m.latency_s) for m in pair) for pair in pairs),
+        rounds=sum(min(len(m.deciding_s) for m in pair) for pair in pairs),
         prompts=min(len({prompt for prompt, _ in side}) for side in images),
         verdict=Verdict.INCONCLUSIVE,
     )

@@ -1,9 +1,11 @@
 """NVIDIA's management library: what the driver says of a card, and of the processes on it."""
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -163,6 +165,7 @@ class GpuMonitor:
         if self._opened is None:
             return None
         nvml, card = self._opened.nvml, self._opened.card
+        others = self._others(seconds)
         power = _answer(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(card))
         limit = _answer(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card))
         return GpuState(
@@ -172,7 +175,30 @@ class GpuMonitor:
             power_w=None if power is None else power / 1000,
             power_limit_w=None if limit is None else limit / 1000,
             throttled=self._throttled(before, seconds),
+            others=others,
         )
+
+    def _others(self, seconds: float) -> float | None:
+        """Returns the share of the last `seconds` for which processes of others ran kernels, as the driver samples it.
+
+        None where the driver does not list this process by the number that it has here, as in a container: then
+        nothing tells the processes of the study from others.
+        """
+        assert self._opened is not None
+        nvml, handle = self._opened.nvml, self._opened.handle
+        running = _answer(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        if os.getpid() not in {process.pid for process in running or []}:
+            return None
+        begun_us = int((time.time() - seconds) * 1e6)
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._opened.card, begun_us)
+        except nvml.NVMLError as error:
+            return 0.0 if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # nobody ran a kernel
+        busy: dict[int, list[int]] = {}
+        for sample in samples:
+            if sample.timeStamp >= begun_us and not _of_this_study(sample.pid):
+                busy.setdefault(sample.pid, []).append(sample.smUtil)
+        return min(1.0, sum(sum(found) / len(found) for found in busy.values()) / 100)
 
     def _throttled(self, before: Mapping[str, int], seconds: float) -> list[str]:
         assert self._opened is not None
@@ -194,9 +220,19 @@ class GpuMonitor:
         return _answer(nvml, lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(card)) / 1000)
 
 
+def _of_this_study(pid: int) -> bool:
+    """Whether a process is this one, or another worker that the same parent started."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return pid == os.getpid()
+    return pid == os.getpid() or parent == os.getppid()
+
+
 @dataclass(frozen=True)
 class _Opened:
     nvml: Any
+    handle: Any
     card: Any
     sliced: bool
 
@@ -208,6 +244,7 @@ def _open(device: "Device") -> _Opened | None:
         return None
     try:
         pynvml.nvmlInit()
-        return _Opened(pynvml, *_card_of(pynvml, nvml_handle(pynvml, device)))
+        handle = nvml_handle(pynvml, device)
+        return _Opened(pynvml, handle, *_card_of(pynvml, handle))
     except pynvml.NVMLError:
         return None

@@ -1,40 +1,33 @@
 """What took the processor from a process while it was timed, by cause, as the Linux kernel counts it.
 
 Causes are counted, and not guessed from slow samples: a call that is slow without a cause is the program's own doing.
+A program with more threads than cores makes its own threads wait. So waiting counts only up to the time for which
+others ran on the cores that the program may use.
 """
 
-import time
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROC = Path("/proc")
+from sdopt.results.records import Interference
+
+_PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
 
 _TICKS = 8
-"""Fields of the first line of /proc/stat that add up to all time: user, nice, system, idle, …; the last is stolen."""
+"""Fields of a core's line in /proc/stat that add up to all its time: user, nice, system, idle, iowait, irq, softirq,
+steal (proc(5)); guests are counted as user."""
+
+_IDLE, _STOLEN = (3, 4), 7
 
 _MAJOR_FAULTS = 9
 """Position of major faults in /proc/<pid>/task/<tid>/stat, after the bracket that closes the name (proc(5))."""
 
 
 @dataclass(frozen=True)
-class Interference:
-    """What happened to a process, with all its threads, during one stretch of time."""
-
-    seconds: float
-    waited: float
-    """Time for which threads that were ready waited for a core, summed over threads, as a share of the stretch."""
-    stolen: float
-    """Share of all cores' time that a hypervisor gave to others."""
-    major_faults: int
-    """Pages that had to be read from disk."""
-    switched_out: int
-    """How often a thread lost its core before it was done."""
-
-
-@dataclass(frozen=True)
 class _Thread:
-    waited_ns: int = 0
+    ran_s: float = 0.0
+    waited_s: float = 0.0
     major_faults: int = 0
     switched_out: int = 0
 
@@ -42,70 +35,142 @@ class _Thread:
 @dataclass(frozen=True)
 class _Counts:
     threads: Mapping[str, _Thread]
-    ticks: int
-    stolen: int
+    """Of the process and of all others in its group."""
+    total_s: float
+    """Time of all cores that the process may use: busy, idle and stolen."""
+    busy_s: float
+    stolen_s: float
 
 
 class InterferenceMeter:
-    """Counts what interferes with a process between `start` and `stop`.
+    """Counts what interferes with a process, and with all that it started, from now until `stop`.
 
     Threads that begin within the stretch count from their beginning; those that end take their counts along.
 
     Args:
-        pid: the process.
+        pid: the process, which leads a process group.
         proc: where the kernel's counters are.
+        cpus: where the kernel tells the cores' frequencies.
     """
 
-    def __init__(self, pid: int, proc: Path = _PROC) -> None:
-        self._pid, self._proc = pid, proc
-        self._begun, self._before = 0.0, self._read()
+    def __init__(self, pid: int, proc: Path = _PROC, cpus: Path = _CPUS) -> None:
+        self._pid, self._proc, self._cpus = pid, proc, cpus
+        self._before = self._read()
 
     @property
     def off(self) -> str:
         """Why nothing is counted; "" where something is."""
         if self._before is not None:
             return ""
-        return f"interference is not recorded: there is no {self._proc / 'stat'}, or no schedstat of each thread"
+        missing = "/proc/stat, or no schedstat and status of each thread"
+        return f"interference is not recorded, and no round is timed again for it: there is no {missing}"
 
-    def start(self) -> None:
-        """Begins a stretch."""
-        self._before = self._read()
-        self._begun = time.perf_counter()
+    def stop(self, seconds: float) -> Interference | None:
+        """Returns what happened since then; None where the kernel does not count, or the process has ended.
 
-    def stop(self) -> Interference | None:
-        """Returns what happened since `start`; None where the kernel does not count, or the process has ended."""
-        seconds = time.perf_counter() - self._begun
+        Args:
+            seconds: how long the call took that the stretch was about.
+        """
         before, after = self._before, self._read()
         if before is None or after is None:
             return None
         pairs = [(before.threads.get(tid, _Thread()), now) for tid, now in after.threads.items()]
+        ran_s = sum(now.ran_s - then.ran_s for then, now in pairs)
+        waited_s = sum(now.waited_s - then.waited_s for then, now in pairs)
+        others_s = max(0.0, after.busy_s - before.busy_s - ran_s)
+        lost_s = min(waited_s, others_s)
+        total_s = after.total_s - before.total_s
         return Interference(
-            seconds=seconds,
-            waited=sum(now.waited_ns - then.waited_ns for then, now in pairs) / 1e9 / seconds,
-            stolen=(after.stolen - before.stolen) / max(1, after.ticks - before.ticks),
+            waited=round(lost_s / max(seconds, ran_s + lost_s), 5),
+            stolen=round((after.stolen_s - before.stolen_s) / total_s, 5) if total_s > 0 else 0.0,
             major_faults=sum(now.major_faults - then.major_faults for then, now in pairs),
             switched_out=sum(now.switched_out - then.switched_out for then, now in pairs),
+            cpu_mhz=self._mhz(),
         )
 
     def _read(self) -> _Counts | None:
         try:
-            ticks = [
-                int(field) for field in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1 : 1 + _TICKS]
-            ]
-            tasks = list((self._proc / str(self._pid) / "task").iterdir())
-            threads = {task.name: found for task in tasks if (found := _thread(task)) is not None}
+            cores = self._cores()
+            ticks = _ticks((self._proc / "stat").read_text(), cores)
+            threads = {
+                task.name: found
+                for process in self._group()
+                for task in (process / "task").iterdir()
+                if (found := _thread(task)) is not None
+            }
         except OSError:
             return None
-        return _Counts(threads, sum(ticks), ticks[-1]) if threads and len(ticks) == _TICKS else None
+        if not threads or not ticks:
+            return None
+        second = os.sysconf("SC_CLK_TCK")
+        total, stolen = sum(map(sum, ticks)), sum(core[_STOLEN] for core in ticks)
+        idle = sum(core[field] for core in ticks for field in _IDLE)
+        return _Counts(threads, total / second, (total - idle - stolen) / second, stolen / second)
+
+    def _group(self) -> Iterator[Path]:
+        """Yields the folders of the process and of those that it started and that stayed in its group."""
+        yield self._proc / str(self._pid)
+        for folder in self._proc.iterdir():
+            if folder.name.isdecimal() and int(folder.name) != self._pid and _group_of(int(folder.name)) == self._pid:
+                yield folder
+
+    def _cores(self) -> set[int]:
+        """Returns the numbers of the cores that the process may use."""
+        status = (self._proc / str(self._pid) / "status").read_text()
+        listed = next((line for line in status.splitlines() if line.startswith("Cpus_allowed_list:")), ":")
+        found: set[int] = set()
+        for part in filter(None, listed.partition(":")[2].strip().split(",")):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+        return found
+
+    def _mhz(self) -> float | None:
+        """Returns the mean frequency of the cores that the process may use, now; None where nothing tells it."""
+        try:
+            cores = self._cores()
+            files = [self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq" for core in sorted(cores)]
+            found = [int(file.read_text()) / 1000 for file in files if file.is_file()]
+            found = found or _listed_mhz((self._proc / "cpuinfo").read_text(), cores)
+        except (OSError, ValueError):
+            return None
+        return round(sum(found) / len(found), 1) if found else None
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:  # it ended meanwhile
+        return None
+
+
+def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
+    """Returns the counters of some cores, a list each; none where the kernel keeps fewer."""
+    found = []
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.removeprefix("cpu").isdecimal() and int(name.removeprefix("cpu")) in cores and len(fields) >= _TICKS:
+            found.append([int(field) for field in fields[:_TICKS]])
+    return found
+
+
+def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
+    found, core = [], -1
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "processor":
+            core = int(value)
+        elif name.strip() == "cpu MHz" and core in cores:
+            found.append(float(value))
+    return found
 
 
 def _thread(task: Path) -> _Thread | None:
     """Returns the counts of a thread; None where it has ended, or the kernel keeps none."""
     try:
-        waited = int((task / "schedstat").read_text().split()[1])
+        ran, waited = (task / "schedstat").read_text().split()[:2]
         fields = (task / "stat").read_text().rpartition(")")[2].split()
         status = (task / "status").read_text()
-    except (OSError, IndexError):
+    except (OSError, ValueError):
         return None
     switched = next(line for line in status.splitlines() if line.startswith("nonvoluntary_ctxt_switches:"))
-    return _Thread(waited, int(fields[_MAJOR_FAULTS]), int(switched.split()[1]))
+    return _Thread(int(ran) / 1e9, int(waited) / 1e9, int(fields[_MAJOR_FAULTS]), int(switched.split()[1]))

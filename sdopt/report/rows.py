@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
 from sdopt.analysis.gpu import gpu_notes
+from sdopt.analysis.interference import count_rounds
 from sdopt.analysis.measures import MEMORY_RATIO
+from sdopt.analysis.precision import kept_going
 from sdopt.analysis.timing import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import Family, family_of
@@ -119,7 +121,8 @@ def _sampling_notes(result: StudyResult) -> list[str]:
     two_sided = f"two-sided {100 * result.confidence:g} % intervals"
     if samples and result.schedule.kind == "interleaved":
         processes = result.config.replicates
-        each = "1 process" if processes == 1 else f"{processes} processes"
+        most = max(len(variant.samples) for variant in result.variants)
+        each = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
         intervals = two_sided
         if processes < MINIMUM_PROCESSES:
             intervals = f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
@@ -135,10 +138,54 @@ def _sampling_notes(result: StudyResult) -> list[str]:
             f"{where}A speed-up is a ratio of geometric means over {rounds}, "
             "so it need not be the ratio of the two latencies shown."
         )
+    notes += [note] if (note := _rounds_note(result)) else []
+    notes += [note] if (note := _precision_note(result)) else []
     disturbing = sorted({other for session in result.sessions for other in session.disturbed_by})
     if disturbing:
         notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
     return notes
+
+
+def _precision_note(result: StudyResult) -> str:
+    """Which speed-ups kept a study going for its precision, and whether all reached it; "" where none was asked for."""
+    precision, found = result.config.protocol.precision, result.precision
+    if precision is None or found is None:
+        return ""
+    going = kept_going(result)
+    listed = ", ".join(
+        f"{name} ({there} of {needed} processes)" if there < needed else f"{name} ({needed} processes)"
+        for name, (there, needed) in going.items()
+    )
+    short = [name for name, (there, needed) in going.items() if there < needed]
+    asked = f"±{100 * precision:g} % for every speed-up, from the deviation of {result.config.replicates} processes"
+    kept = f"kept going by {listed}" if going else "which sufficed"
+    ended = f"; not reached by {', '.join(short)}{f': {found.stopped}' if found.stopped else ''}" if short else ""
+    return f"Precision: {asked}; {kept}{ended}."
+
+
+def _rounds_note(result: StudyResult) -> str:
+    """How many rounds other work on the machine disturbed, and what became of them; "" where none was."""
+    counts, limit = count_rounds(result), result.config.protocol.interference
+    if counts is None or limit is None or not counts.disturbed:
+        return ""
+    causes = {
+        "waiting for a core": counts.waited,
+        "time that the hypervisor gave to others": counts.stolen,
+        "others on the GPU": counts.on_gpu,
+    }
+    named = ", ".join(f"{cause} up to {100 * share:.0f} %" for cause, share in causes.items() if share > limit)
+    became = [
+        f"{number} {said}"
+        for number, said in (
+            (counts.left_out, "decide nothing"),
+            (counts.undecided, "decide all the same, because there were too few clean ones (protocol.extra_rounds)"),
+        )
+        if number
+    ]
+    return (
+        f"Disturbed rounds: in {counts.disturbed} of {counts.timed}, others took more than {100 * limit:g} % of the "
+        f"processor from a call{f' ({named})' if named else ''}; {' and '.join(became)}."
+    )
 
 
 def _memory_notes(result: StudyResult) -> list[str]:

@@ -147,6 +147,29 @@ class GpuState:
     power_limit_w: float | None = None
     throttled: list[str] = field(default_factory=list)
     """What held the clocks down during the call; empty where nothing did."""
+    others: float | None = None
+    """Share of the time for which other processes than the study's ran kernels on the device, as the driver samples
+    it."""
+
+
+@dataclass
+class Interference:
+    """What kept the processor from one worker during one timed call, by cause, as the kernel counts it.
+
+    The causes are counted for the worker with all that it started. None of them looks at the call's time.
+    """
+
+    waited: float
+    """Time for which its threads waited for a core while others ran on the cores that it may use: as a share of the
+    processor time that it asked for, or of the call's time where that is more."""
+    stolen: float
+    """Share of the time of those cores that the hypervisor gave to others."""
+    major_faults: int = 0
+    """Pages that had to be read from disk."""
+    switched_out: int = 0
+    """How often a thread lost its core before it was done."""
+    cpu_mhz: float | None = None
+    """Mean frequency of those cores right after the call; None where nothing tells it."""
 
 
 @dataclass
@@ -179,6 +202,11 @@ class Measurement:
     """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
     gpu: list[GpuState] = field(default_factory=list)
     """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
+    interference: list[Interference | None] = field(default_factory=list)
+    """What disturbed each timed call, in the order of `latency_s`; empty where the kernel does not count."""
+    left_out: list[int] = field(default_factory=list)
+    """Places in `latency_s` of the rounds that decide nothing, because others disturbed them: in a session of
+    interleaved rounds the same for all processes; in blocks each block's own."""
     denoiser_busy_s: float | None = None
     """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
     recompiles: int | None = None
@@ -186,6 +214,12 @@ class Measurement:
     evidence: list[Evidence] = field(default_factory=list)
     complete: bool = False
     """Whether evidence, stages and images were taken after its rounds."""
+
+    @property
+    def deciding_s(self) -> list[float]:
+        """End-to-end times of the rounds that decide, in their order."""
+        dropped = set(self.left_out)
+        return [seconds for place, seconds in enumerate(self.latency_s) if place not in dropped]
 
 
 @dataclass
@@ -277,11 +311,11 @@ class VariantResult:
 
     @property
     def samples(self) -> dict[int, list[float]]:
-        """End-to-end times by replicate, in seconds: of all its sessions, one after the other."""
+        """End-to-end times of the rounds that decide, by replicate: of all its sessions, one after the other."""
         found: dict[int, list[float]] = {}
         for measurement in self.measurements:
             if measurement.latency_s:
-                found.setdefault(measurement.replicate, []).extend(measurement.latency_s)
+                found.setdefault(measurement.replicate, []).extend(measurement.deciding_s)
         return found
 
     @property
@@ -452,6 +486,20 @@ class MeasurementSession:
 
 
 @dataclass
+class Precision:
+    """How a study with `protocol.precision` went on after its pilot, the first `protocol.replicates` processes."""
+
+    needed: dict[str, int] = field(default_factory=dict)
+    """By candidate, the processes that its speed-ups need, as the pilot's deviation decided."""
+    granted: int = 0
+    """Processes of each variant, of those that it needs, that were to be measured so far."""
+    spent_s: float = 0.0
+    """Time that measuring took, the pilot included."""
+    stopped: str = ""
+    """Why it ended before all had what they need; "" where they have."""
+
+
+@dataclass
 class StudyResult:
     """Everything that one study found."""
 
@@ -486,6 +534,8 @@ class StudyResult:
     """How far two baselines differ, by quality metric: where they compute in another order (`numerical`: other batches
     and threads), and where they start from other noise (`sampling`). They are shown beside margins, which are fixed
     beforehand, and never made into one."""
+    precision: Precision | None = None
+    """How it went on for `protocol.precision`, where that was given."""
     status: str = "running"
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
@@ -500,6 +550,12 @@ class StudyResult:
     def confidence(self) -> float:
         """Of the two-sided intervals; a gate's one-sided bounds have that of their rule."""
         return self.config.protocol.confidence
+
+    def replicates_of(self, variant: str) -> int:
+        """How many processes a variant is to have by now: as many as the protocol says, or as its precision needs."""
+        if self.precision is None:
+            return self.config.replicates
+        return max(self.config.replicates, min(self.precision.granted, self.precision.needed.get(variant, 0)))
 
     @property
     def control(self) -> VariantResult | None:

@@ -40,7 +40,7 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
         files["latents"] = [Path(variant.workload.latents).expanduser()]
     return {
         "model": model(variant.model),
-        "prompts": _digest(prompt.encode() for prompt in [*variant.prompts, *variant.pictured]),
+        "prompts": of_prompts([*variant.prompts, *variant.pictured]),
         **{name: _digest(_sample(path) for path in paths) for name, paths in files.items() if paths},
     }
 
@@ -49,6 +49,11 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 def code() -> str:
     """Returns a digest of sdopt's own source files."""
     return _digest(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+
+
+def of_prompts(prompts: Iterable[str]) -> str:
+    """Returns a digest of prompts: those of the timed calls, and then those that are drawn."""
+    return _digest(prompt.encode() for prompt in prompts)
 
 
 def of_model(model: Model) -> str:

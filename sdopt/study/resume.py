@@ -1,4 +1,4 @@
-"""Resumes a study that broke off: checks that it is still the same one, and marks what is to be measured again."""
+"""Resumes a study that broke off, or extends one: checks that it is the same, and marks what is to be measured."""
 
 import math
 from collections.abc import Iterator
@@ -8,23 +8,33 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import Status, StudyResult
+from sdopt.results.records import RecordedConfig, Status, StudyResult
+from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.fingerprint import of_prompts
 
 _FAILURES = (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
 
 _CHANGEABLE = ("tracking", "dry_run")
+
+_GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
+
+EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
+"""Keys that may change beside `resume`: what was measured stays, and more of the same is added."""
 
 _OF_THE_MOMENT = ("command", "warnings", "device.warning", "device.memory_free_gib", "gpu")
 
 _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 
 
-def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry_failed: bool) -> StudyResult:
-    """Returns the previous result, ready to be completed.
+def merge_resumed(
+    previous: StudyResult, fresh: StudyResult, plan: Plan, folder: Path, retry_failed: bool
+) -> StudyResult:
+    """Returns the previous result, ready to be completed or extended.
 
     Args:
         previous: what was measured before.
-        fresh: the same study as it is composed and planned now.
+        fresh: the same study as it is composed and planned now; it may ask for more of the same (`EXTENSIONS`).
+        plan: its variants.
         folder: of the run, for messages.
         retry_failed: measures also what failed, ran out of memory, was killed or took too long.
 
@@ -32,9 +42,13 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
         UsageError: it would not be the same study, each difference by name; or nothing could be compared.
     """
     fresh = parse_result(to_json(fresh))
-    differing = list(_differences(previous, fresh))
+    differing = list(_differences(previous, fresh, plan))
     if differing:
         raise UsageError([f"resume={folder}: not the same study any more: {found}" for found in differing])
+    if shrunk := list(_shrunk(previous.config, fresh.config)):
+        raise UsageError([f"resume={folder}: {problem}" for problem in shrunk])
+    if _grown(previous.config, fresh.config):
+        _extend(previous, fresh)
     for row in previous.variants:
         if row.status is Status.INTERRUPTED or (retry_failed and row.status in _FAILURES):
             row.status, row.reason = Status.PENDING, ""
@@ -48,7 +62,64 @@ def merge_resumed(previous: StudyResult, fresh: StudyResult, folder: Path, retry
     return previous
 
 
-def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
+def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
+    """Returns which of the keys that may change have changed."""
+    before, after = was.flat(), now.flat()
+    return [key for key in EXTENSIONS if before[key] != after[key]]
+
+
+def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
+    """Yields what would take something away from a study, or add what it cannot have."""
+    before, after, grown = was.flat(), now.flat(), _grown(was, now)
+    for key in _GROWING:
+        if key in grown and (after[key] or 0) < (before[key] or 0):
+            yield f"{key}={after[key]}: a study can only be extended, and this one has {before[key]}"
+    if "quality.prompt_count" in grown and not was.quality.metrics:
+        yield "quality.prompt_count: with quality.metrics=false the prompts of the timed calls are drawn, and no others"
+    if was.protocol.precision is not None:
+        # The pilot's deviation decided how many there shall be: other rounds, or another pilot, would have said other.
+        if now.protocol.precision is None:
+            yield "protocol.precision=null: this study went on for a precision, and its intervals are made for that"
+        yield from (
+            f"{key}: with protocol.precision the pilot's processes stay as they were; change protocol.precision or "
+            "protocol.budget_s"
+            for key in ("protocol.rounds", "protocol.replicates")
+            if key in grown
+        )
+
+
+def _extend(previous: StudyResult, fresh: StudyResult) -> None:
+    """Takes over what is asked for now, and marks all variants that were measured as lacking more."""
+    more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
+    for old, new in zip(previous.variants, fresh.variants, strict=True):
+        old.config, old.inputs = _with_extensions(old.config, new.config), new.inputs
+        if not old.status.measured:
+            continue
+        old.status, old.reason = Status.PENDING, ""
+        if more_prompts:
+            # All are drawn again, with what went before them: the last call of a batch is filled up from the start.
+            old.images, old.content_key, old.quality, old.trips = [], "", {}, []
+            for measurement in old.measurements:
+                measurement.complete = measurement.complete and measurement.replicate != 0
+    previous.config = _with_extensions(previous.config, fresh.config)
+    # How many processes a precision takes is only known once it is measured: that nothing is missing says nothing yet.
+    previous.status = "running"
+    if more_prompts:
+        previous.redrawn, previous.floors = {}, {}
+        for comparison in previous.comparisons:
+            comparison.quality = {}
+    if previous.precision is not None:
+        previous.precision.needed, previous.precision.stopped = {}, ""
+
+
+def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig:
+    for key in EXTENSIONS:
+        section, name = key.split(".")
+        was = replace(was, **{section: replace(getattr(was, section), **{name: now.flat()[key]})})
+    return was
+
+
+def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Iterator[str]:
     """Yields what makes samples of one study incomparable with those of the other."""
     yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
@@ -59,17 +130,23 @@ def _differences(previous: StudyResult, fresh: StudyResult) -> Iterator[str]:
             "whose samples cannot be continued: start anew, or resume it with that one"
         )
         return
-    changed = list(_between(asdict(previous.config), asdict(fresh.config), _CHANGEABLE))
+    changeable = (*_CHANGEABLE, *EXTENSIONS)
+    changed = list(_between(asdict(previous.config), asdict(fresh.config), changeable))
     yield from changed
     was, now = ([(row.name, row.role) for row in result.variants] for result in (previous, fresh))
     if was != now:
         yield f"its variants were {', '.join(name for name, _ in was)}, now {', '.join(name for name, _ in now)}"
         return
+    variants = {variant.name: variant for variant in plan.variants} | {CONTROL: plan.baseline}
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         if not changed:
-            for found in _between(asdict(old.config), asdict(new.config), _CHANGEABLE):
+            for found in _between(asdict(old.config), asdict(new.config), changeable):
                 yield f"{old.name}: {found}"
-        for found in _between(old.inputs, new.inputs):
+        # Of more prompts the first ones must be those that were drawn before.
+        variant, drawn = variants[old.name], previous.config.quality.prompt_count
+        first = variant.pictured[:drawn] if previous.config.quality.metrics else variant.pictured
+        inputs = new.inputs | ({"prompts": of_prompts([*variant.prompts, *first])} if "prompts" in old.inputs else {})
+        for found in _between(old.inputs, inputs):
             yield f"{old.name}: contents of its {found}"
     edges = [
         [(edge.candidate, edge.reference, edge.credit) for edge in result.comparisons] for result in (previous, fresh)

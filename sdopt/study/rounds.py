@@ -2,9 +2,12 @@
 
 import math
 import random
+from collections.abc import Iterator
 
 import numpy as np
 
+from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
+from sdopt.measure.interference import InterferenceMeter
 from sdopt.results.records import Schedule, Status
 from sdopt.study.inspection import inspect_group
 from sdopt.study.preparation import Starved, ask_group, attempt, batched, side_by_side, starvation, warm_up_again
@@ -18,6 +21,9 @@ from sdopt.worker.session import PipelineHost
 def interleaved_rounds(run: StudyRun) -> Schedule | None:
     """Times all processes once a round, in an order shuffled anew, so that drift of the machine hits all alike.
 
+    A round that others disturbed is timed again, as often as is allowed; whole rounds are left out, so that pairs stay
+    pairs.
+
     Returns:
         how the rest is to be measured, in another session, if a worker ran out of memory beside the others.
     """
@@ -26,18 +32,11 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         next_schedule = _discarded_round(run, shuffle)
         if next_schedule is not None:
             return next_schedule
-    for number in range(1, run.rounds + 1):
-        processes = [process for process in run.processes if process.timed and process.active]
-        shuffle.shuffle(processes)
-        for process in processes:
-            try:
-                if process.active:
-                    _time(run, process, number)
-            except WorkerError as error:
-                reason = starvation(run, process, error)
-                if reason is not None:
-                    where = f"in round {number}" if number else "in the discarded round"
-                    return _after_starvation(run, process, f"{reason}, {where}")
+    for number in _numbers(run):
+        next_schedule = _round(run, shuffle, number)
+        if next_schedule is not None:
+            return next_schedule
+        _leave_out(run)
         run.checkpoint()
     starved: Starved = []
     waiting = [process for process in run.processes if process.active]
@@ -50,6 +49,40 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
     return Schedule("blocks", starved[-1][1]) if starved else None
 
 
+def _numbers(run: StudyRun) -> Iterator[int]:
+    """Yields the number of each round: those that were asked for, and further ones while too few were clean."""
+    yield from range(1, run.rounds + 1)
+    for number in range(run.rounds + 1, run.rounds + run.extra_rounds + 1 if run.rounds else 0):
+        timed = [process.measurement for process in run.processes if process.timed and process.active]
+        if enough_clean(worst_by_round(timed), run.rounds, run.protocol.interference):
+            return
+        run.progress.more(len(timed))
+        yield number
+
+
+def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | None:
+    """Times each process once; returns how the rest is to be measured, if a worker ran out of memory meanwhile."""
+    processes = [process for process in run.processes if process.timed and process.active]
+    shuffle.shuffle(processes)
+    for process in processes:
+        try:
+            if process.active:
+                _time(run, process, number)
+        except WorkerError as error:
+            reason = starvation(run, process, error)
+            if reason is not None:
+                return _after_starvation(run, process, f"{reason}, in round {number}")
+    return None
+
+
+def _leave_out(run: StudyRun) -> None:
+    """Notes, for all processes alike, which of the rounds so far decide nothing."""
+    timed = [process.measurement for process in run.processes if process.timed and process.active]
+    places = places_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
+    for measurement in timed:
+        measurement.left_out = list(places)
+
+
 def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
     """Tries a process alone, and returns how the rest is to be measured: in blocks if it fits, else as before."""
     run.stop_all()
@@ -60,12 +93,19 @@ def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Sc
 
 
 def _time(run: StudyRun, process: VariantProcess, number: int) -> None:
-    """Times one call."""
-    run.progress.phase(process.row.name, "timing", number)
+    """Times one call; beyond the rounds of the session it is one that is timed again."""
+    again = number > run.rounds
+    run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
+    meter = InterferenceMeter(process.worker.pid)
     call = process.worker.time_once()
+    found = meter.stop(call.seconds)
     process.measurement.latency_s.append(call.seconds)
     if call.gpu is not None:
         process.measurement.gpu.append(call.gpu)
+    if meter.off:
+        run.warn_once(meter.off)
+    else:
+        process.measurement.interference.append(found)
     run.progress.advance()
 
 
@@ -133,13 +173,21 @@ def _block(run: StudyRun, process: VariantProcess) -> list[float]:
     """Times a fresh worker for all rounds, and inspects it; returns the times, or nothing if it failed."""
     if not process.active:
         return []
-    start = len(process.measurement.latency_s)
+    start = len(process.measurement.deciding_s)
     attempt(run, process, _measure_block)
-    return process.measurement.latency_s[start:] if process.active else []
+    return process.measurement.deciding_s[start:] if process.active else []
 
 
 def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     warm_up_again(run, process)
-    for number in range(1, run.rounds + 1 if process.timed else 1):
+    measurement, limit = process.measurement, run.protocol.interference
+    start = len(measurement.latency_s)
+    for number in range(1, run.rounds + run.extra_rounds + 1 if process.timed else 1):
+        if number > run.rounds:
+            if enough_clean(worst_by_round([measurement])[start:], run.rounds, limit):
+                break
+            run.progress.more(1)
         _time(run, process, number)
+    places = places_left_out(worst_by_round([measurement])[start:], run.rounds, limit)
+    measurement.left_out += [start + place for place in places]
     inspect_group(run, [process])

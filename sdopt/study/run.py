@@ -13,6 +13,7 @@ from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.image_cache import ImageCache
 from sdopt.study.missing import Missing, missing_of
+from sdopt.study.precision import PrecisionPlan
 from sdopt.study.preparation import solo_pass
 from sdopt.study.progress import Progress
 from sdopt.study.rounds import blocks, interleaved_rounds
@@ -54,7 +55,10 @@ def run_study(
                 plan, result, protocol, quality, machine, context, folder, Path(scratch), progress, presence, images
             )
             try:
+                precision = PrecisionPlan(run)
                 measure_missing(run, first_schedule(protocol, machine))
+                while precision.grant():
+                    measure_missing(run, Schedule(run.session.schedule, result.schedule.reason))
             finally:
                 run.kill_all()
         set_final_statuses(result)
@@ -116,10 +120,10 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
     result.sessions.append(MeasurementSession(now()))
     run.set_schedule(schedule)
     run.rounds, run.processes = missing.rounds, []
-    for replicate in range(protocol.replicates or 1):
+    for replicate in sorted({replicate for _, replicate in missing.processes}):
         for row in rows:
-            timed = row.name in missing.timed
-            if not timed and any(m.complete for m in row.measurements if m.replicate == replicate):
+            timed = (row.name, replicate) in missing.timed
+            if (row.name, replicate) not in missing.processes:
                 continue
             slug = f"{run.slug(row)}-{replicate}" + (f"-session-{number}" if number else "")
             process = VariantProcess(row, variants[row.name], Measurement(replicate, number), slug, timed)

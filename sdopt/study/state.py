@@ -1,5 +1,6 @@
 """Holds a study that is being measured: its processes, its current session, and what is written of it so far."""
 
+import math
 import re
 import shutil
 from dataclasses import dataclass, field
@@ -123,6 +124,14 @@ class StudyRun:
         return drawing_batch(running, self.quality.batch_size)
 
     @property
+    def extra_rounds(self) -> int:
+        """How many rounds of the current session may be timed again because others disturbed them."""
+        if self.protocol.interference is None:
+            return 0
+        allowed = self.protocol.extra_rounds
+        return math.ceil(self.rounds / 2) if allowed is None else allowed
+
+    @property
     def living(self) -> list[VariantProcess]:
         """The processes that have a worker now."""
         return [process for process in self.processes if process.running is not None]
@@ -157,6 +166,13 @@ class StudyRun:
             if other not in self.session.disturbed_by:
                 self.session.disturbed_by.append(other)
                 self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
+
+    def warn_once(self, text: str) -> None:
+        """Warns the user, and notes it in the result, unless that was done before."""
+        warnings = self.result.environment.warnings
+        if text not in warnings:
+            warnings.append(text)
+            self.progress.warn(text)
 
     def start(self, process: VariantProcess) -> None:
         """Starts a worker. Raises WorkerError."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from sdopt.analysis.figures import Figures, figures_by_variant
+from sdopt.analysis.interference import count_rounds
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
 from sdopt.report.markdown import markdown_table
@@ -148,7 +149,7 @@ def _drop_all_but(client: "MlflowClient", experiment: str, result: StudyResult, 
 
 
 def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path, images: bool) -> str:
-    environment = result.environment
+    environment, counts = result.environment, count_rounds(result)
     verdicts = [verdict_markdown(result, result.judgements)] if result.judgements else []
     tags = {
         _STUDY: result.id,
@@ -157,7 +158,9 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
         "sdopt.status": result.status,
         "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
         "sdopt.sessions": str(len(result.sessions)),
-        "sdopt.disturbed": str(any(session.disturbed_by for session in result.sessions)).lower(),
+        "sdopt.disturbed": str(
+            any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
+        ).lower(),
         "device": str(environment.device["name"]),
         "mlflow.note.content": _note("\n".join([markdown_table(result), *verdicts])),
     }
@@ -166,6 +169,9 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
     _log_params(client, run, _parameters(result.config))
     if result.floor is not None:
         client.log_metric(run, "floor/ratio", result.floor)
+    if counts is not None:
+        for name in ("timed", "disturbed", "left_out"):
+            client.log_metric(run, f"rounds/{name}", getattr(counts, name))
     # Not the files, which may be older ones where the disk is full.
     client.log_text(run, to_json(result).decode(), "result.json")
     for report in REPORTS:

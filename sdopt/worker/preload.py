@@ -4,8 +4,10 @@ Imports only: a tensor operation here would start threads, and a forked child th
 """
 
 import importlib
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 MODULES = (
     "diffusers.guiders",
@@ -27,27 +29,52 @@ MODULES = (
 
 # xformers asks for the card's compute capability when it is imported, unless its Triton kernels are off; the question
 # would start CUDA here, and then no worker could be forked. What is off with it, in workers too, is attention over few
-# queries and many keys that share one head, which no denoiser of diffusers asks for.
-_XFORMERS = "XFORMERS_FORCE_DISABLE_TRITON"
+# queries and many keys that share one head, which no denoiser of diffusers asks for. TorchAO, which diffusers imports
+# where it is installed, asks whether there is a card: NVML answers without starting CUDA.
+_ASKS_NO_CARD = {"XFORMERS_FORCE_DISABLE_TRITON": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+_TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for."""
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:
     """Imports modules; returns why, by name, for each that cannot be imported here. Workers then try by themselves."""
     failed = {}
-    users = os.environ.get(_XFORMERS)
-    os.environ[_XFORMERS] = "1"
-    try:
+    with _environment(_ASKS_NO_CARD), _quiet(_TALKATIVE):
         for module in modules:
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # the server must live, whatever a library does on import
                 failed[module] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    finally:
-        if users is None:
-            del os.environ[_XFORMERS]
-        else:
-            os.environ[_XFORMERS] = users
     return failed
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables within the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _quiet(names: Iterable[str]) -> Iterator[None]:
+    """Lets loggers tell of errors alone within the block."""
+    loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in loggers.items():
+            logger.setLevel(level)
 
 
 FAILED = import_all(MODULES)

@@ -8,8 +8,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from sdopt.assembly import Assembly
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.clocks import EventClock, WallClock
@@ -29,9 +28,8 @@ from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Inputs, Proof
+from sdopt.optimizations.base import Inputs
 from sdopt.pipelines.latents import read_latents, take
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
 from sdopt.results.records import Evidence, ImageRecord, Status
@@ -59,7 +57,8 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device)
     # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
-    with tempfile.TemporaryDirectory(dir=cache.parent, ignore_cleanup_errors=True) as tempfile.tempdir:
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
         while True:
             try:
                 request, args, kwargs = connection.recv()
@@ -127,8 +126,7 @@ class PipelineHost:
         self._monitor = GpuMonitor(device)
         self._busy_s: float | None = None
         self._pipe: DiffusionPipeline = None
-        self._proofs: dict[str, Proof] = {}
-        self._changes: list[Callable[[Inputs], Inputs]] = []
+        self._assembly = Assembly(self._pipe, {})
         self._inputs: Inputs = {}
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
@@ -152,10 +150,9 @@ class PipelineHost:
         hardware = self._variant.hardware
         if hardware.emulate_memory and hardware.sheet is not None:
             cap_memory(self._device, hardware.sheet.memory_gib)
-        self._pipe = self._load()
-        for axis, option in self._variant.applied:
-            self._proofs[axis] = option.apply(self._pipe)
-        self._prepare_inputs()
+        self._assembly = Assembly.load(self._variant, self._device.torch_name)
+        self._pipe = self._assembly.pipe
+        self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
         self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
         load_s = time.perf_counter() - start
@@ -163,24 +160,6 @@ class PipelineHost:
         gc.freeze()
         self._memory.loaded()
         return load_s
-
-    def _load(self) -> "DiffusionPipeline":
-        variant, options = self._variant, [option for _, option in self._variant.applied]
-        arguments = {k: v for option in options for k, v in option.load_kwargs().items()}
-        dtype = arguments.get("dtype", torch.float32)
-        arguments |= {name: part for option in options for name, part in option.parts(variant.model, dtype).items()}
-        on_host = any(option.loads_on_host for option in options)
-        device = self._device.torch_name
-        return load_pipeline(variant.model, variant.scheduler, variant.task, device, arguments, on_host)
-
-    def _prepare_inputs(self) -> None:
-        variant = self._variant
-        prompts = tuple(dict.fromkeys((*variant.prompts, *variant.pictured)))
-        with ExitStack() as stack:
-            for _, option in variant.applied:
-                stack.enter_context(option.context(self._pipe))
-            changes = [option.prepare_inputs(self._pipe, prompts) for _, option in variant.applied]
-        self._changes = [change for change in changes if change is not None]
 
     def time_once(self, memory: bool = False) -> TimedCall:
         """Times one call from prompts to images; with `memory`, also measures its peak memory."""
@@ -228,10 +207,9 @@ class PipelineHost:
         steps = min(math.ceil(2 / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
-        findings = {axis: proof(trace) for axis, proof in self._proofs.items()}
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
-            for axis, finding in findings.items()
+            for axis, finding in self._assembly.findings(trace).items()
         ]
 
     def time_stages(self) -> dict[str, list[float]]:
@@ -293,10 +271,7 @@ class PipelineHost:
 
     def _batch(self, index: int, draw: Draw) -> Inputs:
         """Returns the arguments of one call of a draw, as the options change them."""
-        inputs = self._prompts_and_noise(index, draw)
-        for change in self._changes:
-            inputs = change(inputs)
-        return inputs
+        return self._assembly.changed(self._prompts_and_noise(index, draw))
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Prompts and initial noise of one call; a last, short batch is filled up from the start.
@@ -335,12 +310,8 @@ class PipelineHost:
         }
         start = time.perf_counter()
         try:
-            with ExitStack() as stack:
-                stack.enter_context(noise_in_float32(self._pipe))
-                for _, option in self._variant.applied:
-                    arguments |= option.call_kwargs()
-                    stack.enter_context(option.context(self._pipe))
-                return self._pipe(**(arguments | changes))
+            with noise_in_float32(self._pipe), self._assembly.entered():
+                return self._pipe(**(arguments | self._assembly.call_kwargs | changes))
         finally:
             self.in_calls_s += time.perf_counter() - start
 

@@ -444,7 +444,7 @@ class TestOwnOptions:
         assert rows["plain"].status == "ok"
         assert rows["twice"].status == "ok"
         assert rows["once"].status == "not_engaged"
-        # The hook stays on from the first call to the evidence: cold start, discarded, two timed, one staged, one traced.
+        # The hook stays on from the first call to the evidence: cold, discarded, two timed, staged, traced.
         assert rows["once"].reason == "shading=mine(factor=1.0): scaled 12 predictions"
         assert "not_engaged: the option ran without evidence" in finished.shown
 

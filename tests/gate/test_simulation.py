@@ -3,7 +3,9 @@
 import pytest
 
 from sdopt.gate.trial import simulation
+from sdopt.gate.trial.noise import Neighbour, with_neighbour
 from sdopt.gate.trial.simulation import Scenario, simulate
+from sdopt.schema import Protocol
 
 STUDIES = 150
 ALLOWED = 0.05 + 2 * (0.05 * 0.95 / STUDIES) ** 0.5
@@ -37,3 +39,24 @@ def test_the_simulation_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.gate.paying.holm", lambda values, level: [value <= 4 * level for value in values])
     monkeypatch.setattr("sdopt.gate.paying.exceeds", lambda *_: True)
     assert simulate(Scenario(1.0, variants=4), 50).any_gain > 0.2
+
+
+class TestBesideANeighbour:
+    """Timing disturbed rounds again makes intervals narrower, and moves no ratio."""
+
+    BUSY = Neighbour(0.1)
+
+    @pytest.mark.parametrize("gain", [1.0, 1.25])
+    def test_ratios_stay_where_they_are_and_intervals_shrink(self, gain: float) -> None:
+        off, on = (
+            with_neighbour(self.BUSY, Protocol(replicates=3, interference=limit), STUDIES, gain)
+            for limit in (None, 0.02)
+        )
+        assert on.width < 0.9 * off.width
+        assert on.covered > 1 - ALLOWED
+        # Four standard errors of the mean over all studies.
+        assert abs(on.bias) < 4 * on.width / 2.8 / STUDIES**0.5
+        assert 4 < on.rounds <= 6
+
+    def test_a_quiet_machine_times_nothing_again(self) -> None:
+        assert with_neighbour(Neighbour(0.0), Protocol(replicates=3), 5).rounds == 4

@@ -11,7 +11,7 @@ UUID = "8f1f5ab1-23f7-4b4c-b4a5-7d3a0a6f1c55"
 
 
 class NVMLError(Exception):
-    pass
+    value = 999
 
 
 class Nvml(ModuleType):
@@ -22,6 +22,7 @@ class Nvml(ModuleType):
     """
 
     NVMLError = NVMLError
+    NVML_ERROR_NOT_FOUND = 6
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(self, **answers: Any) -> None:

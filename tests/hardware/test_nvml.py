@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -108,6 +109,23 @@ class TestMonitor:
         found = monitor.state(before, seconds=1.0)
         assert found is not None
         assert found.throttled == throttled
+
+    @pytest.mark.parametrize(
+        ("running", "others"),
+        [
+            ([os.getpid(), 1], 0.4),
+            ([1], None),  # as in a container, where the driver gives other numbers
+        ],
+    )
+    def test_kernels_of_others_are_those_of_no_worker_of_the_study(
+        self, monkeypatch: pytest.MonkeyPatch, running: list[int], others: float | None
+    ) -> None:
+        now = time.time() * 1e6
+        used = [(os.getpid(), 99, now), (1, 30, now), (1, 50, now), (1, 80, now - 60e6)]
+        samples = [SimpleNamespace(pid=pid, smUtil=share, timeStamp=at) for pid, share, at in used]
+        nvml = Nvml(ComputeRunningProcesses=[process(pid, GIB) for pid in running], ProcessUtilization=samples)
+        install(monkeypatch, nvml)
+        assert self.state(nvml, {}).others == others
 
     def test_counts_energy_of_a_whole_card_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nvml = Nvml(TotalEnergyConsumption=5250)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.measure.interference import InterferenceMeter
+from sdopt.results.records import Interference
 
 
 def burn(seconds: float = 60.0) -> None:
@@ -42,44 +44,78 @@ def neighbour() -> Iterator[None]:
 
 def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:
     """Two processes on one core: each waits for half of the time, or for more on a machine that others use too."""
-    meter = InterferenceMeter(os.getpid())
-    assert meter.off == ""
     with one_core(), neighbour():
-        meter.start()
+        meter = InterferenceMeter(os.getpid())
+        assert meter.off == ""
         burn(0.5)
-        found = meter.stop()
+        found = meter.stop(0.5)
     assert found is not None
-    assert found.seconds >= 0.5
     assert found.waited > 0.3
     assert found.switched_out > 5
 
 
 def test_sleeping_waits_for_no_core() -> None:
-    meter = InterferenceMeter(os.getpid())
     with one_core(), neighbour():
-        meter.start()
+        meter = InterferenceMeter(os.getpid())
         time.sleep(0.5)
-        found = meter.stop()
+        found = meter.stop(0.5)
     assert found is not None
     assert found.waited < 0.3
     assert found.switched_out <= 2
 
 
+def burn_in_a_child() -> None:
+    """Waits for a child that burns one core, in a process group of its own."""
+    os.setsid()
+    with one_core():
+        child = multiprocessing.get_context("fork").Process(target=burn, args=(10.0,))
+        child.start()
+        child.join()
+
+
+def test_what_a_process_started_counts_too() -> None:
+    program = multiprocessing.get_context("fork").Process(target=burn_in_a_child)
+    program.start()
+    pid = program.pid or 0
+    try:
+        time.sleep(0.5)
+        with one_core(), neighbour():
+            meter = InterferenceMeter(pid)
+            time.sleep(1.0)
+            found = meter.stop(1.0)
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+        program.join()
+    assert found is not None
+    assert found.waited > 0.2
+
+
 class Kernel:
-    """A /proc of its own."""
+    """A /proc and a /sys of its own, of a machine with two cores, of which the process may use the second."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.ticks(stolen=0, others=0)
+        self.root, self.cpus = root / "proc", root / "sys"
+        self.root.mkdir()
+        self.ticks(busy=0, stolen=0)
         self.thread(1)
+        (self.root / "7" / "status").write_text("Name:\tit\nCpus_allowed_list:\t1\n")
+        (self.root / "cpuinfo").write_text(
+            "processor\t: 0\ncpu MHz\t\t: 1000.0\n\nprocessor\t: 1\ncpu MHz\t\t: 2400.5\n"
+        )
 
-    def ticks(self, stolen: int, others: int) -> None:
-        (self.root / "stat").write_text(f"cpu  {others} 0 0 0 0 0 0 {stolen} 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    def meter(self) -> InterferenceMeter:
+        return InterferenceMeter(7, self.root, self.cpus)
 
-    def thread(self, tid: int, waited_ns: int = 0, faults: int = 0, switches: int = 0) -> None:
+    def ticks(self, busy: int, stolen: int, idle: int = 0) -> None:
+        (self.root / "stat").write_text(
+            f"cpu  {busy + 999} 0 0 0 0 0 0 999 0 0\ncpu0 999 0 0 0 0 0 0 999 0 0\n"
+            f"cpu1 {busy} 0 0 {idle} 0 0 0 {stolen} 0 0\nintr 5\n"
+        )
+
+    def thread(self, tid: int, ran_ns: int = 0, waited_ns: int = 0, faults: int = 0, switches: int = 0) -> None:
         task = self.root / "7" / "task" / str(tid)
         task.mkdir(parents=True, exist_ok=True)
-        (task / "schedstat").write_text(f"123 {waited_ns} 9\n")
+        (task / "schedstat").write_text(f"{ran_ns} {waited_ns} 9\n")
         (task / "stat").write_text(f"{tid} (a (name) ) R 1 1 1 0 -1 0 55 0 {faults} 0 1 1\n")
         (task / "status").write_text(f"voluntary_ctxt_switches:\t80\nnonvoluntary_ctxt_switches:\t{switches}\n")
 
@@ -89,31 +125,57 @@ def kernel(tmp_path: Path) -> Kernel:
     return Kernel(tmp_path)
 
 
+SECOND = 10**9
+
+
 def test_counts_are_those_of_the_stretch_over_all_threads(kernel: Kernel) -> None:
-    kernel.thread(1, waited_ns=10**9, faults=3, switches=4)
-    meter = InterferenceMeter(7, kernel.root)
-    meter.start()
-    kernel.ticks(stolen=30, others=70)
-    kernel.thread(1, waited_ns=3 * 10**9, faults=5, switches=10)
-    kernel.thread(2, waited_ns=10**9, faults=1, switches=1)
-    found = meter.stop()
+    kernel.thread(1, waited_ns=SECOND, faults=3, switches=4)
+    meter = kernel.meter()
+    kernel.ticks(busy=400, stolen=100, idle=0)
+    kernel.thread(1, ran_ns=SECOND, waited_ns=3 * SECOND // 2, faults=5, switches=10)
+    kernel.thread(2, ran_ns=SECOND // 2, waited_ns=SECOND // 4, faults=1, switches=1)
+    found = meter.stop(seconds=1.0)
+    # They ran for 1.5 s and waited for 0.75 s, of the 2.5 s for which others ran on the core.
+    assert found == Interference(round(0.75 / 2.25, 5), 0.2, 3, 7, 2400.5)
+
+
+def test_of_a_call_that_mostly_sleeps_it_is_a_share_of_the_calls_time(kernel: Kernel) -> None:
+    meter = kernel.meter()
+    kernel.ticks(busy=100, stolen=0, idle=900)
+    kernel.thread(1, ran_ns=SECOND // 10, waited_ns=SECOND // 10)
+    found = meter.stop(seconds=10.0)
     assert found is not None
-    assert found.waited * found.seconds == pytest.approx(3.0)
-    assert found.stolen == pytest.approx(0.3)
-    assert (found.major_faults, found.switched_out) == (3, 7)
+    assert found.waited == 0.01
 
 
-@pytest.mark.parametrize("absent", ["stat", "7/task/1/schedstat"])
+@pytest.mark.parametrize(("others_ticks", "waited"), [(0, 0.0), (20, 0.2 / 2.2), (500, 0.5)])
+def test_waiting_counts_as_far_as_others_ran(kernel: Kernel, others_ticks: int, waited: float) -> None:
+    meter = kernel.meter()
+    kernel.ticks(busy=200 + others_ticks, stolen=0)
+    kernel.thread(1, ran_ns=2 * SECOND, waited_ns=2 * SECOND)
+    found = meter.stop(seconds=1.0)
+    assert found is not None
+    assert found.waited == pytest.approx(waited, abs=1e-5)
+
+
+def test_the_frequency_is_the_governors_where_there_is_one(kernel: Kernel) -> None:
+    folder = kernel.cpus / "cpu1" / "cpufreq"
+    folder.mkdir(parents=True)
+    (folder / "scaling_cur_freq").write_text("3100000\n")
+    found = kernel.meter().stop(1.0)
+    assert found is not None
+    assert found.cpu_mhz == 3100.0
+
+
+@pytest.mark.parametrize("absent", ["stat", "7/status", "7/task/1/schedstat"])
 def test_is_off_where_the_kernel_does_not_count(kernel: Kernel, absent: str) -> None:
     (kernel.root / absent).unlink()
-    meter = InterferenceMeter(7, kernel.root)
-    meter.start()
-    assert meter.stop() is None
-    assert meter.off.startswith("interference is not recorded: there is no ")
+    meter = kernel.meter()
+    assert meter.stop(1.0) is None
+    assert meter.off.startswith("interference is not recorded, and no round is timed again")
 
 
 def test_of_a_process_that_has_ended_there_is_none(kernel: Kernel) -> None:
-    meter = InterferenceMeter(7, kernel.root)
-    meter.start()
+    meter = kernel.meter()
     (kernel.root / "7" / "task" / "1").rename(kernel.root / "gone")
-    assert meter.stop() is None
+    assert meter.stop(1.0) is None

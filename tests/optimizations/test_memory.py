@@ -117,7 +117,7 @@ class TestProof:
         for option in loaded._variant.optimizations.values():
             if isinstance(option, VaeSlicing | VaeTiling):
                 axis = next(a for a, o in loaded._variant.optimizations.items() if o is option)
-                loaded._proofs[axis] = option.apply(pipe)
+                loaded._assembly.proofs[axis] = option.apply(pipe)
         assert [item.engaged for item in evidence(loaded).values()] == [True, True]
 
     @pytest.mark.parametrize("part", ["slicing", "tiling"])

@@ -113,14 +113,14 @@ class TestProof:
         loaded = session(f"precision=int8_{package}")
         trace = Trace()
         trace.denoiser.product_dtypes["bfloat16"] = 100
-        assert not loaded._proofs["precision"](trace).engaged
+        assert not loaded._assembly.proofs["precision"](trace).engaged
 
     @pytest.mark.parametrize("package", OPTIONS)
     def test_of_products_that_should_not_have_run(self, session: Load, package: str) -> None:
         loaded = session(f"precision=int8_{package}", "precision.activations=false")
         trace = Trace()
         trace.denoiser.operators["aten::_int_mm"] = 2
-        assert not loaded._proofs["precision"](trace).engaged
+        assert not loaded._assembly.proofs["precision"](trace).engaged
 
     @pytest.mark.parametrize(
         ("package", "others"),

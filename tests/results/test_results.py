@@ -12,6 +12,7 @@ from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result, write_atomically, write_result
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 from sdopt.schema import Rule
+from sdopt.study.designs import Plan
 from sdopt.study.resume import merge_resumed
 from tests.command import Finished
 
@@ -139,7 +140,7 @@ class TestVersion1:
 
     def test_its_samples_are_not_continued(self, result: StudyResult, tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
-            merge_resumed(read_result(VERSION_1), result, tmp_path, retry_failed=False)
+            merge_resumed(read_result(VERSION_1), result, Plan((), ()), tmp_path, retry_failed=False)
         [said] = [problem for problem in caught.value.problems if "another sdopt" in problem]
         assert "start anew" in said
         assert not [problem for problem in caught.value.problems if "workload" in problem or "sdopt_commit" in problem]

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.timing import paired_rounds
+from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Measurement, Memory, Status, StudyResult
+from sdopt.results.records import Measurement, Memory, Status, StudyResult, Verdict
+from sdopt.schema import Gate, Rule
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
 from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
@@ -310,6 +312,115 @@ class TestRefused:
         assert (folder / "result.json").read_bytes() == before
 
 
+class TestExtended:
+    """More of the same study: what was measured stays, and what is added is measured in a session of its own."""
+
+    def test_by_processes(self, folder: Path) -> None:
+        before = read_result(folder)
+        extended = resume(folder, "protocol.replicates=2")
+        assert extended.code == 0, extended.shown
+        result = extended.result
+        assert result.config.replicates == 2
+        assert result.id == before.id
+        assert samples(result).items() > samples(before).items()
+        for row in result.variants:
+            assert row.status is Status.OK, row.reason
+            assert [(m.replicate, m.session, len(m.latency_s)) for m in row.measurements] == [(0, 0, 2), (1, 1, 2)]
+            assert row.config.protocol == result.config.protocol
+        assert all(edge.speedup is not None and edge.speedup.n == 2 for edge in result.comparisons)
+        # The extension has become the study's own.
+        assert "nothing is missing" in resume(folder).out
+
+    def test_by_rounds(self, folder: Path) -> None:
+        extended = resume(folder, "protocol.rounds=3")
+        assert extended.code == 0, extended.shown
+        for row in extended.result.variants:
+            assert [(m.replicate, m.session, len(m.latency_s)) for m in row.measurements] == [(0, 0, 2), (0, 1, 1)]
+
+    @pytest.mark.slow
+    def test_by_prompts(self, tmp_path: Path) -> None:
+        study = [*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "grad_mode=inference_mode"]
+        quality = ["quality=default", "quality.prompt_count=2", "quality.floor_prompts=2", "quality.features=[]"]
+        run = sdopt(tmp_path, "run", *study, *quality)
+        assert run.code == 0, run.shown
+        before = run.result
+        extended = resume(run.folder, "quality.prompt_count=3")
+        assert extended.code == 0, extended.shown
+        for old, row in zip(before.variants, extended.result.variants, strict=True):
+            assert [image.prompt for image in row.images][:2] == [image.prompt for image in old.images]
+            assert len(row.images) == 3 if row.role != "control" else not row.images
+            assert samples(before).items() <= samples(extended.result).items()
+        assert extended.result.comparisons[0].quality["mse"].per_prompt == [0.0, 0.0, 0.0]
+
+    def test_beyond_its_looks_it_cannot_pass(self, folder: Path) -> None:
+        gate = Gate(
+            "a gate", rules={"exact": [Rule("speedup", "at_least", limit=0.1, confidence=None)]}, must_pay=False
+        )
+        result = read_result(folder)
+        judge(result, gate, None)
+        write_result(result, folder)
+        assert [look.number for look in result.looks] == [1, 1]
+        extended = resume(folder, "protocol.replicates=2").result
+        judge(extended, gate, None)
+        assert [look.number for look in extended.looks] == [1, 1, 2, 2]
+        for judgement in extended.judgements:
+            assert judgement.verdict is not Verdict.PASS
+            [ruling] = [ruling for ruling in judgement.rulings if ruling.rule == "looks"]
+            assert ruling.verdict is Verdict.INCONCLUSIVE
+
+    @pytest.mark.parametrize(
+        ("beside", "problem"),
+        [
+            ("protocol.rounds=1", "protocol.rounds=1: a study can only be extended, and this one has 2"),
+            ("quality.prompt_count=9", "quality.prompt_count: with quality.metrics=false"),
+            ("protocol.precision=0.03", "protocol.precision=0.03: takes protocol.replicates=3 or more"),
+        ],
+    )
+    def test_not_by_less_nor_by_what_it_cannot_have(self, folder: Path, beside: str, problem: str) -> None:
+        before = (folder / "result.json").read_bytes()
+        refused = resume(folder, beside)
+        assert refused.code == 2
+        assert problem in refused.err
+        assert (folder / "result.json").read_bytes() == before
+        # What was refused has not become the study's own, though Hydra has recorded it.
+        assert "nothing is missing" in resume(folder).out
+
+
+class TestPrecision:
+    STUDY = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "protocol.replicates=3", "grad_mode=inference_mode")
+
+    def test_goes_on_with_as_many_processes_as_the_pilot_says(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
+        found = sdopt(tmp_path, "run", *self.STUDY, "protocol.precision=0.03")
+        assert found.code == 0, found.shown
+        for row in found.result.variants:
+            assert row.status is Status.OK, row.reason
+            assert [(m.replicate, m.session) for m in row.measurements] == [(0, 0), (1, 0), (2, 0), (3, 1)]
+        assert "kept going by grad_mode=inference_mode (4 processes)" in found.shown
+        assert found.result.precision is not None
+        assert found.result.precision.spent_s > 0
+
+    def test_ends_when_the_budget_is_spent_and_can_be_given_more(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = sdopt(tmp_path, "run", *self.STUDY, "protocol.precision=0.0001", "protocol.budget_s=1")
+        assert found.code == 0, found.shown
+        assert len(found.result.sessions) == 1
+        assert "protocol.budget_s=1 was spent" in found.shown
+        assert "nothing is missing" in resume(found.folder).out
+        refused = resume(found.folder, "protocol.replicates=5")
+        assert refused.code == 2
+        assert "protocol.replicates: with protocol.precision the pilot's processes stay" in refused.err
+        monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
+        more = resume(found.folder, "protocol.budget_s=9999")
+        assert more.code == 0, more.shown
+        assert [m.replicate for m in more.result.variants[1].measurements] == [0, 1, 2, 3]
+        assert more.result.precision is not None
+        assert more.result.precision.stopped == ""
+
+
 class TestSweep:
     def test_jobs_that_finished_are_kept(self, sweep: Finished, sweep_folder: Path, tmp_path: Path) -> None:
         folder = tmp_path / sweep_folder.relative_to(sweep.cwd)
@@ -349,14 +460,16 @@ class TestMissingOf:
         last.status, last.measurements[0].session = Status.PENDING, 1
         missing = missing_of(study)
         assert missing.rounds == 2
-        assert missing.timed == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
+        assert missing.timed == {
+            (name, 0) for name in ("baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math")
+        }
         assert missing.unfinished == frozenset()
 
     def test_what_follows_a_missing_step_is_timed_again_too(self, study: StudyResult) -> None:
         middle = study.variant("+ grad_mode=inference_mode")
         middle.status, middle.measurements = Status.PENDING, []
-        assert missing_of(study).timed == {row.name for row in study.variants}
-        assert missing_of(study).unfinished == {middle.name}
+        assert missing_of(study).timed == {(row.name, 0) for row in study.variants}
+        assert missing_of(study).unfinished == {(middle.name, 0)}
 
     def test_rounds_that_are_there_count(self, study: StudyResult) -> None:
         for row in study.variants:
@@ -365,7 +478,7 @@ class TestMissingOf:
         last = study.variant("+ attention=math")
         last.measurements[0].latency_s.pop()
         assert missing_of(study).rounds == 1
-        assert missing_of(study).unfinished == {row.name for row in study.variants}
+        assert missing_of(study).unfinished == {(row.name, 0) for row in study.variants}
 
     def test_a_block_that_broke_off_has_no_rounds(self, study: StudyResult) -> None:
         last = study.variant("+ attention=math")

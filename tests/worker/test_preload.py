@@ -139,3 +139,14 @@ class TestServer:
         assert context.get_start_method() == "spawn"
         assert chosen.warnings[0].endswith("each worker imports PyTorch anew, in seconds")
         assert chosen.warnings[1:] == ("another",)
+
+
+def test_a_library_that_asks_for_a_card_is_answered_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TorchAO does when it is imported: workers could not be forked after CUDA was started."""
+    body = 'import os\nassert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"\n'
+    library(tmp_path, monkeypatch, "asks_for_a_card", body)
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    assert import_all(["asks_for_a_card"]) == {}
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ

@@ -196,6 +196,7 @@ def _variant(
 ) -> VariantResult:
     """A variant like another, of other images, with the rounds of its processes resampled."""
     resampled: list[Any] = [
-        replace(m, latency_s=random.choice(m.latency_s, size=len(m.latency_s)).tolist()) for m in measurements
+        replace(m, latency_s=random.choice(m.deciding_s, size=len(m.deciding_s)).tolist(), left_out=[])
+        for m in measurements
     ]
     return replace(like, status=Status.OK, images=images, measurements=resampled, trips=[], quality={})

@@ -1,0 +1,96 @@
+"""Says which rounds others disturbed, and which rounds decide; by counted causes, and never by the times themselves."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sdopt.results.records import Measurement, StudyResult
+
+
+def shares(measurement: Measurement) -> list[float | None]:
+    """Returns, for each timed call, the share of the processor and of the GPU that others took; None if not known."""
+    count = len(measurement.latency_s)
+    calls = measurement.interference if len(measurement.interference) == count else [None] * count
+    on_gpu = [state.others or 0.0 for state in measurement.gpu] if len(measurement.gpu) == count else [0.0] * count
+    return [
+        None if call is None else call.waited + call.stolen + more for call, more in zip(calls, on_gpu, strict=True)
+    ]
+
+
+def worst_by_round(measurements: Iterable[Measurement]) -> list[float]:
+    """Returns the largest share of each round that all of these processes have timed; 0 where none is known."""
+    found = [shares(measurement) for measurement in measurements]
+    return [max((share for share in calls if share is not None), default=0.0) for calls in zip(*found, strict=False)]
+
+
+def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
+    """Whether as many rounds as are to decide are within the limit; without a limit all are."""
+    return limit is None or sum(share <= limit for share in worst) >= rounds
+
+
+def places_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
+    """Returns the places of the rounds that decide nothing: all but the `rounds` that others disturbed least.
+
+    Rounds within the limit count as equal, so that the first ones decide.
+
+    Args:
+        worst: the largest share of each round.
+        rounds: how many decide.
+        limit: share up to which a round is clean; None leaves out none.
+    """
+    if limit is None:
+        return []
+    ranked = sorted(range(len(worst)), key=lambda place: max(worst[place], limit))
+    return sorted(ranked[rounds:])
+
+
+@dataclass(frozen=True)
+class RoundCounts:
+    """The rounds of a study; in blocks, each call of a block is a round.
+
+    Attributes:
+        timed: all rounds whose interference is known.
+        disturbed: those with a call from which others took more than `protocol.interference`.
+        left_out: those that decide nothing.
+        undecided: disturbed ones that decide all the same, because there were too few clean ones.
+        waited: the largest share of the processor that a worker waited for.
+        stolen: the largest share that the hypervisor took.
+        on_gpu: the largest share for which others used the GPU.
+    """
+
+    timed: int
+    disturbed: int
+    left_out: int
+    undecided: int
+    waited: float
+    stolen: float
+    on_gpu: float
+
+
+def count_rounds(result: StudyResult) -> RoundCounts | None:
+    """Counts the rounds of a study; None where nothing says what disturbed them, or nothing is to be left out."""
+    limit = result.config.protocol.interference
+    worst: dict[tuple[object, ...], float] = {}
+    left_out = set()
+    for variant in result.variants:
+        for number, measurement in enumerate(variant.measurements):
+            in_blocks = bool(result.sessions) and result.sessions[measurement.session].schedule == "blocks"
+            for place, share in enumerate(shares(measurement)):
+                if share is not None:
+                    key = (measurement.session, place, *((variant.name, number) if in_blocks else ()))
+                    worst[key] = max(share, worst.get(key, 0.0))
+                    if place in measurement.left_out:
+                        left_out.add(key)
+    if limit is None or not worst:
+        return None
+    disturbed = {key for key, share in worst.items() if share > limit}
+    measured = [measurement for variant in result.variants for measurement in variant.measurements]
+    calls = [call for measurement in measured for call in measurement.interference if call is not None]
+    return RoundCounts(
+        timed=len(worst),
+        disturbed=len(disturbed),
+        left_out=len(left_out),
+        undecided=len(disturbed - left_out),
+        waited=max(call.waited for call in calls),
+        stolen=max(call.stolen for call in calls),
+        on_gpu=max((state.others or 0.0 for measurement in measured for state in measurement.gpu), default=0.0),
+    )

@@ -1,0 +1,62 @@
+"""How many processes a speed-up needs for an interval as narrow as was asked for (`protocol.precision`).
+
+Whoever measures until an interval is narrow enough stops where it happens to look narrow, and such intervals miss the
+truth too often. So Stein's two stages (1945): the deviation among the first `protocol.replicates` processes, the pilot,
+decides how many there shall be, and the interval around the mean of all keeps to that deviation. It covers the truth as
+often as it says, whatever the deviation is, because the deviation and the mean of normal samples are independent.
+"""
+
+import math
+from collections.abc import Mapping
+
+from scipy import special
+
+from sdopt.analysis.timing import MINIMUM_PROCESSES, pilot_speedup
+from sdopt.errors import UsageError
+from sdopt.results.records import StudyResult
+from sdopt.schema import Gate, Protocol
+
+
+def require_precision(protocol: Protocol, gate: Gate) -> None:
+    """Raises UsageError if a precision is asked for that no number of processes could show, or a budget for none."""
+    problems = []
+    pilot = gate.replicates if protocol.replicates is None else protocol.replicates
+    if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
+        problems.append(
+            f"protocol.precision={protocol.precision:g}: takes protocol.replicates={MINIMUM_PROCESSES} or more, whose "
+            f"deviation decides how many processes are added; there are {pilot}"
+        )
+    if protocol.budget_s is not None and protocol.precision is None:
+        problems.append(
+            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not given"
+        )
+    if problems:
+        raise UsageError(problems)
+
+
+def processes_needed(result: StudyResult) -> dict[str, int]:
+    """Returns by candidate how many processes its speed-ups need; candidates without an interval are left out."""
+    precision, found = result.config.protocol.precision, dict[str, int]()
+    if precision is None:
+        return found
+    for edge in result.comparisons:
+        candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
+        if candidate.role == "control":
+            continue
+        pilot = pilot_speedup(candidate, reference)
+        if pilot is not None and pilot.error is not None:
+            width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
+            needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)
+            found[candidate.name] = max(needed, pilot.n, found.get(candidate.name, 0))
+    return found
+
+
+def kept_going(result: StudyResult) -> Mapping[str, tuple[int, int]]:
+    """Returns the candidates that needed more processes than the pilot had: how many they have, and need."""
+    if result.precision is None:
+        return {}
+    return {
+        name: (len(result.variant(name).samples), needed)
+        for name, needed in result.precision.needed.items()
+        if needed > result.config.replicates
+    }

@@ -1,0 +1,89 @@
+"""A pipeline with options applied to it: how it is loaded, changed, called and proven."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from sdopt.measure.trace import Trace
+from sdopt.optimizations.base import Finding, Inputs, Optimization, Proof
+from sdopt.pipelines.loading import load_pipeline
+from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass
+class Assembly:
+    """A pipeline and the options that were applied to it.
+
+    Attributes:
+        pipe: the pipeline.
+        options: by axis, in the order in which they were applied.
+        proofs: by axis; each judges its option by the trace of a call.
+    """
+
+    pipe: "DiffusionPipeline"
+    options: Mapping[str, Optimization]
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    _changes: list[Callable[[Inputs], Inputs]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, variant: Variant, device: str) -> "Assembly":
+        """Loads the pipeline of a variant, and applies its options.
+
+        Args:
+            variant: the model, its scheduler and task, and the options.
+            device: PyTorch's name of the device.
+
+        Raises:
+            UsageError: files are missing.
+        """
+        options = dict(variant.applied)
+        arguments = {key: value for option in options.values() for key, value in option.load_kwargs().items()}
+        dtype = arguments.get("dtype", torch.float32)
+        for option in options.values():
+            arguments |= option.parts(variant.model, dtype)
+        on_host = any(option.loads_on_host for option in options.values())
+        pipe = load_pipeline(variant.model, variant.scheduler, variant.task, device, arguments, on_host)
+        return cls.of(pipe, options)
+
+    @classmethod
+    def of(cls, pipe: "DiffusionPipeline", options: Mapping[str, Optimization]) -> "Assembly":
+        """Applies options to a pipeline, in their order."""
+        assembly = cls(pipe, options)
+        for axis, option in options.items():
+            assembly.proofs[axis] = option.apply(pipe)
+        return assembly
+
+    def prepare_inputs(self, prompts: Sequence[str]) -> None:
+        """Lets the options compute once what depends on prompts alone; `prompts` are those of all calls to come."""
+        with self.entered():
+            changes = [option.prepare_inputs(self.pipe, prompts) for option in self.options.values()]
+        self._changes = [change for change in changes if change is not None]
+
+    def changed(self, inputs: Inputs) -> Inputs:
+        """Returns the prompts and the noise of a call as the options change them."""
+        for change in self._changes:
+            inputs = change(inputs)
+        return inputs
+
+    @property
+    def call_kwargs(self) -> Inputs:
+        """What the options add to each call."""
+        return {key: value for option in self.options.values() for key, value in option.call_kwargs().items()}
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enters what the options put around each call."""
+        with ExitStack() as stack:
+            for option in self.options.values():
+                stack.enter_context(option.context(self.pipe))
+            yield
+
+    def findings(self, trace: Trace) -> dict[str, Finding]:
+        """Returns by axis what the trace of a call shows of each option."""
+        return {axis: proof(trace) for axis, proof in self.proofs.items()}

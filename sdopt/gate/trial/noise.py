@@ -1,0 +1,266 @@
+"""Whether timing disturbed rounds again, and adding processes until an interval is narrow, keep intervals honest.
+
+Studies of invented times, analysed by sdopt's own code. The times of a process are its variant's time, times what the
+process differs by, times what each round differs by, plus what others took from the call.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
+from sdopt.analysis.precision import processes_needed
+from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, log_speedup
+from sdopt.results.records import (
+    Comparison,
+    Environment,
+    Interference,
+    Measurement,
+    RecordedConfig,
+    Status,
+    StudyResult,
+    VariantResult,
+)
+from sdopt.schema import Protocol
+
+ROUND_DEVIATION = 0.03
+"""Deviation of a round's time, as a share: what two shared CPU cores show."""
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Other work on the machine, which comes and goes.
+
+    Attributes:
+        chance: of meeting a call, for each second of the call.
+        takes_s: mean of the time that it takes from a call; its distribution is exponential.
+        unseen: what it costs beyond what is counted, by emptied caches, as a share of that.
+    """
+
+    chance: float
+    takes_s: float = 0.1
+    unseen: float = 0.5
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What many simulated studies say of a speed-up: shares of the studies, and ratios.
+
+    Attributes:
+        bias: geometric mean of the estimates over the truth, less 1.
+        covered: intervals that held the truth.
+        width: geometric mean of the upper over the lower bound, less 1, halved.
+        rounds: mean number of rounds that were timed.
+        processes: mean number of processes of each variant.
+    """
+
+    bias: float
+    covered: float
+    width: float
+    rounds: float
+    processes: float
+
+
+@dataclass(frozen=True)
+class _Study:
+    found: LogRatio
+    rounds: int
+    processes: int
+
+
+def _summary(studies: Sequence[_Study], gain: float) -> Summary:
+    truth = math.log(gain)
+    intervals = [study.found.interval(CONFIDENCE) for study in studies]
+    bounds = [(found.low, found.high) for found in intervals if found.low is not None and found.high is not None]
+    return Summary(
+        bias=math.exp(float(np.mean([study.found.mean - truth for study in studies]))) - 1,
+        covered=float(np.mean([low <= gain <= high for low, high in bounds])),
+        width=(math.exp(float(np.mean([math.log(high / low) for low, high in bounds]))) - 1) / 2,
+        rounds=float(np.mean([study.rounds for study in studies])),
+        processes=float(np.mean([study.processes for study in studies])),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- interference
+
+
+def with_neighbour(
+    neighbour: Neighbour,
+    protocol: Protocol,
+    studies: int,
+    gain: float = 1.0,
+    seconds: float = 1.0,
+    between: float = 1.0,
+) -> Summary:
+    """Returns what studies beside other work say of an option.
+
+    Args:
+        neighbour: the other work.
+        protocol: `replicates`, `rounds`, `interference` and `extra_rounds`.
+        studies: how many.
+        gain: the option's true speed-up.
+        seconds: of a call of the baseline, undisturbed.
+        between: deviation between processes, as a multiple of that between rounds.
+    """
+    random = np.random.default_rng([7, round(1000 * neighbour.chance), round(100 * gain)])
+    found = [_beside(neighbour, protocol, gain, seconds, between, random) for _ in range(studies)]
+    return _summary(found, gain)
+
+
+def _beside(
+    neighbour: Neighbour,
+    protocol: Protocol,
+    gain: float,
+    seconds: float,
+    between: float,
+    random: np.random.Generator,
+) -> _Study:
+    sides = [VariantResult(name, "variant", {}, [], RecordedConfig(), status=Status.OK) for name in ("option", "base")]
+    processes, levels = [], []
+    for side, level in zip(sides, (seconds / gain, seconds), strict=True):
+        for replicate in range(protocol.replicates or 1):
+            side.measurements.append(Measurement(replicate))
+            levels.append(level * math.exp(between * ROUND_DEVIATION * random.standard_normal()))
+        processes += side.measurements
+    extra = 0 if protocol.interference is None else protocol.extra_rounds or math.ceil(protocol.rounds / 2)
+    for number in range(protocol.rounds + extra):
+        if number >= protocol.rounds and enough_clean(
+            worst_by_round(processes), protocol.rounds, protocol.interference
+        ):
+            break
+        for process, level in zip(processes, levels, strict=True):
+            clean = level * math.exp(ROUND_DEVIATION * random.standard_normal())
+            taken = float(random.exponential(neighbour.takes_s, random.poisson(neighbour.chance * clean)).sum())
+            process.latency_s.append(clean + taken * (1 + neighbour.unseen))
+            process.interference.append(Interference(taken / process.latency_s[-1], 0.0))
+    places = places_left_out(worst_by_round(processes), protocol.rounds, protocol.interference)
+    for process in processes:
+        process.left_out = places
+    found = log_speedup(*sides)
+    assert found is not None
+    return _Study(found, len(processes[0].latency_s), protocol.replicates or 1)
+
+
+NEIGHBOURS = (0.0, 0.02, 0.1, 0.5)
+"""How often other work meets a call, for each second of it."""
+
+GAINS = (1.0, 1.25)
+
+DISTURBED = (
+    "speed-up",
+    "neighbour met / s",
+    "rule",
+    "bias",
+    "95 % interval holds the truth",
+    "half its width",
+    "rounds timed",
+)
+
+
+def disturbed_rounds(studies: int) -> list[tuple[str, ...]]:
+    """Returns rows for each rate of interference and each true speed-up, without the rule and with it."""
+    rows: list[tuple[str, ...]] = []
+    for gain in GAINS:
+        for chance in NEIGHBOURS:
+            for rule, limit in (("off", None), ("on", Protocol().interference)):
+                protocol = Protocol(replicates=3, interference=limit)
+                found = with_neighbour(Neighbour(chance), protocol, studies, gain)
+                shown = (_signed(found.bias), _percent(found.covered), f"±{_percent(found.width)}")
+                rows.append((f"{gain:g}×", f"{chance:g}", rule, *shown, f"{found.rounds:.1f}"))
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------------- precision
+
+
+def two_stages(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
+    """Stein's procedure, with the study's own code: the pilot decides how many processes there shall be."""
+    result = _empty(Protocol(replicates=pilot, precision=precision, confidence=CONFIDENCE))
+    _add(result, pilot, between, random)
+    [needed] = processes_needed(result).values()
+    _add(result, needed - pilot, between, random)
+    found = log_speedup(*result.variants)
+    assert found is not None
+    return _Study(found, 0, needed)
+
+
+def until_narrow(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
+    """For contrast: one process more until Student's interval is narrow enough."""
+    result = _empty(Protocol(replicates=pilot, confidence=CONFIDENCE))
+    _add(result, pilot, between, random)
+    while True:
+        found = log_speedup(*result.variants)
+        assert found is not None
+        high, processes = found.interval(CONFIDENCE).high, len(result.variants[0].measurements)
+        if high is not None and math.log(high) - found.mean <= math.log1p(precision):
+            return _Study(found, 0, processes)
+        _add(result, 1, between, random)
+
+
+def _empty(protocol: Protocol) -> StudyResult:
+    config = replace(RecordedConfig(), protocol=protocol)
+    rows = [VariantResult(name, "variant", {}, [], config, status=Status.OK) for name in ("option", "base")]
+    environment = Environment("", None, None, "", "", {}, {}, {}, "", [])
+    return StudyResult(
+        "simulated", "explicit", "", environment, config, rows, [Comparison("option", "base", "")], "base"
+    )
+
+
+def _add(result: StudyResult, processes: int, between: float, random: np.random.Generator, rounds: int = 4) -> None:
+    """Adds processes to both variants, in one session."""
+    for row in result.variants:
+        begun = len(row.measurements)
+        for number in range(processes):
+            level = between * ROUND_DEVIATION * random.standard_normal()
+            times = np.exp(level + ROUND_DEVIATION * random.standard_normal(rounds))
+            row.measurements.append(Measurement(begun + number, begun, latency_s=times.tolist()))
+
+
+PILOTS = (MINIMUM_PROCESSES, 5, 8)
+BETWEEN = (0.3, 1.0, 2.0)
+PRECISION = 0.03
+
+STOPPING = (
+    "between / round",
+    "pilot",
+    "two stages hold the truth",
+    "half the width",
+    "processes",
+    "until narrow enough: hold the truth",
+    "processes",
+)
+
+
+def stopping(studies: int) -> list[tuple[str, ...]]:
+    """Returns a row for each deviation and each pilot: coverage and processes, with Stein's stages and without."""
+    rows: list[tuple[str, ...]] = []
+    for between in BETWEEN:
+        for pilot in PILOTS:
+            stein, naive = (precise(rule, pilot, PRECISION, between, studies) for rule in (two_stages, until_narrow))
+            shown = (_percent(stein.covered), f"±{_percent(stein.width)}", f"{stein.processes:.1f}")
+            rows.append((f"{between:g}", str(pilot), *shown, _percent(naive.covered), f"{naive.processes:.1f}"))
+    return rows
+
+
+def precise(
+    rule: Callable[[int, float, float, np.random.Generator], _Study],
+    pilot: int,
+    precision: float,
+    between: float,
+    studies: int,
+) -> Summary:
+    """Returns what studies say of an option without effect that go on by a rule until it is known precisely."""
+    random = np.random.default_rng([11, pilot, round(10 * between)])
+    return _summary([rule(pilot, precision, between, random) for _ in range(studies)], 1.0)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.2f} %"

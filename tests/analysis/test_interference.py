@@ -1,0 +1,115 @@
+"""Which rounds decide: by what others took, and never by the times; all sides of a round together."""
+
+import numpy as np
+import pytest
+
+from sdopt.analysis.figures import figures_by_variant
+from sdopt.analysis.interference import count_rounds, enough_clean, places_left_out, shares, worst_by_round
+from sdopt.analysis.timing import log_speedup, paired_rounds
+from sdopt.report.rows import notes_of
+from sdopt.results.records import GpuState, Interference, Measurement, StudyResult
+from tests.records import reconfigure
+
+
+def measurement(*shared: float, times: list[float] | None = None) -> Measurement:
+    calls = [Interference(share, 0.0) for share in shared]
+    return Measurement(0, latency_s=times or [1.0] * len(shared), interference=[*calls])
+
+
+class TestPlacesLeftOut:
+    @pytest.mark.parametrize(
+        ("worst", "left_out"),
+        [
+            ([0.0, 0.0, 0.0], []),
+            ([0.5, 0.0, 0.0], []),  # too few yet: the disturbed one decides
+            ([0.5, 0.0, 0.0, 0.0], [0]),
+            ([0.019, 0.02, 0.0, 0.0], [3]),  # clean ones are alike, and the first ones decide
+            ([0.5, 0.3, 0.4, 0.0, 0.6], [0, 4]),  # the least disturbed ones fill up
+        ],
+    )
+    def test_the_least_disturbed_rounds_decide(self, worst: list[float], left_out: list[int]) -> None:
+        assert places_left_out(worst, 3, 0.02) == left_out
+
+    def test_without_a_limit_all_decide(self) -> None:
+        assert places_left_out([1.0, 0.0], 1, None) == []
+        assert enough_clean([1.0], 1, None)
+
+    def test_enough_are_clean(self) -> None:
+        assert enough_clean([0.02, 0.5, 0.0], 2, 0.02)
+        assert not enough_clean([0.02, 0.5, 0.03], 2, 0.02)
+
+
+class TestShares:
+    def test_add_up_over_the_causes(self) -> None:
+        found = Measurement(0, latency_s=[1.0], interference=[Interference(0.01, 0.02)], gpu=[GpuState(others=0.3)])
+        assert shares(found) == [pytest.approx(0.33)]
+
+    def test_are_unknown_where_nothing_was_recorded(self) -> None:
+        assert shares(Measurement(0, latency_s=[1.0, 2.0])) == [None, None]
+        assert worst_by_round([Measurement(0, latency_s=[1.0, 2.0])]) == [0.0, 0.0]
+
+    def test_do_not_look_at_the_times(self) -> None:
+        slow = measurement(0.0, 0.1, times=[9.0, 1.0])
+        assert shares(slow) == shares(measurement(0.0, 0.1))
+
+    def test_of_a_round_are_the_worst_of_all_processes(self) -> None:
+        assert worst_by_round([measurement(0.0, 0.1, 0.0), measurement(0.2, 0.0)]) == [0.2, 0.1]
+
+
+def disturb(result: StudyResult, place: int, share: float, left_out: bool) -> None:
+    """As if others had disturbed one call of the baseline's first process in one round."""
+    reconfigure(result, "protocol", interference=0.02)
+    for row in result.variants:
+        for found in row.measurements:
+            found.interference = [Interference(0.001, 0.0, cpu_mhz=2000.0) for _ in found.latency_s]
+            found.left_out = [place] if left_out else []
+    result.variant("baseline").measurements[0].interference[place] = Interference(share, 0.0)
+
+
+class TestStudy:
+    def test_rounds_that_were_left_out_decide_nothing(self, result: StudyResult) -> None:
+        candidate, baseline = result.variant("bfloat16"), result.variant("baseline")
+        before = log_speedup(candidate, baseline)
+        disturb(result, 2, 0.5, left_out=True)
+        for found in candidate.measurements:
+            found.latency_s[2] *= 100
+        assert paired_rounds(candidate, baseline, 0) == 5
+        after = log_speedup(candidate, baseline)
+        assert before is not None
+        assert after is not None
+        assert abs(after.mean - before.mean) < np.log(100) / 6
+        for found in candidate.measurements:
+            found.left_out = []
+        assert paired_rounds(candidate, baseline, 0) == 5
+
+    def test_are_counted_and_noted(self, result: StudyResult) -> None:
+        disturb(result, 2, 0.5, left_out=True)
+        counts = count_rounds(result)
+        assert counts is not None
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
+        said = (
+            "Disturbed rounds: in 1 of 6, others took more than 2 % of the processor from a call "
+            "(waiting for a core up to 50 %); 1 decide nothing."
+        )
+        assert said in notes_of(result)
+
+    def test_that_decide_all_the_same_are_noted(self, result: StudyResult) -> None:
+        disturb(result, 2, 0.5, left_out=False)
+        [note] = [note for note in notes_of(result) if note.startswith("Disturbed rounds")]
+        assert "1 decide all the same, because there were too few clean ones" in note
+
+    def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
+        for row in result.variants:
+            for found in row.measurements:
+                found.interference = []
+        assert count_rounds(result) is None
+        disturb(result, 2, 0.001, left_out=False)
+        assert not [note for note in notes_of(result) if note.startswith("Disturbed rounds")]
+
+    def test_figures_have_them_by_variant(self, result: StudyResult) -> None:
+        disturb(result, 2, 0.5, left_out=True)
+        flat = figures_by_variant(result)["baseline"].flat
+        assert flat["interference/worst"] == 0.5
+        assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)
+        assert flat["interference/calls_left_out"] == 3
+        assert flat["interference/cpu_mhz"] == 2000.0

@@ -1,0 +1,89 @@
+"""Rounds that other work on the machine disturbs: timed again, left out on all sides, and counted."""
+
+from pathlib import Path
+
+import pytest
+
+from sdopt.analysis.interference import count_rounds
+from sdopt.results.records import Interference
+from sdopt.study.designs import CONTROL
+from tests.command import SMOKE, sdopt
+
+STUDY = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0", "protocol.rounds=2", "grad_mode=inference_mode")
+
+
+class Meter:
+    """Counts as the kernel would that took half of the processor from some calls of a study, by their number."""
+
+    disturbed: frozenset[int] = frozenset()
+    off = ""
+    calls = 0
+
+    def __init__(self, pid: int) -> None:
+        assert pid > 1
+
+    def stop(self, seconds: float) -> Interference:
+        assert seconds > 0
+        type(self).calls += 1
+        return Interference(0.5 if self.calls in self.disturbed else 0.0, 0.0)
+
+
+@pytest.fixture
+def meter(monkeypatch: pytest.MonkeyPatch) -> type[Meter]:
+    made = type("MeterOfOneTest", (Meter,), {})
+    monkeypatch.setattr("sdopt.study.rounds.InterferenceMeter", made)
+    return made
+
+
+class TestDisturbedRounds:
+    def test_are_timed_again_and_left_out_on_all_sides(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.disturbed = frozenset({2})  # in the first of two rounds of three processes
+        found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02")
+        assert found.code == 0, found.shown
+        measured = [measurement for row in found.result.variants for measurement in row.measurements]
+        assert [len(m.latency_s) for m in measured] == [3, 3, 3]
+        assert [m.left_out for m in measured] == [[0], [0], [0]]
+        assert all(m.deciding_s == m.latency_s[1:] for m in measured)
+        assert "in 1 of 3, others took more than 2 % of the processor from a call" in found.shown
+        assert found.result.comparisons[0].speedup is not None
+        assert found.result.comparisons[0].speedup.n == 2
+
+    def test_are_timed_again_no_more_often_than_allowed(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.disturbed = frozenset(range(100)) - {4, 5, 6}  # only the second round is clean
+        found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02", "protocol.extra_rounds=2")
+        assert found.code == 0, found.shown
+        measured = [measurement for row in found.result.variants for measurement in row.measurements]
+        assert [(len(m.latency_s), m.left_out) for m in measured] == [(4, [2, 3])] * 3
+        counts = count_rounds(found.result)
+        assert counts is not None
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (4, 3, 2, 1)
+
+    def test_of_a_block_are_its_own(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.disturbed = frozenset({1})  # of the baseline, before the first block
+        found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02", "protocol.schedule=blocks")
+        assert found.code == 0, found.shown
+        [baseline], [control] = (found.result.variant(name).measurements for name in ("baseline", CONTROL))
+        assert baseline.left_out == [0]
+        assert control.left_out == []
+        assert control.latency_before_s == baseline.latency_s[1:3]
+        assert len(baseline.latency_s) == 7
+
+    def test_are_not_known_where_the_kernel_does_not_count(self, tmp_path: Path, meter: type[Meter]) -> None:
+        meter.off = "interference is not recorded here"
+        found = sdopt(tmp_path, "run", *STUDY, "protocol.interference=0.02")
+        assert found.code == 0, found.shown
+        measured = [measurement for row in found.result.variants for measurement in row.measurements]
+        assert [(len(m.latency_s), m.interference) for m in measured] == [(2, [])] * 3
+        assert found.shown.count("interference is not recorded here") == 1
+        assert found.result.environment.warnings == ["interference is not recorded here"]
+
+
+def test_what_disturbs_each_call_is_recorded(tmp_path: Path) -> None:
+    found = sdopt(tmp_path, "run", *STUDY)
+    for row in found.result.variants:
+        for measurement in row.measurements:
+            assert len(measurement.interference) == len(measurement.latency_s) == 2
+            for call in measurement.interference:
+                assert call is not None
+                assert 0 <= call.waited <= 1
+                assert 0 <= call.stolen <= 1
