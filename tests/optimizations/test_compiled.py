@@ -1,11 +1,13 @@
 """What compilers really make of the packaged model: each of them takes a minute or more on two cores."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from sdopt.optimizations.base import Contract
+from sdopt.optimizations.compiler import InductorDynamic
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.session import PipelineHost
 from tests.conftest import Load
@@ -81,6 +83,24 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
     with torch.no_grad():
         other._pipe.unet.conv_out.weight.mul_(0.5)
     assert not torch.equal(latents(other, tmp_path / "third"), first)
+
+
+@pytest.mark.parametrize("square", [False, True])
+def test_any_shape_is_refuted_where_equal_sizes_must_stay_equal(
+    session: Load, monkeypatch: pytest.MonkeyPatch, square: bool
+) -> None:
+    """With TorchDynamo alone, which decides what is compiled anew."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, mode, dynamic: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    if square:
+        monkeypatch.setattr(InductorDynamic, "context", lambda *_: nullcontext())
+    host = session("compiler=inductor_dynamic", TWO_STEPS)
+    found = evidence(host)
+    assert found.facts["compiled_anew"] == int(square)
+    assert found.engaged is not square
 
 
 def test_any_shape_is_one_compilation(session: Load) -> None:

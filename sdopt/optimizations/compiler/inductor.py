@@ -1,10 +1,12 @@
 """`torch.compile` with Inductor: on whole modules, on the blocks that repeat, or for any shape at once."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.fx.experimental._config
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
@@ -131,6 +133,13 @@ class InductorDynamic(Compiler):
         return missing_for_inductor(ctx)
 
     @override
+    def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
+        # By default, sizes that are equal in the first call must stay equal: a square image would keep out all others.
+        settings: Any = torch.fx.experimental._config
+        patched: AbstractContextManager[Any] = settings.patch(use_duck_shape=False)
+        return patched
+
+    @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
         last: list[tuple[Any, Any]] = []
@@ -148,7 +157,8 @@ class InductorDynamic(Compiler):
             if not found.engaged:
                 return found
             before = compilation.compiled_so_far()[1]
-            shapes = _call_in_another_shape(denoiser_of(pipe), *last[0])
+            with self.context(pipe):
+                shapes = _call_in_another_shape(denoiser_of(pipe), *last[0])
             recompiled = compilation.compiled_so_far()[1] - before
             summary = f"{found.summary}; {shapes[0]} and then {shapes[1]}: {recompiled} compiled anew"
             return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
