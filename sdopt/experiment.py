@@ -46,7 +46,7 @@ from sdopt.study.resume import merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
-from sdopt.tracking.store import TrackingError, require_mlflow, require_store
+from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store
 from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
@@ -246,6 +246,7 @@ class Experiment:
         try:
             self.measure(plan, result, machine)
             self.timeline.enter("quality and verdicts")
+            import_in_background(self.config.tracking)
             self.evaluate(result, machine)
             self.judge(result)
         finally:

@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from sdopt.config.composer import HydraComposer
+from sdopt.config.overrides import group_of
 from sdopt.config.paths import CONF
 from sdopt.results.records import Status, StudyResult
 from tests.command import ROOT, SMOKE, sdopt
@@ -99,3 +100,25 @@ def test_the_documented_optimized_pipeline_runs(capsys: pytest.CaptureFixture[st
     assert "memory=vae_slicing: a batch of 2 decoded with at most 1 at a time" in shown
     assert "NO EFFECT" not in shown
     assert names["image"].size == (64, 64)
+
+
+def test_the_readme_counts_the_optimizations() -> None:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        defaults = HydraComposer([]).current.choices
+        groups = {group_of(axis) for axis in HydraComposer([]).current.optimizations} | {"memory"}
+    files = {group: len(list((CONF / group).glob("*.yaml"))) for group in groups}
+    # Of a group that combines none is chosen at first; of the others the first choice is no optimization.
+    counts = {group: number - (group in defaults) for group, number in files.items()}
+    readme = (ROOT / "README.md").read_text()
+    assert f"sdopt has {sum(counts.values())} optimizations today" in readme
+    precision, compiler, attention, memory, caching = (
+        f"{counts[group]} {name}"
+        for group, name in {
+            "precision": "precisions",
+            "compiler": "compilers",
+            "attention": "for attention",
+            "memory": "for memory",
+            "caching": "caches",
+        }.items()
+    )
+    assert f"{precision}, {compiler}, {attention}, {memory}, {caching}" in readme

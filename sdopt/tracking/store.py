@@ -4,9 +4,11 @@ import logging
 import os
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +35,12 @@ def require_mlflow() -> None:
     """Raises UsageError where mlflow is not installed: better before a measurement than after it."""
     if find_spec("mlflow") is None:
         raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
+
+
+def import_in_background(tracking: Tracking) -> None:
+    """Imports MLflow, which takes seconds, in a thread of its own: for a process that waits for another one."""
+    if tracking.kind == "mlflow" and find_spec("mlflow") is not None:
+        threading.Thread(target=import_module, args=("mlflow",), daemon=True).start()
 
 
 def require_store(tracking: Tracking) -> str | None:
