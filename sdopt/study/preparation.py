@@ -24,7 +24,7 @@ _SIDE_BY_SIDE = 2
 """So many processes work at once on a CPU where nothing is timed: a single one leaves a part of it idle."""
 
 
-def solo_pass(run: StudyRun) -> None:
+def prepare_processes(run: StudyRun) -> None:
     """Brings each process to its steady state, and measures its memory.
 
     The first process of each variant is loaded, and called for the first time, while no other works. Warm-up calls, and

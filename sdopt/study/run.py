@@ -14,7 +14,7 @@ from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.image_cache import ImageCache
 from sdopt.study.missing import Missing, missing_of
 from sdopt.study.precision import PrecisionPlan
-from sdopt.study.preparation import solo_pass
+from sdopt.study.preparation import prepare_processes
 from sdopt.study.progress import Progress
 from sdopt.study.rounds import blocks, interleaved_rounds
 from sdopt.study.state import StudyRun, VariantProcess
@@ -90,7 +90,7 @@ def measure_missing(run: StudyRun, schedule: Schedule) -> None:
         if not missing.variants:
             return
         _open_session(run, missing, next_schedule)
-        solo_pass(run)
+        prepare_processes(run)
         if run.interleaved:
             # Rounds that were whole stay, paired within their own session.
             next_schedule = interleaved_rounds(run)
