@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from . import end_with_code
 
 if TYPE_CHECKING:
+    from sdopt.config.composer import HydraComposer
     from sdopt.doctor.diagnosis import Diagnosis
+    from sdopt.doctor.matrix import Cell
+    from sdopt.hardware.device import Device
     from sdopt.schema import Hardware
     from sdopt.worker.forkserver import StartContext
     from sdopt.worker.machine import Machine
@@ -27,6 +30,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides: the configuration that each option is tried on")
     parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="a folder with groups of your own")
     parser.add_argument("--quick", action="store_true", help="measure no ceilings (they take some seconds)")
+    parser.add_argument(
+        "--matrix",
+        action="store_true",
+        help="print instead for each option, model and task: proven on which device, unproven, or impossible and why",
+    )
+    parser.add_argument(
+        "--records", type=Path, default=None, metavar="FOLDER", help="results that prove options [outputs/records]"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, raw samples included")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="write the ceilings as a data sheet: my_conf/hardware/NAME.yaml"
@@ -47,7 +58,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.config.groups import data_sheets, optimization_options
     from sdopt.doctor.diagnosis import diagnose
     from sdopt.doctor.options import check_options
-    from sdopt.doctor.tables import tables
+    from sdopt.doctor.tables import matrix_table, tables
     from sdopt.hardware.probe import list_cards
     from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
@@ -59,6 +70,16 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
         _require_ceilings(arguments, planned)
         for warning in machine.warnings:
             print(f"sdopt: {warning}", file=sys.stderr)
+        if arguments.matrix:
+            with console.status("asking every option"):
+                cells = _matrix(arguments, composer, machine.device)
+            if arguments.json:
+                print(
+                    json.dumps({"device": asdict(machine.device), "cells": [asdict(cell) for cell in cells]}, indent=1)
+                )
+            else:
+                console.print(matrix_table(cells, machine.device))
+            return 0
         with console.status("asking the devices"):
             cards = in_process(context, list_cards, what="the CUDA devices")
             options = check_options(composer, optimization_options(arguments.config_dir), machine.device, data_sheets())
@@ -74,6 +95,20 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     if arguments.save:
         _save(found, arguments.save)
     return 0
+
+
+def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[Cell]":
+    """Returns what is known of each option with each model and task on a device."""
+    from sdopt.config.groups import data_sheets, optimization_options, options_of
+    from sdopt.doctor.matrix import RECORDS, Matrix, proofs_in, records_in
+    from sdopt.errors import UsageError
+
+    own, sheets = arguments.config_dir, data_sheets()
+    if arguments.records and not arguments.records.is_dir():
+        raise UsageError(f"--records {arguments.records}: no such folder")
+    proofs = proofs_in(records_in(arguments.records or RECORDS), sheets)
+    matrix = Matrix(composer, optimization_options(own), options_of("model", own), options_of("task", own))
+    return matrix.cells(device, proofs, sheets)
 
 
 def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, StartContext, bool]":
@@ -96,9 +131,13 @@ def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, S
 
 
 def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
-    """Raises UsageError where `--save` has nothing to save, or nowhere to save it."""
+    """Raises UsageError where `--save` has nothing to save, or nowhere to save it, or a flag would do nothing."""
     from sdopt.errors import UsageError
 
+    if arguments.save and arguments.matrix:
+        raise UsageError("--save: --matrix measures no ceilings")
+    if arguments.records and not arguments.matrix:
+        raise UsageError("--records: is for --matrix")
     if arguments.save and (planned or arguments.quick):
         raise UsageError("--save: there are no ceilings to save of a card that is not here, or with --quick")
     if arguments.save and arguments.save.absolute().parent.name != "hardware":

@@ -22,6 +22,12 @@ def optimization_options(config_dir: Path | None = None) -> Iterator[tuple[str, 
                 yield path.parent.name, path.stem
 
 
+def options_of(group: str, config_dir: Path | None = None) -> list[str]:
+    """Returns the options of one group, packaged or the user's own."""
+    folders = [CONF, *([config_dir] if config_dir else [])]
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+
+
 @cache
 def default_options() -> Mapping[str, Any]:
     """Returns the option that `config.yaml` chooses in each group; a list in a group whose options combine."""

@@ -1,5 +1,6 @@
 """Writes `conf/README.md`: every group, option and key, from the yaml files and the docstrings of their classes.
 
+After them it says which options are proven, and which are impossible, with which model and task.
 `python -m sdopt.config.reference` writes the page of a checkout; `--check` fails where it is not current.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from sdopt.config.compatibility import TITLE, compatibility
 from sdopt.config.groups import default_options
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF
@@ -33,9 +35,11 @@ def page() -> str:
     """Returns the whole page: the hand-written head, then a section for each group."""
     groups = [*(group for group in default_options() if group != PRESETS), PRESETS]
     contents = " · ".join(f"[`{group}`](#{group})" for group in groups)
+    contents += f" · [{TITLE}](#{TITLE.lower().replace(',', '').replace(' ', '-')})"
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
     parts += [part for group in groups for part in _section(group)]
-    parts.append("<!-- Written by python -m sdopt.config.reference from the yaml files and docstrings. -->")
+    parts.append(compatibility())
+    parts.append("<!-- Written by python -m sdopt.config.reference from the yaml files, docstrings and records. -->")
     return "\n\n".join(parts) + "\n"
 
 

@@ -46,9 +46,7 @@ def check_options(
         device: the device to check.
         sheets: data sheets of other cards, by name: an option that does not run is checked on each of them.
     """
-    made: dict[tuple[str, str], Variant | list[str]] = {}
-    for group, option in options:
-        made[group, option] = _composed(composer, group, option)
+    made = compose_options(composer, options)
     variants = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
     reports = []
     for (group, option), variant in made.items():
@@ -57,6 +55,13 @@ def check_options(
         else:
             reports.append(OptionReport(group, option, False, variant))
     return reports
+
+
+def compose_options(
+    composer: Composer, options: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], Variant | list[str]]:
+    """Returns the variant with each option by (group, option), or the problems of its configuration."""
+    return {(group, option): _composed(composer, group, option) for group, option in options}
 
 
 def _composed(composer: Composer, group: str, option: str) -> Variant | list[str]:
@@ -80,14 +85,14 @@ def _check(
     device: Device,
     sheets: Mapping[str, Sheet],
 ) -> OptionReport:
-    runs, reasons = _on(device, group, variant, variants)
+    runs, reasons = runs_on(device, group, variant, variants)
     if runs:
         return OptionReport(group, option, True, reasons)
-    able = [name for name, sheet in sheets.items() if _on(planned_device(sheet), group, variant, variants)[0]]
+    able = [name for name, sheet in sheets.items() if runs_on(planned_device(sheet), group, variant, variants)[0]]
     return OptionReport(group, option, False, reasons, _cards(able, sheets))
 
 
-def _on(
+def runs_on(
     device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]
 ) -> tuple[bool, list[str]]:
     """Returns whether an option runs on a device, by itself or beside another one, and what else it needs.

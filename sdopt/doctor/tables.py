@@ -1,6 +1,7 @@
 """Shows a diagnosis as tables for the terminal, and as a data sheet."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.doctor.diagnosis import Diagnosis
+from sdopt.doctor.matrix import Cell, State, grouped
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.measure.ceilings import COPY, Ceiling
@@ -130,6 +132,23 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
         if said:
             below.append(Text(f"  {report.group}={report.option}: {said}"))
     return [table] if wide else [table, *below]
+
+
+def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
+    """Returns every option × model × task as a table, in which what is the same of several stands once."""
+    table = _table(f"options × models × tasks on {escape(device.name)}", "option", "model", "task", "")
+    colours = {State.PROVEN: "green", State.IMPOSSIBLE: "red"}
+    counted = Counter(cell.state for cell in cells)
+    by_option: dict[str, dict[tuple[str, str], Cell]] = {}
+    for cell in cells:
+        by_option.setdefault(f"{cell.group}={cell.option}", {})[cell.model, cell.task] = cell
+    for option, found in by_option.items():
+        shown, styles = option, {cell.said: colours.get(cell.state, "") for cell in found.values()}
+        for models, tasks, said in grouped({key: cell.said for key, cell in found.items()}):
+            table.add_row(shown, models, tasks, Text(said, styles[said], overflow="fold"))
+            shown = ""
+    counts = ", ".join(f"{counted[state]} {state}" for state in State)
+    return Group(table, Text(f"  {len(cells)} cells: {counts}"))
 
 
 def sheet_yaml(found: Diagnosis) -> str:

@@ -30,6 +30,11 @@ class Device:
         """Whether it is a CUDA device."""
         return self.type == "cuda"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it was probed; what is installed here says nothing of the machine that a device is planned for."""
+        return bool(self.attributes)
+
     def needs_cuda(self, what: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
         """Returns the conflict, if any, of something that runs on CUDA from a compute capability on."""
         if not self.is_cuda:

@@ -52,7 +52,7 @@ class Quantized(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
-        if find_spec(self.package) is None:
+        if ctx.device.is_here and find_spec(self.package) is None:
             found.append(f"needs the package {self.package}: pip install 'sdopt[{self.package}]'")
         if self.activations and (ctx.device.is_cuda or self.weights != "int8"):
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)

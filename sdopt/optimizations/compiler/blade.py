@@ -47,9 +47,9 @@ class Blade(Compiler):
     def conflicts(self, ctx: Context) -> list[str]:
         what = "BladeDISC's graph"
         found = ctx.device.needs_cuda(what)
-        if find_spec("torch_blade") is None:
+        if not ctx.device.is_here or find_spec("torch_blade") is None:
             found.append(
-                f"PAI-Blade has no public package for PyTorch {torch.__version__.partition('+')[0]}: build torch_blade "
+                "PAI-Blade has no public package for PyTorch 2.11 or later: build torch_blade "
                 "from https://github.com/alibaba/BladeDISC against it, or choose compiler=inductor_dynamic, which also "
                 "compiles once for any size"
             )

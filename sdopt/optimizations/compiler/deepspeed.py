@@ -51,10 +51,8 @@ class DeepSpeed(Compiler):
     def conflicts(self, ctx: Context) -> list[str]:
         what = "DeepSpeed's block"
         found = ctx.device.needs_cuda(what, (6, 0))
-        if ctx.device.attributes or not ctx.device.is_cuda:
-            # What is installed here says nothing of the machine that a card is planned for.
-            found += missing_package("deepspeed", "deepspeed") + missing_package("triton", "deepspeed")
-        if ctx.device.attributes and not shutil.which("nvcc"):
+        found += missing_package(ctx, "deepspeed", "deepspeed") + missing_package(ctx, "triton", "deepspeed")
+        if ctx.device.is_here and not shutil.which("nvcc"):
             found.append(
                 "DeepSpeed compiles its kernels when they are first used: put nvcc of the CUDA toolkit on PATH"
             )

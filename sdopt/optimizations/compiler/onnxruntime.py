@@ -36,7 +36,7 @@ class OnnxRuntime(Compiler):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = [
-            reason for name in ("onnxruntime", "onnxscript") for reason in missing_package(name, "onnxruntime")
+            reason for name in ("onnxruntime", "onnxscript") for reason in missing_package(ctx, name, "onnxruntime")
         ] + leaves_pytorch(ctx, "an ONNX Runtime session")
         if ctx.device.is_cuda:
             found.append(f"the session is the CPU's; this runs on {ctx.device.name}: choose hardware=cpu")

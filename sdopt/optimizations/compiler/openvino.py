@@ -42,7 +42,7 @@ class OpenVino(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_package("openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
+        found = missing_package(ctx, "openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
         if ctx.device.is_cuda:
             found.append(f"OpenVINO runs on the CPU; this runs on {ctx.device.name}: choose hardware=cpu")
         return found

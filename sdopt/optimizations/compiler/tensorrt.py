@@ -32,8 +32,7 @@ class TensorRt(Compiler):
     def conflicts(self, ctx: Context) -> list[str]:
         what = "a TensorRT engine"
         found = ctx.device.needs_cuda(what, (7, 5))
-        if ctx.device.attributes or not ctx.device.is_cuda:
-            found += missing_package("torch_tensorrt", "tensorrt")
+        found += missing_package(ctx, "torch_tensorrt", "tensorrt")
         return found + exports(ctx, what)
 
     @override

@@ -16,8 +16,10 @@ def missing_for_inductor(ctx: Context) -> list[str]:
     found = []
     if ctx.device.is_cuda:
         found += missing(ctx.device, TRITON)
-        # What is installed here says nothing of the machine that a card is planned for.
-        found += _missing_for_triton() if ctx.device.attributes else []
+    if not ctx.device.is_here:
+        return found
+    if ctx.device.is_cuda:
+        found += _missing_for_triton()
     else:
         # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
         compilers = [os.environ.get("CXX"), "g++", "clang++"]
@@ -28,9 +30,13 @@ def missing_for_inductor(ctx: Context) -> list[str]:
     return found
 
 
-def missing_package(module: str, extra: str) -> list[str]:
-    """Returns the conflict, if any, of an option with a package of an extra that is not installed."""
-    return [] if find_spec(module) else [f"needs the package {module}: pip install 'sdopt[{extra}]'"]
+def missing_package(ctx: Context, module: str, extra: str) -> list[str]:
+    """Returns the conflict, if any, of an option with a package of an extra that is not installed here."""
+    return (
+        []
+        if not ctx.device.is_here or find_spec(module)
+        else [f"needs the package {module}: pip install 'sdopt[{extra}]'"]
+    )
 
 
 def _missing_for_triton() -> list[str]:

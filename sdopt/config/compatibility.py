@@ -1,0 +1,56 @@
+"""The part of `conf/README.md` that says which options are proven, and which are impossible, where."""
+
+from functools import cache
+
+from sdopt.config.composer import composer_of
+from sdopt.config.groups import data_sheets, optimization_options, options_of
+from sdopt.config.paths import CONF
+from sdopt.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, proofs_in, records_in
+from sdopt.hardware.cards import planned_device
+from sdopt.hardware.device import Device
+from sdopt.report.markdown import markdown
+
+TITLE = "Options, models and tasks"
+
+CARDS = ("h200", "rtx4090")
+"""The cards that stand for those of data centres and of desks."""
+
+
+@cache
+def compatibility() -> str:
+    """Returns the matrix of options, models and tasks. It depends on options and records, and on no machine."""
+    sheets = data_sheets()
+    proofs = proofs_in(records_in(CONF.parent / RECORDS), sheets)
+    devices = {"cpu": Device("cpu", name="a CPU"), **{card: planned_device(sheets[card]) for card in CARDS}}
+    with composer_of([]) as composer:
+        matrix = Matrix(composer, optimization_options(), options_of("model"), options_of("task"))
+    notes: dict[str, int] = {}
+    columns = [matrix.cells(device, proofs, sheets) for device in devices.values()]
+    by_option: dict[str, dict[tuple[str, str], str]] = {}
+    for cells in zip(*columns, strict=True):
+        [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
+        by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(_short(cell, notes) for cell in cells)
+    rows = [
+        (option, models, tasks, *said.split("\n"))
+        for option, found in by_option.items()
+        for models, tasks, said in grouped(found)
+    ]
+    told = "\n".join(f"{number}. {note}" for note, number in notes.items())
+    return "\n\n".join(
+        [f"## {TITLE}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), told]
+    )
+
+
+def _short(cell: Cell, notes: dict[str, int]) -> str:
+    """Returns the state of a cell, with the number of a note that says why."""
+    if cell.state is State.PROVEN or not cell.reasons:
+        return str(cell.state)
+    return f"{cell.state} ({notes.setdefault('; '.join(cell.reasons), len(notes) + 1)})"
+
+
+_ABOUT = """\
+`sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
+An option is **proven** if a result in `outputs/records/` holds a variant with it that ended well, and whose traced
+call showed that it took effect. It is **impossible** if it conflicts with the device, the model or the task; the
+note says why. Everything else is **unproven**: nothing speaks against it, and no record shows it. What a machine
+has to have installed is left out here."""

@@ -1,0 +1,183 @@
+"""Says of each option with each model and task whether a record proves that it works, or why it cannot run."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+
+from sdopt.doctor.options import Composer, compose_options, runs_on
+from sdopt.errors import UsageError
+from sdopt.hardware.cards import sheet_of
+from sdopt.hardware.device import Device
+from sdopt.results.files import read_result
+from sdopt.results.records import Status, StudyResult
+from sdopt.schema import Model, Sheet
+from sdopt.variant import Variant
+
+RECORDS = Path("outputs") / "records"
+"""Where the results lie that prove options."""
+
+_CPU = "CPU"
+
+
+class State(StrEnum):
+    """What is known of an option with a model and a task on a device."""
+
+    PROVEN = "proven"
+    """A record shows that it took effect there."""
+    UNPROVEN = "unproven"
+    """Nothing speaks against it."""
+    IMPOSSIBLE = "impossible"
+    """It conflicts with the device, the model or the task."""
+
+
+@dataclass
+class Cell:
+    """One option with one model and one task."""
+
+    group: str
+    option: str
+    model: str
+    task: str
+    state: State
+    reasons: list[str] = field(default_factory=list)
+    """Why it is impossible; otherwise what else must be chosen with it."""
+    proven_on: list[str] = field(default_factory=list)
+    """All devices on which a record proves it."""
+
+    @property
+    def said(self) -> str:
+        """The cell in words."""
+        reasons = "; ".join(self.reasons)
+        proven = f"proven on {', '.join(self.proven_on)}" if self.proven_on else ""
+        if self.state is State.IMPOSSIBLE:
+            return f"impossible: {reasons}" + (f" ({proven})" if proven else "")
+        if self.state is State.PROVEN:
+            return proven
+        return "unproven" + (f": {reasons}" if reasons else "") + (f"; {proven}" if proven else "")
+
+
+Key = tuple[str, str, str, str]
+"""Group, option, model and task."""
+
+
+class Matrix:
+    """Every option with every model and every task.
+
+    A model on the hub is judged by its architecture, so that what is in the local cache makes no difference.
+
+    Args:
+        composer: makes the variants, on the configuration of the command.
+        options: (group, option) pairs.
+        models: options of the group `model`; one that lacks a key, as the user's own folder does, is left out.
+        tasks: options of the group `task`, each with the packaged images.
+    """
+
+    def __init__(
+        self, composer: Composer, options: Iterable[tuple[str, str]], models: Iterable[str], tasks: Iterable[str]
+    ) -> None:
+        self._made = compose_options(composer, options)
+        self._models = {name: model for name in models if (model := _model(composer, name)) is not None}
+        # What a task starts from says nothing of options; the reference model brings images of its own.
+        self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
+
+    def cells(self, device: Device, proofs: Mapping[Key, Sequence[str]], sheets: Mapping[str, Sheet]) -> list[Cell]:
+        """Returns a cell for each option, model and task.
+
+        Args:
+            device: on which the options are to run.
+            proofs: what records prove; see `proofs_in`.
+            sheets: data sheets of cards, by name.
+        """
+        found = {
+            (model, task): self._cells(model, task, device, proofs, sheets)
+            for model, task in product(self._models, self._tasks)
+        }
+        return [cell for row in zip(*found.values(), strict=True) for cell in row]
+
+    def _cells(
+        self,
+        model: str,
+        task: str,
+        device: Device,
+        proofs: Mapping[Key, Sequence[str]],
+        sheets: Mapping[str, Sheet],
+    ) -> Iterator[Cell]:
+        variants = {
+            key: replace(made, model=self._models[model], task=self._tasks[task])
+            for key, made in self._made.items()
+            if isinstance(made, Variant)
+        }
+        for (group, option), made in self._made.items():
+            proven_on = list(proofs.get((group, option, model, task), ()))
+            if isinstance(made, Variant):
+                runs, reasons = runs_on(device, group, variants[group, option], variants)
+            else:
+                runs, reasons = False, made
+            state = State.PROVEN if _label(device.type, device.name, sheets) in proven_on else State.UNPROVEN
+            state = state if runs else State.IMPOSSIBLE
+            yield Cell(group, option, model, task, state, reasons, proven_on)
+
+
+def _model(composer: Composer, name: str) -> Model | None:
+    """Returns a model that needs no hub; None if a key of it is missing."""
+    try:
+        model = composer.variant(name, [f"model={name}"]).model
+    except UsageError:
+        return None
+    return replace(model, weights="random") if model.weights == "hub" else model
+
+
+def records_in(folder: Path) -> list[StudyResult]:
+    """Returns the results below a folder. Raises UsageError if one cannot be read."""
+    return [read_result(path) for path in sorted(folder.rglob("result.json"))]
+
+
+def proofs_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, list[str]]:
+    """Returns the devices on which each option is proven with a model and a task.
+
+    A record proves an option if a variant of it ended well and its traced call showed that the option took effect.
+    """
+    found: dict[Key, dict[str, None]] = {}
+    for record in records:
+        device = record.environment.device
+        label = _label(str(device["type"]), str(device["name"]), sheets)
+        for variant in record.variants:
+            if variant.status is not Status.OK:
+                continue
+            model, task = variant.config.model.name, variant.config.task.kind
+            for item in (item for measured in variant.measurements for item in measured.evidence if item.engaged):
+                group, option = item.axis.partition(".")[0], item.option.partition("(")[0]
+                found.setdefault((group, option, model, task), {})[label] = None
+    return {key: sorted(labels) for key, labels in found.items()}
+
+
+def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
+    """Returns what a device is called in the matrix: a card as its data sheet calls it, and any processor alike."""
+    if kind == "cpu":
+        return _CPU
+    sheet = next((sheet for sheet in sheets.values() if sheet.name == name), sheet_of(name, sheets.values()))
+    return name if sheet is None else sheet.name
+
+
+def grouped(said: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
+    """Yields models, tasks and what is said of them, by (model, task): each statement as few times as it can be.
+
+    Args:
+        said: by model and task, of all models and all tasks.
+    """
+    models, tasks = (list(dict.fromkeys(names)) for names in zip(*said, strict=True))
+    alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for model in models:
+        by_text: dict[str, list[str]] = {}
+        for task in tasks:
+            by_text.setdefault(said[model, task], []).append(task)
+        for text, of_tasks in by_text.items():
+            alike.setdefault((tuple(of_tasks), text), []).append(model)
+    for (same, text), of_models in alike.items():
+        yield _listed(of_models, models), _listed(same, tasks), text
+
+
+def _listed(names: Sequence[str], everything: Sequence[str]) -> str:
+    return "all" if len(names) == len(everything) else ", ".join(names)
