@@ -78,7 +78,7 @@ class TestConflicts:
             assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
 
     def test_tome_needs_its_package(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdopt.optimizations.caching.find_spec", lambda name: None)
+        monkeypatch.setattr("sdopt.optimizations.compiler.toolchain.find_spec", lambda name: None)
         [found] = variant("caching=tome", STEPS).conflicts(CPU)
         assert found == "caching=tome: needs the package tomesd: pip install 'sdopt[tome]'"
 

@@ -85,7 +85,7 @@ class TestRun:
         assert covering_runs(walk, quick) == runs, "the same runs every time"
 
     def test_runs_take_effect(self, walk: Walk, quick: Sequence[Choice]) -> None:
-        """Two minutes on two cores: each option with each task, and each pair of options at least once."""
+        """Three minutes on two cores: each option with each task, and each pair of options at least once."""
         found = walk.failures(covering_runs(walk, quick))
         assert not found, "\n".join(found)
 
