@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from typing_extensions import override
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Eager, Inductor
+from sdopt.optimizations.compiler.toolchain import missing_package
 from sdopt.optimizations.deepcache import DeepCache
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of, unwrapped
@@ -331,10 +331,7 @@ class TokenMerging(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = super().conflicts(ctx)
-        if find_spec("tomesd") is None:
-            found.append("needs the package tomesd: pip install 'sdopt[tome]'")
-        return found
+        return super().conflicts(ctx) + missing_package(ctx, "tomesd", "tome")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

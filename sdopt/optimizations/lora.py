@@ -1,11 +1,14 @@
 """lora: low-rank updates of the denoiser's weights, beside them, added to them, or exchanged while it runs."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 from typing_extensions import override
 
 from sdopt.errors import UsageError
@@ -13,7 +16,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
-from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.parts import denoiser_of, hook_of, unwrapped
 from sdopt.reference import MODEL
 from sdopt.schema import Model
 
@@ -217,8 +220,28 @@ def _adapted(denoiser: Any) -> list[Any]:
 
 def _sums(denoiser: Any) -> dict[str, float]:
     """Returns a number for each weight that changes if the weight does; none for weights that are kept elsewhere."""
-    parameters = unwrapped(denoiser).named_parameters()
-    return {name: float(p.detach().double().sum()) for name, p in parameters if p.device.type != "meta"}
+    with _from_disk(unwrapped(denoiser)) as network:
+        weights = {name: weight.detach() for name, weight in network.named_parameters() if weight.device.type != "meta"}
+        return {name: float(_plain(weight).double().sum()) for name, weight in weights.items()}
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a weight as the numbers that it stands for: TorchAO's own kinds of tensors have no sum."""
+    return weight if type(weight) is torch.Tensor else weight.dequantize()
+
+
+@contextmanager
+def _from_disk(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Brings weights that `memory=group_offload` keeps on disk; what stands in their place says nothing of them."""
+    hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
+    groups = {id(hook.group): hook.group for hook in hooks if hook is not None and hook.group.offload_to_disk_path}
+    for group in groups.values():
+        group.onload_()
+    try:
+        yield network
+    finally:
+        for group in groups.values():
+            group.offload_()
 
 
 def _differ(one: float, other: float | None) -> bool:

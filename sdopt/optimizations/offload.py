@@ -16,6 +16,7 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Eager
+from sdopt.optimizations.lora import Hotswap
 from sdopt.optimizations.memory import VaeTiling
 from sdopt.optimizations.precision import Precision
 from sdopt.optimizations.quantization import TorchAo
@@ -135,6 +136,8 @@ class GroupOffload(Offload):
             )
         if waits == "disk" or streams:
             found += _upcast(ctx)
+        if isinstance(ctx.chosen.get("lora"), Hotswap):
+            found.append("each group is read anew from where it waited before lora=hotswap: choose lora=loaded")
         if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
             found.append("safetensors cannot store what TorchAO quantizes: choose another precision")
         if waits == "disk" and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":

@@ -12,6 +12,7 @@ from typing_extensions import override
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
 from sdopt.schema import bounded
 
@@ -63,6 +64,8 @@ class Quantized(Optimization):
             found.append("layerwise_casting would cast the quantized weights: choose one of them")
         if getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled":
             found.append("quantized weights take no gradient: choose grad_mode=no_grad")
+        if isinstance(ctx.chosen.get("lora"), Hotswap):
+            found.append("quantizes a LoRA's weights too, which another one's cannot replace: choose lora=fused")
         return found
 
     @override
@@ -173,6 +176,8 @@ class Sdnq(Quantized):
         found = super().conflicts(ctx)
         if self.convolutions and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
             found.append("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
+        if isinstance(ctx.chosen.get("lora"), Loaded):
+            found.append("SDNQ replaces layers that a LoRA's lie beside: choose lora=fused or precision=int8_torchao")
         return found
 
     @override

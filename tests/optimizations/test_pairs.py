@@ -47,6 +47,20 @@ class TestDeclared:
         ]
         assert not found, "\n".join(found)
 
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ("lora=hotswap", "memory=group_offload"),
+            ("lora=hotswap", "precision=int8_torchao"),
+            ("lora=hotswap", "precision=int8_sdnq"),
+            ("lora=loaded", "precision=int8_sdnq"),
+        ],
+    )
+    def test_pairs_that_do_not_work_say_so(self, walk: Walk, first: str, second: str) -> None:
+        chosen = [choice for choice in walk.choices if str(choice) in (first, second)]
+        found = walk.variant(chosen).conflicts(CPU)
+        assert any(reason.startswith(second) and "lora=" in reason for reason in found)
+
     def test_every_option_is_in_a_pair(self, walk: Walk) -> None:
         paired = {str(choice) for pair in walk.pairs for choice in pair}
         assert paired == {str(choice) for choice in walk.choices}
