@@ -61,9 +61,11 @@ class Assembly:
 
     def prepare_inputs(self, prompts: Sequence[str]) -> None:
         """Lets the options compute once what depends on prompts alone; `prompts` are those of all calls to come."""
-        with self.entered():
-            changes = [option.prepare_inputs(self.pipe, prompts) for option in self.options.values()]
-        self._changes = [change for change in changes if change is not None]
+        preparing = [o for o in self.options.values() if type(o).prepare_inputs is not Optimization.prepare_inputs]
+        if preparing:
+            with self.entered():
+                changes = [option.prepare_inputs(self.pipe, prompts) for option in preparing]
+            self._changes = [change for change in changes if change is not None]
 
     def changed(self, inputs: Inputs) -> Inputs:
         """Returns the prompts and the noise of a call as the options change them."""

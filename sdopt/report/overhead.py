@@ -65,7 +65,11 @@ def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
         phase.seconds += span.seconds
         phase.in_calls_s += span.in_calls_s
         phase.entered += span.entered
-    begins = {phase: [s.seconds / s.entered for s in spans if s.phase == phase] for phase in ("starting", "loading")}
+    # Spans of no variant are those of several workers side by side.
+    begins = {
+        phase: [span.seconds / span.entered for span in spans if span.phase == phase and span.variant]
+        for phase in ("starting", "loading")
+    }
     begun = {span.phase: span.begun_s for span in reversed(spans)}
     if "timing" not in begun:
         raise ValueError(f"{folder}: nothing was timed")

@@ -122,7 +122,7 @@ class _Inspection:
         """Returns the answers. What is not a timing and cannot be answered is noted, and the timings stay."""
         if not asked:
             return []
-        self.run.progress.phase(", ".join(process.row.name for process in asked), phase)
+        self.run.progress.together([process.row.name for process in asked], phase)
         told: list[tuple[VariantProcess, T | WorkerError]] = []
         for process, answer in zip(asked, answers_of(requests), strict=True):
             if isinstance(answer, WorkerError) and answer.status is Status.FAILED:

@@ -144,7 +144,9 @@ def ask_group(
         the answers, and the processes that starved. A process that failed in another way fails its variant.
     """
     asked = living(group)
-    run.progress.phase(", ".join(dict.fromkeys(process.row.name for process in asked)), phase)
+    if not asked:
+        return [], []
+    run.progress.together([process.row.name for process in asked], phase)
     found = answers_of([partial(process.worker.begin, request, *args, **kwargs) for process in asked])
     return sort_out(run, asked, found)
 

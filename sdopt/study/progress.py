@@ -1,6 +1,7 @@
 """Progress of a study while it runs: a live display in a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -56,9 +57,14 @@ class Progress:
         total = self._bar.tasks[self._task].total
         self._bar.update(self._task, total=(total or 0) + calls)
 
-    def phase(self, variant: str, phase: str, number: int | None = None) -> None:
-        """Says what runs from now on; `number` is the round."""
-        self.timeline.enter(phase, variant)
+    def together(self, variants: Sequence[str], phase: str) -> None:
+        """Says what processes of these variants do from now on, side by side; the time is booked to no one of them."""
+        names = list(dict.fromkeys(variants))
+        self.phase(", ".join(names), phase, booked="" if len(variants) > 1 else names[0])
+
+    def phase(self, variant: str, phase: str, number: int | None = None, booked: str | None = None) -> None:
+        """Says what runs from now on; `number` is the round. The time is booked to the variant, or to `booked`."""
+        self.timeline.enter(phase, variant if booked is None else booked)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
         # Without a terminal a line per variant, and per round, is enough.

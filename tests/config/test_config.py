@@ -242,7 +242,8 @@ class TestOptionsThatCombine:
 
     def test_null_chooses_nothing_only_as_a_list(self, composer: Composers) -> None:
         [found] = problems(composer, "memory=null")
-        assert found == "memory=null: memory=[] chooses nothing; choose one of vae_slicing, vae_tiling"
+        assert found.startswith("memory=null: memory=[] chooses nothing; choose one of ")
+        assert found.endswith(", vae_slicing, vae_tiling")
 
     def test_are_swept(self, tmp_path: Path) -> None:
         sweep = "memory=[],[vae_slicing],[vae_slicing,vae_tiling]"

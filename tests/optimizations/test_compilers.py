@@ -263,7 +263,11 @@ class TestCudaGraphs:
 
     def test_each_module_has_a_pool_of_its_own(self, captured: PipelineHost, stubs: StubGraphs) -> None:
         captured._call()
-        captured._call(prompt=["a", "b"], latents=captured._inputs["latents"].repeat(2, 1, 1, 1))
+        captured._call(
+            prompt=["a", "b"],
+            latents=captured._inputs["latents"].repeat(2, 1, 1, 1),
+            generator=2 * captured._inputs["generator"],
+        )
         assert len(stubs.captured) == 2 * 3
         assert len({id(pool) for pool in stubs.captured}) == 3
 
@@ -321,7 +325,11 @@ class TestTrace:
 
     def test_another_batch_is_another_graph(self, traced: PipelineHost) -> None:
         traced._call()
-        traced._call(prompt=["a", "b"], latents=traced._inputs["latents"].repeat(2, 1, 1, 1))
+        traced._call(
+            prompt=["a", "b"],
+            latents=traced._inputs["latents"].repeat(2, 1, 1, 1),
+            generator=2 * traced._inputs["generator"],
+        )
         assert len(denoiser_of(traced._pipe).graphs) == 2
         assert traced.compile_report().graphs == 2
 
