@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ class HydraComposer:
         try:
             cfg, choices = self._compose(overrides)
             if reset:
-                cfg, choices = _reset(reset, (cfg, choices), self._compose([]))
+                cfg, choices = _reset(reset, (cfg, choices), self._defaults)
             # What a preset says of the keys of an option that the job chooses and this variant does not.
             for group, _, name in (axis.partition(".") for axis in self._combining - choices.keys()):
                 if cfg.get(group) is not None and name in cfg[group]:
@@ -223,6 +224,10 @@ class HydraComposer:
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             key = getattr(error, "full_key", None)
             raise UsageError(f"{key}: {str(error).splitlines()[0]}" if key else in_one_line(error)) from error
+
+    @cached_property
+    def _defaults(self) -> _Composition:
+        return self._compose([])
 
     def _compose(self, overrides: Sequence[str]) -> _Composition:
         reject_null_groups(overrides)

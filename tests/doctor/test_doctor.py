@@ -2,15 +2,17 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hydra import initialize_config_dir
 from rich.console import Console
 
-from sdopt.config.composer import composer_of
+from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
 from sdopt.doctor.diagnosis import Diagnosis, diagnose
@@ -27,9 +29,15 @@ from tests.conftest import CPU
 SHEETS = data_sheets()
 
 
+@cache
+def composer_kept(overrides: tuple[str, ...]) -> HydraComposer:
+    """Composing dozens of options takes seconds, and is the same for every device."""
+    return HydraComposer(overrides)
+
+
 def reports(device: Device, *overrides: str) -> dict[str, OptionReport]:
-    with composer_of(overrides) as composer:
-        found = check_options(composer, optimization_options(), device, SHEETS)
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        found = check_options(composer_kept(overrides), optimization_options(), device, SHEETS)
     return {f"{report.group}={report.option}": report for report in found}
 
 
