@@ -31,7 +31,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--waive", default="", metavar="NAMES", help="differences to allow with --against: versions, sdopt, or both"
     )
-    parser.add_argument("--output", type=Path, help="folder for verdicts.{json,md,xml} (default: beside the result)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for verdicts.{json,md,xml} (default: beside the result; of an MLflow run outputs/verdicts/<id>)",
+    )
     arguments = parser.parse_intermixed_args(argv)
 
     from sdopt.worker.forkserver import prepare_environment
@@ -44,10 +48,16 @@ def main(argv: list[str]) -> int:
     if not config.gate.judges:
         raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
     waived = tuple(filter(None, arguments.waive.split(",")))
-    codes = [
-        _judge(found, folder, config, arguments.against, waived, arguments.output)
-        for found, folder in _results(arguments.result, config)
-    ]
+    results, problems = _results(arguments.result, config)
+    codes = []
+    for found, folder in results:
+        try:
+            codes.append(_judge(found, folder, config, arguments.against, waived, arguments.output))
+        except UsageError as error:
+            problems += error.problems
+    for problem in problems:
+        print(f"sdopt: {problem}", file=sys.stderr)
+        codes.append(UsageError.exit_code)
     # A regression is worth more notice than what could not be judged.
     return 1 if 1 in codes else max(codes)
 
@@ -77,7 +87,7 @@ def _judge(
         unknown = sorted(set(waived) - set(WAIVERS))
         if unknown:
             raise UsageError(f"--waive {','.join(unknown)}: there are {', '.join(WAIVERS)}")
-        ((earlier, then),) = _results(against, config)
+        earlier, then = _one_result(against, config)
         result.gate = config.gate.name
         judgements = judge_drift(
             result, earlier, config.gate, calibration, waived, _with_images(result, folder, earlier, then)
@@ -97,6 +107,8 @@ def _keep_looks(result: "StudyResult", folder: Path) -> None:
 
     from sdopt.results.files import read_result, write_result
 
+    if not (folder / "result.json").is_file():  # it is an MLflow run's
+        return
     kept = read_result(folder)
     # A folder that cannot be written, as CI's may be, still gets its verdicts.
     if kept.id == result.id and kept.status == "finished" and kept.looks != result.looks:
@@ -105,8 +117,19 @@ def _keep_looks(result: "StudyResult", folder: Path) -> None:
             write_result(kept, folder)
 
 
-def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]":
-    """The result of a run, those of a sweep, or that of an MLflow run."""
+def _one_result(name: str, config: "GateConfig") -> "tuple[StudyResult, Path]":
+    from sdopt.errors import UsageError
+
+    results, problems = _results(name, config)
+    if problems or len(results) != 1:
+        raise UsageError(
+            problems or f"{name}: a sweep of {len(results)} studies; name the folder of one of its jobs"
+        )
+    return results[0]
+
+
+def _results(name: str, config: "GateConfig") -> "tuple[list[tuple[StudyResult, Path]], list[str]]":
+    """The results of a run, a sweep or an MLflow run, each with its folder; and what cannot be read."""
     from sdopt.errors import UsageError
     from sdopt.report.sweep import read_sweep
     from sdopt.results.files import read_result
@@ -115,18 +138,18 @@ def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]
 
     path = Path(name)
     if path.name == "result.json" or (path / "result.json").is_file():
-        return [(read_result(path), path if path.is_dir() else path.parent)]
+        return [(read_result(path), path if path.is_dir() else path.parent)], []
     if path.is_dir():
-        studies = read_sweep(path).studies
-        if not studies and (error := read_error(path)) is not None:
+        sweep = read_sweep(path)
+        studies = sweep.studies
+        if not studies and not sweep.damaged and (error := read_error(path)) is not None:
             raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
-        if not studies:
+        if not studies and not sweep.damaged:
             raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
-        return [(study, path / job) for job, study in studies.items()]
+        return [(study, path / job) for job, study in studies.items()], sweep.damaged
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    file = download_result(name, config.tracking)
-    return [(read_result(file), file.parent)]
+    return [(download_result(name, config.tracking), Path("outputs", "verdicts", name))], []
 
 
 def _with_images(result: "StudyResult", folder: Path, earlier: "StudyResult", then: Path) -> tuple[Path, Path] | None:

@@ -378,8 +378,8 @@ class Experiment:
         try:
             with self.console.status("logging to MLflow"):
                 log_study(result, self.folder, self.config.tracking)
-        except TrackingError as error:
-            _print_problems([f"not logged to {error}"])
+        except (TrackingError, UsageError) as error:
+            _print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
             print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
             return
         self.console.print("MLflow: sdopt ui")

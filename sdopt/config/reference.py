@@ -124,8 +124,12 @@ def _type_name(hint: Any, field: Field[Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in limits["choices"])
     name = re.sub(r"[\w.]+\.(\w+)", r"\1", hint.__name__ if isinstance(hint, type) else str(hint))
     words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = ", ".join(f"{sign} {limits[key]:g}" for key, sign in words.items() if key in limits)
+    bounds = ", ".join(f"{sign} {_shown(limits[key])}" for key, sign in words.items() if key in limits)
     return f"{name}, {bounds}" if bounds else name
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _default(field: Field[Any]) -> str:

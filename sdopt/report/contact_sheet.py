@@ -8,6 +8,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.report.rows import ratio_text
+from sdopt.results.folders import inside
+from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult
 
 _CELL = 160
@@ -82,7 +84,7 @@ def _draw(
         pen.text((4, top + _CELL // 3), _wrapped(title, _SIDE - 12, font, lines=4), fill="black", font=font)
         for x, path in enumerate(paths):
             if path:
-                sheet.paste(_cell(folder / path), (_SIDE + x * (_CELL + _GAP), top))
+                sheet.paste(_cell(inside(folder, path)), (_SIDE + x * (_CELL + _GAP), top))
     stream = BytesIO()
     sheet.save(stream, "PNG")
     return stream.getvalue()
@@ -96,10 +98,10 @@ def _find(variant: VariantResult, prompt_index: int, image_index: int) -> str:
 
 
 def _cell(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        # Small images are enlarged pixel by pixel, so that nothing is smoothed away.
-        method = Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
-        return image.convert("RGB").resize((_CELL, _CELL), method)
+    image = open_image(path)
+    # Small images are enlarged pixel by pixel, so that nothing is smoothed away.
+    method = Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
+    return image.convert("RGB").resize((_CELL, _CELL), method)
 
 
 def _wrapped(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, lines: int) -> str:
