@@ -122,9 +122,7 @@ def _one_result(name: str, config: "GateConfig") -> "tuple[StudyResult, Path]":
 
     results, problems = _results(name, config)
     if problems or len(results) != 1:
-        raise UsageError(
-            problems or f"{name}: a sweep of {len(results)} studies; name the folder of one of its jobs"
-        )
+        raise UsageError(problems or f"{name}: a sweep of {len(results)} studies; name the folder of one of its jobs")
     return results[0]
 
 

@@ -28,6 +28,7 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.gate.rules import require_measured
 from sdopt.locks import lock_folder
+from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
@@ -47,6 +48,8 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
 from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store
+from sdopt.variant import Variant
+from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
@@ -99,6 +102,11 @@ def launch(argv: Sequence[str]) -> Folders:
     except KeyboardInterrupt as error:
         raise InterruptedStudy(folders) from error
     except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:  # OmegaConf wraps what a resolver raises
+            if isinstance(cause, UsageError):
+                raise cause from error
+            cause = cause.__cause__ or cause.__context__
         # Until a job had a folder it was the command line.
         begun = any(folder.is_dir() for folder in folders.jobs)
         if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
@@ -284,16 +292,23 @@ class Experiment:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
         for warning in machine.warnings:
             print(f"sdopt: {warning}", file=sys.stderr)
+        self._check_models(plan.variants, "path")
         if not config.dry_run:
             self.timeline.enter("fetching models")
             runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
             fetch_models(variant.model for variant in runnable)
             for variant in runnable:
                 variant.files(fetch=True)
+            self._check_models(runnable, "hub")
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+
+    def _check_models(self, variants: Sequence[Variant], weights: str) -> None:
+        """Raises UsageError where a model that is there by now cannot be built; options ask for its configuration."""
+        for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights == weights):
+            in_process(self.context, require_parts, model, what=f"model={model.name}")
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
@@ -362,6 +377,9 @@ class Experiment:
         if result.judgements:
             self.console.print(verdict_table(result, result.judgements))
         self._write_reports(result)
+        failed = [row.name for row in result.variants if row.status.failure]
+        if failed and self.alone:
+            _print_problems([f"`sdopt run resume={self.folder} retry_failed=true` measures again: {', '.join(failed)}"])
 
     def _write_reports(self, result: StudyResult) -> None:
         for report, error in write_reports(result, self.folder):
@@ -402,6 +420,8 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     except OSError as error:
         _print_problems([f"no table: {folder / 'sweep.md'}: {error.strerror}"])
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
+        _print_problems([f"`sdopt run resume={folder} retry_failed=true` measures again what failed"])
     studies = list(sweep.studies.values())
     # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
     if all(study.config.tracking.kind == "mlflow" for study in studies):

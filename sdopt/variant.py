@@ -1,5 +1,6 @@
 """One point of an ablation, as a worker receives it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,8 @@ from sdopt.optimizations.lora import NoLora
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
+
+_THREADS_PER_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,14 @@ class Variant:
             f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
             for axis, option in self.optimizations.items()
             for reason in [*option.conflicts(ctx), *option.engages(ctx)]
-        ] + self._undistilled()
+        ] + [*self._undistilled(), *self._crowded(device)]
+
+    def _crowded(self, device: Device) -> list[str]:
+        """Returns the conflict of more threads than a machine can run: thousands would wait for each other for ever."""
+        threads, most = self.hardware.threads, _THREADS_PER_CORE * (os.cpu_count() or 1)
+        if threads is None or threads <= most or not device.is_here:
+            return []
+        return [f"hardware.threads={threads}: at most {most} here, {_THREADS_PER_CORE} for each core"]
 
     def _undistilled(self) -> list[str]:
         """Returns the conflict of a scheduler for few steps with a model that was not distilled to them."""

@@ -49,8 +49,8 @@ def _wrong_samples(measurement: Measurement, sessions: int) -> str | None:
     for name, values in lists.items():
         # What is timed takes time; a compiler, or a device that did nothing, may have taken none.
         least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
-        if wrong := next((value for value in values if not least <= value < math.inf), None):
-            return f"{name}: {wrong} is no time that a call can take"
+        if wrong := [value for value in values if not least <= value < math.inf]:
+            return f"{name}: {wrong[0]} is no time that a call can take"
     if any(not 0 <= place < len(measurement.latency_s) for place in measurement.left_out):
         return "left_out: names rounds that were not timed"
     if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < sessions):

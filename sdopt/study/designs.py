@@ -244,9 +244,7 @@ class Explicit(Design):
             raise UsageError([f"study.edges: no variant is called '{name}'; there are {known}" for name in unknown])
         loops = [edge.candidate for edge in edges if edge.candidate == edge.reference]
         if loops:
-            raise UsageError(
-                [f"study.edges: '{name}' is compared with itself; name another one" for name in loops]
-            )
+            raise UsageError([f"study.edges: '{name}' is compared with itself; name another one" for name in loops])
         return Plan(
             tuple(variants.values()),
             tuple(
