@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS

@@ -13,7 +13,7 @@ VERSION_1 = Path(__file__).parents[1] / "results" / "version_1" / "result.json"
 REMOVED = object()
 """Stands for a key that is not there."""
 
-WRONG = (None, [], {}, "x", -1, 0, 1e400, float("nan"), 10**30, [None], REMOVED)
+WRONG: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 1e400, float("nan"), 10**30, [None], REMOVED)
 """What takes the place of a value."""
 
 Path_ = tuple[str | int, ...]

@@ -33,8 +33,9 @@ def classes() -> Iterator[type]:
     found: list[type] = [*SECTIONS.values(), Sheet, Rates, Rule, ExplicitEdge, Design, Optimization]
     found.append(TrainReferenceConfig)
     for cls in found:
-        found += [kind for kind in get_type_hints(cls).values() if is_dataclass(kind) and kind not in found]
-        found += [sub for sub in cls.__subclasses__() if sub.__module__.startswith("sdopt.") and sub not in found]
+        kinds: list[type] = [kind for kind in get_type_hints(cls).values() if isinstance(kind, type)]
+        derived: list[type] = [sub for sub in type.__subclasses__(cls) if sub.__module__.startswith("sdopt.")]
+        found += [kind for kind in (*kinds, *derived) if is_dataclass(kind) and kind not in found]
     yield from found
 
 

@@ -104,6 +104,7 @@ def test_what_it_does_is_one_line(server: str, tmp_path: Path) -> None:
     ):
         with pytest.raises((TrackingError, UsageError)) as caught:
             work()
+        assert isinstance(caught.value, TrackingError | UsageError)
         [problem] = caught.value.problems
         assert server in problem
         assert "\n" not in problem

@@ -1,0 +1,93 @@
+"""Where sdopt runs: modules that are named like libraries, variables that lead nowhere, ports in use, few handles."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdopt.results.files import read_result
+from tests.command import ROOT, SMOKE, sdopt
+
+QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
+
+
+def run_apart(folder: Path, *arguments: str, handles: int | None = None, **environment: str) -> "Ended":
+    """Runs the command in a process of its own, as `python -m`, with a limit of file descriptors."""
+
+    def limit() -> None:
+        if handles is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (handles, handles))
+
+    # Without PYTHONSAFEPATH, which a command in this process has set: as a shell starts it.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.run(
+        [sys.executable, "-m", "sdopt.cli", *arguments],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.mark.slow
+def test_modules_of_the_working_folder_hide_no_library(tmp_path: Path) -> None:
+    for name in ("queue", "mlflow", "torch", "random", "yaml", "hydra"):
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
+    ended = run_apart(tmp_path, "run", *QUICK)
+    assert ended.returncode == 0, ended.stderr
+    assert "the wrong one" not in ended.stdout + ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
+def test_the_working_folder_comes_last(tmp_path: Path) -> None:
+    """Also for the process that workers are forked from."""
+    (tmp_path / "selectors.py").write_text('raise SystemExit("the wrong one")')
+    code = (
+        "import sys; from sdopt.worker.forkserver import prepare_environment; prepare_environment(); "
+        "import multiprocessing.forkserver, selectors; print(sys.path[-1]); "
+        "import subprocess; subprocess.run([sys.executable, '-c', 'import selectors'], check=True)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() in ("", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
+    nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), "/nowhere")
+    ended = run_apart(tmp_path, "run", *QUICK, handles=64, **nowhere)
+    assert ended.returncode == 0, ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    (tmp_path / "there.db").touch()
+    store = f"tracking.uri=sqlite:///{tmp_path}/there.db"
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        finished = sdopt(tmp_path, "ui", "--port", str(used.getsockname()[1]), store)
+    assert finished.code == 2
+    assert "something listens there already; choose another" in finished.err
+    finished = sdopt(tmp_path, "ui", "--port", "99999", store)
+    assert finished.code == 2
+    assert "--port 99999: must be between 1 and 65535" in finished.err
