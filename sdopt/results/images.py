@@ -14,7 +14,7 @@ def open_image(file: Path) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     if not file.is_file():  # a pipe or a device would be waited for without end
-        raise UsageError(f"{file}: there is no such file")
+        raise UsageError(f"{file}: cannot be read as an image (no such file)")
     try:
         with Image.open(file) as image:
             image.load()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import ModuleType
 
 from sdopt.scratch import own_folder
@@ -23,7 +22,7 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Of Python processes that are started with a command, the working folder must not come first.
+    # In what starts with `python -c`, as the fork server does, the working folder would come first.
     "PYTHONSAFEPATH": "1",
     # What these libraries print on import (of extras that are not installed) is no news to a user.
     "TRANSFORMERS_VERBOSITY": "error",
@@ -44,13 +43,9 @@ def start(process: BaseProcess) -> None:
 
 
 def prepare_environment() -> None:
-    """Sets what the libraries read when they are imported, where the user has not; the working folder comes last."""
+    """Sets what the libraries read when they are imported, where the user has not."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # `python -m` puts it first, and a file there that is called `queue.py` would be taken for Python's own.
-    here = [entry for entry in sys.path if entry in ("", str(Path.cwd()))]
-    if Path.cwd() != Path(__file__).parents[2]:
-        sys.path[:] = [entry for entry in sys.path if entry not in here] + here[:1]
 
 
 def start_fork_server() -> StartContext:

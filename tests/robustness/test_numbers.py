@@ -34,7 +34,8 @@ def classes() -> Iterator[type]:
     found.append(TrainReferenceConfig)
     for cls in found:
         kinds: list[type] = [kind for kind in get_type_hints(cls).values() if isinstance(kind, type)]
-        derived: list[type] = [sub for sub in type.__subclasses__(cls) if sub.__module__.startswith("sdopt.")]
+        subclasses: list[type] = type.__subclasses__(cls)
+        derived = [kind for kind in subclasses if kind.__module__.startswith("sdopt.")]
         found += [kind for kind in (*kinds, *derived) if is_dataclass(kind) and kind not in found]
     yield from found
 

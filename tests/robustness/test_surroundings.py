@@ -51,25 +51,11 @@ def test_modules_of_the_working_folder_hide_no_library(tmp_path: Path) -> None:
 
 
 def test_the_working_folder_comes_last(tmp_path: Path) -> None:
-    """Also for the process that workers are forked from."""
-    (tmp_path / "selectors.py").write_text('raise SystemExit("the wrong one")')
-    code = (
-        "import sys; from sdopt.worker.forkserver import prepare_environment; prepare_environment(); "
-        "import multiprocessing.forkserver, selectors; print(sys.path[-1]); "
-        "import subprocess; subprocess.run([sys.executable, '-c', 'import selectors'], check=True)"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() in ("", str(tmp_path))
+    for name in ("selectors", "queue", "yaml", "omegaconf"):
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
+    ended = run_apart(tmp_path, "gate", "no/where")
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("sdopt: no/where: neither a run's folder")
 
 
 @pytest.mark.slow
