@@ -3,6 +3,7 @@
 The command line, a Python program, a launcher in another process and a test all run a study through this module.
 """
 
+import errno
 import math
 import sys
 import traceback
@@ -111,7 +112,12 @@ def launch(argv: Sequence[str]) -> Folders:
         begun = any(folder.is_dir() for folder in folders.jobs)
         if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
             problem = _os_problem(error, folders.run or folders.sweep)
-            raise (UnavailableError if begun else UsageError)(problem) from error
+            if begun:
+                raise UnavailableError(problem) from error
+            unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+            key = "hydra.sweep.dir" if folders.sweep else "hydra.run.dir"
+            advice = f"; choose a folder that can be written with {key}=…" if unwritable else ""
+            raise UsageError(problem + advice) from error
         if begun:
             raise
         raise UsageError(explain(error) or type(error).__name__) from error
@@ -272,6 +278,8 @@ class Experiment:
                 f"{self.folder}: holds a result; `sdopt run resume={self.folder}` goes on with it, or choose another"
             )
         (self.folder / "error.json").unlink(missing_ok=True)
+        for left in self.folder.glob("*.tmp"):  # of a process that was killed while it wrote; the folder is ours now
+            left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
 

@@ -5,12 +5,19 @@ import resource
 import socket
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from sdopt.results.files import read_result
+from sdopt.schema import Tracking
+from sdopt.tracking.runs import log_study
+from sdopt.tracking.store import TrackingError
 from tests.command import ROOT, SMOKE, sdopt
+from tests.robustness.damage import VERSION_1
+from tests.study.test_robustness import full, small_disk
 
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
 
@@ -65,6 +72,23 @@ def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     [path] = tmp_path.rglob("result.json")
     assert read_result(path).status == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_a_disk_that_fills_up_while_a_result_is_logged(tmp_path: Path) -> None:
+    result = read_result(VERSION_1)
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        tracking = Tracking(uri=f"sqlite:///{disk}/mlflow.db", artifacts=f"{disk}/artifacts", images=False)
+        log_study(replace(result, id="1"), tmp_path, tracking)
+        filler = full(disk)
+        with pytest.raises(TrackingError) as caught:
+            log_study(result, tmp_path, tracking)
+        [problem] = caught.value.problems
+        assert problem.startswith(tracking.uri)
+        assert "full" in problem or "No space left" in problem or "I/O error" in problem
+        filler.unlink()
+        assert log_study(result, tmp_path, tracking)[1]
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
