@@ -25,8 +25,8 @@ def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]
     return {(row.name, m.session, m.replicate): tuple(m.latency_s) for row in result.variants for m in row.measurements}
 
 
-def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str) -> StudyResult:
-    """The result of a run whose parent was killed once it was `there`; none of its workers is left."""
+def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str, processes: int = 2) -> StudyResult:
+    """The result of a run whose parent was killed once it was `there`; of its processes, so many, none is left."""
     process = start(cwd, "run", *arguments)
     deadline = time.monotonic() + 240
     try:
@@ -35,6 +35,7 @@ def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str
             if found and there(read_result(found[0])):
                 break
             time.sleep(0.02)
+        assert len(process.descendants()) >= processes
     finally:
         process.popen.kill()
     out, err = process.popen.communicate()
@@ -75,7 +76,9 @@ class TestKilled:
     def test_at_any_point_loses_the_round_under_way_at_most(self, tmp_path: Path, point: str) -> None:
         rounds = 40 if point == "the rounds" else 6
         study = [*SMALL, "workload.steps=1", "protocol.warmup=0", "protocol.stage_calls=0", "grad_mode=inference_mode"]
-        before = killed_when(KILLED_WHEN[point], tmp_path, *study, f"protocol.rounds={rounds}")
+        # The parent, the server and three workers; at other points not all are there yet, or any more.
+        processes = 5 if point == "the rounds" else 2
+        before = killed_when(KILLED_WHEN[point], tmp_path, *study, f"protocol.rounds={rounds}", processes=processes)
         assert before.status == "running"
         [folder] = tmp_path.glob("outputs/runs/*/*")
 
