@@ -184,6 +184,7 @@ class TestMissing:
         assert again == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
         assert [m.session for m in result.variant("+ attention=math").measurements] == [1]
         assert len({record.path for row in result.variants for record in row.images}) == 4
+        assert "nothing is missing" in resume(broken_off).out
 
     def test_nothing(self, folder: Path) -> None:
         before = (folder / "result.json").read_bytes()
@@ -193,19 +194,12 @@ class TestMissing:
         assert (folder / "result.json").read_bytes() == before
 
     def test_of_a_study_that_was_killed_before_it_had_a_result(self, folder: Path) -> None:
+        """Another tracker may be named beside `resume`."""
         (folder / "result.json").unlink()
-        resumed = resume(folder)
+        resumed = resume(folder, "tracking=none", "tracking.images=false")
         assert resumed.code == 0, resumed.shown
         assert_whole(resumed.result, 2)
-
-    def test_another_tracker_may_be_named(self, broken_off: Path) -> None:
-        resumed = resume(broken_off, "tracking=none", "tracking.images=false")
-        assert resumed.code == 0, resumed.shown
         assert resumed.result.config.tracking.images is False
-
-    def test_can_be_resumed_again(self, broken_off: Path) -> None:
-        assert resume(broken_off).code == 0
-        assert "nothing is missing" in resume(broken_off).out
 
 
 class TestFailed:

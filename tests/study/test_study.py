@@ -242,18 +242,16 @@ class TestBlocks:
         assert all(row.status is Status.OK for row in found.variants)
 
 
-def test_replicates_are_processes(tmp_path: Path) -> None:
-    finished = sdopt(tmp_path, "run", *SMOKE, "protocol.replicates=3", "precision=bf16", "workload.steps=1")
-    assert finished.code == 0, finished.err
-    for row in finished.result.variants:
-        assert [measured.replicate for measured in row.measurements] == [0, 1, 2]
-        assert all(len(measured.latency_s) == 2 and measured.evidence for measured in row.measurements)
-        assert len(row.images) == 1
-    for edge in finished.result.comparisons:
-        assert edge.speedup is not None
-        assert (edge.speedup.n, edge.speedup.unit) == (3, "process")
-        assert edge.speedup.low is not None
-    assert len(list((finished.folder / "logs").iterdir())) == 9
+def test_replicates_are_processes(finished: Finished, result: StudyResult) -> None:
+    for row in result.variants:
+        if row.measurements:
+            assert [measured.replicate for measured in row.measurements] == [0, 1, 2]
+            assert all(len(measured.latency_s) == 6 and measured.evidence for measured in row.measurements)
+    compared = [edge.speedup for edge in result.comparisons if edge.speedup is not None]
+    assert len(compared) == 3
+    for speedup in compared:
+        assert (speedup.n, speedup.unit) == (3, "process")
+        assert speedup.low is not None
     assert "3 processes per variant" in finished.shown
 
 
