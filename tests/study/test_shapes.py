@@ -73,7 +73,7 @@ class TestAProcess:
         assert "nothing is missing" in again.shown
         other = sdopt(traced.cwd, "run", f"resume={traced.folder}", "workload.size=[64,80]")
         assert other.code == 2
-        assert "workload.size: was [64, 72], now [64, 80]" in other.shown
+        assert "workload.size=[64,80]: cannot be changed beside resume" in other.shown
 
 
 def test_a_dry_run_names_the_shapes(tmp_path: Path) -> None:
