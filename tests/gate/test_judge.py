@@ -610,7 +610,8 @@ class TestSeveralShapes:
     @staticmethod
     def two_shapes(further: float) -> StudyResult:
         made = study(variant("fast", seconds=0.05, claims=["latency"], contract="exact"))
-        for owner in (made, *made.variants):
+        owners: list[StudyResult | VariantResult] = [made, *made.variants]
+        for owner in owners:
             reconfigure(owner, "workload", size=[64, 96])
         for row in made.variants:
             for measurement in row.measurements:
