@@ -11,7 +11,6 @@ from typing_extensions import override
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import compiles, missing_packages
-from sdopt.optimizations.deepcache import DeepCache
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
@@ -112,6 +111,9 @@ class DeepCaching(Caching):
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        # It imports the compiler, which takes seconds that a command of other options need not spend.
+        from sdopt.optimizations.deepcache import DeepCache
+
         unet = denoiser_of(pipe)
         cached = unet.__dict__[_STATE] = DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
         unet.forward = cached
