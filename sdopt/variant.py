@@ -8,6 +8,7 @@ from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.optimizations.lora import NoLora
+from sdopt.pipelines.catalog import retired
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
@@ -88,7 +89,7 @@ class Variant:
             f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
             for axis, option in self.optimizations.items()
             for reason in [*option.conflicts(ctx), *option.engages(ctx)]
-        ] + self._undistilled()
+        ] + [*self._undistilled(), *retired(self.model)]
 
     def _undistilled(self) -> list[str]:
         """Returns the conflict of a scheduler for few steps with a model that was not distilled to them."""

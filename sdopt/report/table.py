@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.report.published import published_tables
 from sdopt.report.rows import (
     EFFECT_HEADINGS,
     FIRST_METRICS,
@@ -42,7 +43,7 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     effects = [effects_table(result.effects)] if result.effects else []
     effects += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*_table(title, rows_of(result), width), *effects, *notes)
+    return Group(*_table(title, rows_of(result), width), *effects, *notes, *published_tables(result))
 
 
 def quality_table(result: StudyResult) -> Table:

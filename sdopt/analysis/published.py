@@ -1,0 +1,437 @@
+"""Puts the figures of an article beside what a study measured, and says which of them were reproduced.
+
+Compared are speed-ups and ratios of memory, each within one machine, and limits of memory that an article names. Times
+of different machines are never compared.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from pydantic import TypeAdapter
+
+from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.errors import UsageError
+from sdopt.results.records import Interval, RecordedConfig, Status, StudyResult, VariantResult
+from sdopt.schema import bounded
+
+_GIB_IN_GB = 2**30 / 1e9
+
+MEMORY = "memory"
+"""What a claim is called that an amount of memory suffices; the others are called as their measures are."""
+
+_SYMBOLS = {SPEEDUP.name: "×", MEMORY_RATIO.name: "×", MEMORY: " GB"}
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """Figures of an article, by variant. A line holds one figure for each of `gpus`, as printed, with blanks between.
+
+    `-` is no figure, `OOM` a run that ran out of memory, and `<3` something less than 3.
+    """
+
+    place: str
+    """Where they stand in the article."""
+    gpus: list[str]
+    reference: str | None = None
+    """The variant that `speedup` and `time_saved` are against."""
+    unit: str = bounded("s", choices=("s", "ms", "it/s"))
+    """Of `time`."""
+    time: dict[str, str] = field(default_factory=dict)
+    """Latencies or rates; the speed-up of two variants is made of them where the article gives none."""
+    speedup: dict[str, str] = field(default_factory=dict)
+    """Time of the reference over the variant's."""
+    time_saved: dict[str, str] = field(default_factory=dict)
+    """Percent of the reference's time that the variant does not take."""
+    memory_gb: dict[str, str] = field(default_factory=dict)
+    """Peak memory, of which ratios are made."""
+    memory_limit_gb: dict[str, str] = field(default_factory=dict)
+    """Memory that is said to be enough, whatever the variant is compared with."""
+    note: str = ""
+    """What a reader of these figures has to know."""
+
+    @property
+    def columns(self) -> tuple[dict[str, str], ...]:
+        """All lines by variant, one mapping for each kind of figure."""
+        return self.time, self.speedup, self.time_saved, self.memory_gb, self.memory_limit_gb
+
+
+@dataclass(frozen=True)
+class PublishedSetup:
+    """What the figures were measured with, as far as the study's own configuration says it; null is not compared."""
+
+    model: str | None = None
+    """`model.name`."""
+    scheduler: str | None = None
+    """`scheduler.class_name`."""
+    steps: int | None = None
+    """`workload.steps`."""
+    size: int | None = None
+    """Height and width in pixels."""
+    images: int | None = None
+    """Images of one call."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What an article says of the variants of a study."""
+
+    article: str
+    """Title and publisher."""
+    gpu: str
+    """The card of its main figures: shown where this machine has none of the cards in its tables."""
+    setup: PublishedSetup = field(default_factory=PublishedSetup)
+    """What the figures were measured with."""
+    tables: list[PublishedTable] = field(default_factory=list)
+    """The figures, as they stand in the article."""
+    notes: list[str] = field(default_factory=list)
+    """What the article leaves open, and what here stands for what it used."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure with the bounds between which its rounding leaves it."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Reproduction(StrEnum):
+    """What became of one published figure here."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    UNDECIDED = "undecided"
+    """It was measured without an interval."""
+    NOT_COMPARABLE = "not comparable"
+    """What was measured here is something else."""
+    NOT_RUN = "not run"
+    NO_FIGURE = "no figure"
+    """The article gives none."""
+
+
+_JUDGED = (Reproduction.REPRODUCED, Reproduction.NOT_REPRODUCED, Reproduction.UNDECIDED)
+"""Verdicts on two figures of the same; of others no ratio is made."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published figure of one variant on one card, and what was measured of it here."""
+
+    variant: str
+    reference: str
+    gpu: str
+    """The article's; "" where it gives no figure."""
+    place: str
+    measure: str
+    """`speedup`, `memory_ratio`, or `memory`: a limit in GB."""
+    printed: str
+    """The article's own figures, as in `8.0 s → 4.1 s`."""
+    published: Printed | None
+    measured: Interval | None
+    ratio: Interval | None
+    """Measured over published; None where they are figures of different things."""
+    latency: Interval | None
+    """One call here, in seconds: it is not compared."""
+    verdict: Reproduction
+    reason: str = ""
+
+    @property
+    def published_text(self) -> str:
+        """The published figure with its unit."""
+        return "" if self.published is None else f"{self.published.value:.3g}{_SYMBOLS[self.measure]}"
+
+    @property
+    def measured_text(self) -> str:
+        """The measured figure with its unit and interval."""
+        return "" if self.measured is None else _interval(self.measured, _SYMBOLS[self.measure])
+
+    @property
+    def ratio_text(self) -> str:
+        """Measured over published, with its interval."""
+        return "" if self.ratio is None else _interval(self.ratio, "")
+
+
+def _interval(found: Interval, unit: str) -> str:
+    bounds = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.estimate:.2f}{unit}{bounds}"
+
+
+_PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)
+
+
+def published_of(result: StudyResult) -> Published | None:
+    """Returns the article's figures that a study brings, or None if it reproduces no article."""
+    found = result.config.study.get("published")
+    return None if found is None else _PUBLISHED.validate_python(found)
+
+
+def require_published(published: Published, variants: Sequence[str]) -> None:
+    """Raises UsageError for a figure that cannot be read, is of no variant of the study, or has no card."""
+    problems = []
+    for table in published.tables:
+        at = f"study.published ({table.place})"
+        named = [name for column in table.columns for name in column] + [table.reference or variants[0]]
+        problems += [f"{at}: no variant is called '{name}'" for name in named if name not in variants]
+        for name, line in ((name, line) for column in table.columns for name, line in column.items()):
+            if len(line.split()) != len(table.gpus):
+                problems.append(f"{at}: '{name}' has {len(line.split())} figures for {len(table.gpus)} cards")
+            problems += [f"{at}: '{name}': {text} is no figure" for text in line.split() if not _FIGURE.fullmatch(text)]
+        if (table.speedup or table.time_saved) and table.reference is None:
+            problems.append(f"{at}: name the reference of its speed-ups")
+    if problems:
+        raise UsageError(list(dict.fromkeys(problems)))
+
+
+def claims_of(result: StudyResult) -> list[Claim]:
+    """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
+
+    A comparison of which the article says nothing has one claim without a figure, so that no row is left out.
+    """
+    published = published_of(result)
+    if published is None:
+        return []
+    found: list[Claim] = []
+    for figures in figures_of(result):
+        if figures.variant.role == "control":
+            continue
+        claims = [claim for table in published.tables for claim in _of_table(result, published, table, figures)]
+        # A limit is the variant's own: it is not said again of its further comparisons.
+        claims = [claim for claim in claims if claim not in found]
+        if figures.comparison is not None and not claims:
+            claims = [_judged(result, published, figures, _Figure(SPEEDUP.name, "", "", "", None))]
+        found += claims
+    return found
+
+
+def shown_claims(result: StudyResult, claims: Sequence[Claim]) -> list[Claim]:
+    """Returns the claims for this machine's card, where the article has it; else those for the card of its headline."""
+    published = published_of(result)
+    if published is None:
+        return []
+    cards = {claim.gpu for claim in claims if claim.gpu and is_card(claim.gpu, str(result.environment.device["name"]))}
+    return [claim for claim in claims if claim.gpu in (cards or {published.gpu}) or not claim.gpu]
+
+
+def is_card(gpu: str, device: str) -> bool:
+    """Returns whether a driver's name of a device is of the card that an article names: `A10` is no `A100`."""
+    words = [word.upper() for word in re.findall(r"\w+", gpu) if word.upper() not in ("NVIDIA", "TESLA")]
+    return set(words) <= set(re.findall(r"\w+", device.upper()))
+
+
+def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
+    """Returns what a reader has to know beside the claims."""
+    published = published_of(result)
+    if published is None:
+        return []
+    counts = {verdict: sum(claim.verdict is verdict for claim in claims) for verdict in Reproduction}
+    interval, device = f"{100 * result.confidence:g} % interval", result.environment.device["name"]
+    return [
+        f"Published: {published.article}.",
+        "; ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + ".",
+        f"Reproduced: the published figure lies within the {interval} measured here, or is exceeded.",
+        f"Compared are ratios and limits of memory. Times of different machines are not: this is {device}.",
+        *(f"{table.place}: {table.note}" for table in published.tables if table.note),
+        *published.notes,
+    ]
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """One figure as it stands in a table: without a value where the run ran out of memory, or there is none."""
+
+    measure: str
+    gpu: str
+    place: str
+    printed: str
+    value: Printed | None
+    out_of_memory: bool = False
+
+
+_FIGURE = re.compile(r"-|OOM|(<?)(-?\d+(?:\.(\d+))?)")
+
+
+def _read(line: str | None, column: int) -> Printed | str | None:
+    """Returns one figure of a line; `OOM` as it is; None where there is none."""
+    text = line.split()[column] if line else "-"
+    found = _FIGURE.fullmatch(text)
+    if found is None or found[2] is None:
+        return None if text == "-" else text
+    value, half = float(found[2]), 0.5 * 10.0 ** -len(found[3] or "")
+    return Printed(value, 0.0, value) if found[1] else Printed(value, value - half, value + half)
+
+
+def _of_table(result: StudyResult, published: Published, table: PublishedTable, figures: Figures) -> Iterator[Claim]:
+    """Yields what a table says of one comparison, for each card."""
+    for column, gpu in enumerate(table.gpus):
+        for find in (_speedup, _memory, _limit):
+            figure = find(table, figures, column, gpu)
+            if figure is not None:
+                yield _judged(result, published, figures, figure)
+
+
+def _speedup(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
+    candidate, reference = figures.variant.name, figures.reference
+    mine, other = _read(table.time.get(candidate), column), _read(table.time.get(reference), column)
+    printed = _arrow(table.time, reference, candidate, column, f" {table.unit}")
+    if "OOM" in (mine, other):
+        return _Figure(SPEEDUP.name, gpu, table.place, printed, None, out_of_memory=True)
+    if reference == table.reference:
+        saved = _read(table.time_saved.get(candidate), column)
+        factor = _read(table.speedup.get(candidate), column)
+        said = [] if not printed else [printed]
+        if isinstance(saved, Printed):
+            value = Printed(*(1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)))
+            text = f"{table.time_saved[candidate].split()[column]} % of the time saved"
+            return _Figure(SPEEDUP.name, gpu, table.place, "; ".join([text, *said]), value)
+        if isinstance(factor, Printed):
+            text = f"×{table.speedup[candidate].split()[column]}"
+            return _Figure(SPEEDUP.name, gpu, table.place, "; ".join([text, *said]), factor)
+    if isinstance(mine, Printed) and isinstance(other, Printed):
+        value = _quotient(mine, other) if table.unit == "it/s" else _quotient(other, mine)
+        return _Figure(SPEEDUP.name, gpu, table.place, printed, value)
+    return None
+
+
+def _memory(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
+    candidate, reference = figures.variant.name, figures.reference
+    mine, other = _read(table.memory_gb.get(candidate), column), _read(table.memory_gb.get(reference), column)
+    printed = _arrow(table.memory_gb, reference, candidate, column, " GB")
+    if "OOM" in (mine, other):
+        return _Figure(MEMORY_RATIO.name, gpu, table.place, printed, None, out_of_memory=True)
+    if isinstance(mine, Printed) and isinstance(other, Printed):
+        return _Figure(MEMORY_RATIO.name, gpu, table.place, printed, _quotient(mine, other))
+    return None
+
+
+def _limit(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
+    name, lines = figures.variant.name, table.memory_limit_gb
+    limit = _read(lines.get(name), column)
+    if not isinstance(limit, Printed):
+        return None
+    return _Figure(MEMORY, gpu, table.place, f"{lines[name].split()[column]} GB", limit)
+
+
+def _quotient(over: Printed, under: Printed) -> Printed:
+    return Printed(over.value / under.value, over.low / under.high, over.high / under.low)
+
+
+def _arrow(lines: dict[str, str], reference: str, candidate: str, column: int, unit: str) -> str:
+    """Returns the printed figures of reference and candidate, as in `8.0 s → 4.1 s`; "" without the candidate's."""
+    texts = [lines[name].split()[column] for name in (reference, candidate) if name in lines]
+    if candidate not in lines or texts[-1] == "-":
+        return ""
+    return " → ".join(text if text == "OOM" else text + unit for text in texts if text != "-")
+
+
+def _judged(result: StudyResult, published: Published, figures: Figures, figure: _Figure) -> Claim:
+    """Puts what was measured beside one figure, and says what became of it."""
+    measured = _measured(figures, figure.measure)
+    verdict, reason = _verdict(result, published, figures, figure, measured)
+    ratio = None
+    if measured is not None and figure.value is not None and verdict in _JUDGED:
+        scale = figure.value.value
+        low, high = (None if bound is None else bound / scale for bound in (measured.low, measured.high))
+        ratio = replace(measured, estimate=measured.estimate / scale, low=low, high=high)
+    return Claim(
+        variant=figures.variant.name,
+        reference="" if figure.measure == MEMORY else figures.reference,
+        gpu=figure.gpu,
+        place=figure.place,
+        measure=figure.measure,
+        printed=figure.printed,
+        published=figure.value,
+        measured=measured,
+        ratio=ratio,
+        latency=figures.latency,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _measured(figures: Figures, measure: str) -> Interval | None:
+    if measure != MEMORY:
+        ratio = figures.ratios.get(measure)
+        return ratio.interval if ratio else None
+    if figures.headline_memory is None:
+        return None
+    return Interval(figures.headline_memory[1] * _GIB_IN_GB)
+
+
+_Said = tuple[Reproduction, str]
+"""A verdict and its reason."""
+
+
+def _verdict(
+    result: StudyResult, published: Published, figures: Figures, figure: _Figure, measured: Interval | None
+) -> _Said:
+    found = _not_run(result, figures, figure) or _not_comparable(result, published, figures, figure)
+    if found is not None:
+        return found
+    assert figure.value is not None, "without a figure there is nothing to compare"
+    if measured is None:
+        return Reproduction.NOT_RUN, "it was not measured"
+    return _compared(figure.measure, figure.value, measured)
+
+
+def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | None:
+    """Returns why one of the sides has no figure here; running out of memory may be just what the article says."""
+    sides = [figures.variant, *([] if figure.measure == MEMORY else [result.variant(figures.reference)])]
+    if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
+        return Reproduction.REPRODUCED, "ran out of memory here too"
+    stopped = [side for side in sides if side.status is not Status.OK]
+    if not stopped:
+        return None
+    said = [("" if side is figures.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
+    return Reproduction.NOT_RUN, "; ".join(said)
+
+
+def _why_not_run(side: VariantResult) -> str:
+    reason = side.reason or {Status.NOT_ENGAGED: "no evidence that its options took effect"}.get(side.status, "")
+    return f"{side.status} ({reason})" if reason else str(side.status)
+
+
+def _not_comparable(result: StudyResult, published: Published, figures: Figures, figure: _Figure) -> _Said | None:
+    """Returns why what was measured here cannot be held against the figure."""
+    if figure.out_of_memory:
+        return Reproduction.NOT_COMPARABLE, f"{figure.gpu} ran out of memory, and this machine did not"
+    if figure.value is None:
+        return Reproduction.NO_FIGURE, "the article gives none"
+    others = other_setup(published.setup, result.config)
+    if others:
+        return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
+    if figure.measure != SPEEDUP.name and (figures.headline_memory or ("",))[0] != "peak_allocated_gib":
+        return Reproduction.NOT_COMPARABLE, "memory of a process on a CPU, where the article's is of a GPU"
+    return None
+
+
+def _compared(measure: str, published: Printed, measured: Interval) -> _Said:
+    """Says whether a figure lies within the interval here, which rounding of the printed one widens, or is exceeded."""
+    if measure == MEMORY:
+        enough = measured.estimate <= published.high
+        return (Reproduction.REPRODUCED, "it suffices") if enough else (Reproduction.NOT_REPRODUCED, "it takes more")
+    if measured.low is None or measured.high is None:
+        return Reproduction.UNDECIDED, "no interval: protocol.replicates=3 gives one"
+    if measure == SPEEDUP.name:
+        reached, exceeded = measured.high >= published.low, measured.low > published.high
+    else:  # less memory is better
+        reached, exceeded = measured.low <= published.high, measured.high < published.low
+    if not reached:
+        return Reproduction.NOT_REPRODUCED, "the whole interval falls short of it"
+    return Reproduction.REPRODUCED, "exceeded" if exceeded else "within its interval"
+
+
+def other_setup(setup: PublishedSetup, config: RecordedConfig) -> list[str]:
+    """Returns in what a study's configuration differs from the article's, as in `2 steps instead of 50`."""
+    workload = config.workload
+    pairs = {
+        "model": (config.model.name, setup.model),
+        "scheduler": (config.scheduler.class_name, setup.scheduler),
+        "steps": (workload.steps, setup.steps),
+        "size": (workload.size or config.model.size, setup.size),
+        "images a call": (config.images_per_call, setup.images),
+    }
+    return [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]
