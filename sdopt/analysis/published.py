@@ -6,16 +6,15 @@ of different machines are never compared.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pydantic import TypeAdapter
 
+from sdopt.analysis.article import Printed, Published, PublishedTable, other_setup, read_figure
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
-from sdopt.errors import UsageError
-from sdopt.results.records import Interval, RecordedConfig, Status, StudyResult, VariantResult
-from sdopt.schema import bounded
+from sdopt.results.records import Interval, Status, StudyResult, VariantResult
 
 _GIB_IN_GB = 2**30 / 1e9
 
@@ -23,80 +22,6 @@ MEMORY = "memory"
 """What a claim is called that an amount of memory suffices; the others are called as their measures are."""
 
 _SYMBOLS = {SPEEDUP.name: "×", MEMORY_RATIO.name: "×", MEMORY: " GB"}
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """Figures of an article, by variant. A line holds one figure for each of `gpus`, as printed, with blanks between.
-
-    `-` is no figure, `OOM` a run that ran out of memory, and `<3` something less than 3.
-    """
-
-    place: str
-    """Where they stand in the article."""
-    gpus: list[str]
-    reference: str | None = None
-    """The variant that `speedup` and `time_saved` are against."""
-    unit: str = bounded("s", choices=("s", "ms", "it/s"))
-    """Of `time`."""
-    time: dict[str, str] = field(default_factory=dict)
-    """Latencies or rates; the speed-up of two variants is made of them where the article gives none."""
-    speedup: dict[str, str] = field(default_factory=dict)
-    """Time of the reference over the variant's."""
-    time_saved: dict[str, str] = field(default_factory=dict)
-    """Percent of the reference's time that the variant does not take."""
-    memory_gb: dict[str, str] = field(default_factory=dict)
-    """Peak memory, of which ratios are made."""
-    memory_limit_gb: dict[str, str] = field(default_factory=dict)
-    """Memory that is said to be enough, whatever the variant is compared with."""
-    note: str = ""
-    """What a reader of these figures has to know."""
-
-    @property
-    def columns(self) -> tuple[dict[str, str], ...]:
-        """All lines by variant, one mapping for each kind of figure."""
-        return self.time, self.speedup, self.time_saved, self.memory_gb, self.memory_limit_gb
-
-
-@dataclass(frozen=True)
-class PublishedSetup:
-    """What the figures were measured with, as far as the study's own configuration says it; null is not compared."""
-
-    model: str | None = None
-    """`model.name`."""
-    scheduler: str | None = None
-    """`scheduler.class_name`."""
-    steps: int | None = None
-    """`workload.steps`."""
-    size: int | None = None
-    """Height and width in pixels."""
-    images: int | None = None
-    """Images of one call."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """What an article says of the variants of a study."""
-
-    article: str
-    """Title and publisher."""
-    gpu: str
-    """The card of its main figures: shown where this machine has none of the cards in its tables."""
-    setup: PublishedSetup = field(default_factory=PublishedSetup)
-    """What the figures were measured with."""
-    tables: list[PublishedTable] = field(default_factory=list)
-    """The figures, as they stand in the article."""
-    notes: list[str] = field(default_factory=list)
-    """What the article leaves open, and what here stands for what it used."""
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A figure with the bounds between which its rounding leaves it."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Reproduction(StrEnum):
@@ -169,23 +94,6 @@ def published_of(result: StudyResult) -> Published | None:
     return None if found is None else _PUBLISHED.validate_python(found)
 
 
-def require_published(published: Published, variants: Sequence[str]) -> None:
-    """Raises UsageError for a figure that cannot be read, is of no variant of the study, or has no card."""
-    problems = []
-    for table in published.tables:
-        at = f"study.published ({table.place})"
-        named = [name for column in table.columns for name in column] + [table.reference or variants[0]]
-        problems += [f"{at}: no variant is called '{name}'" for name in named if name not in variants]
-        for name, line in ((name, line) for column in table.columns for name, line in column.items()):
-            if len(line.split()) != len(table.gpus):
-                problems.append(f"{at}: '{name}' has {len(line.split())} figures for {len(table.gpus)} cards")
-            problems += [f"{at}: '{name}': {text} is no figure" for text in line.split() if not _FIGURE.fullmatch(text)]
-        if (table.speedup or table.time_saved) and table.reference is None:
-            problems.append(f"{at}: name the reference of its speed-ups")
-    if problems:
-        raise UsageError(list(dict.fromkeys(problems)))
-
-
 def claims_of(result: StudyResult) -> list[Claim]:
     """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
 
@@ -251,19 +159,6 @@ class _Figure:
     out_of_memory: bool = False
 
 
-_FIGURE = re.compile(r"-|OOM|(<?)(-?\d+(?:\.(\d+))?)")
-
-
-def _read(line: str | None, column: int) -> Printed | str | None:
-    """Returns one figure of a line; `OOM` as it is; None where there is none."""
-    text = line.split()[column] if line else "-"
-    found = _FIGURE.fullmatch(text)
-    if found is None or found[2] is None:
-        return None if text == "-" else text
-    value, half = float(found[2]), 0.5 * 10.0 ** -len(found[3] or "")
-    return Printed(value, 0.0, value) if found[1] else Printed(value, value - half, value + half)
-
-
 def _of_table(result: StudyResult, published: Published, table: PublishedTable, figures: Figures) -> Iterator[Claim]:
     """Yields what a table says of one comparison, for each card."""
     for column, gpu in enumerate(table.gpus):
@@ -275,13 +170,13 @@ def _of_table(result: StudyResult, published: Published, table: PublishedTable, 
 
 def _speedup(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
     candidate, reference = figures.variant.name, figures.reference
-    mine, other = _read(table.time.get(candidate), column), _read(table.time.get(reference), column)
+    mine, other = read_figure(table.time.get(candidate), column), read_figure(table.time.get(reference), column)
     printed = _arrow(table.time, reference, candidate, column, f" {table.unit}")
-    if "OOM" in (mine, other):
+    if mine and other and "OOM" in (mine, other):
         return _Figure(SPEEDUP.name, gpu, table.place, printed, None, out_of_memory=True)
     if reference == table.reference:
-        saved = _read(table.time_saved.get(candidate), column)
-        factor = _read(table.speedup.get(candidate), column)
+        saved = read_figure(table.time_saved.get(candidate), column)
+        factor = read_figure(table.speedup.get(candidate), column)
         said = [] if not printed else [printed]
         if isinstance(saved, Printed):
             value = Printed(*(1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)))
@@ -298,9 +193,12 @@ def _speedup(table: PublishedTable, figures: Figures, column: int, gpu: str) -> 
 
 def _memory(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
     candidate, reference = figures.variant.name, figures.reference
-    mine, other = _read(table.memory_gb.get(candidate), column), _read(table.memory_gb.get(reference), column)
+    mine, other = (
+        read_figure(table.memory_gb.get(candidate), column),
+        read_figure(table.memory_gb.get(reference), column),
+    )
     printed = _arrow(table.memory_gb, reference, candidate, column, " GB")
-    if "OOM" in (mine, other):
+    if mine and other and "OOM" in (mine, other):
         return _Figure(MEMORY_RATIO.name, gpu, table.place, printed, None, out_of_memory=True)
     if isinstance(mine, Printed) and isinstance(other, Printed):
         return _Figure(MEMORY_RATIO.name, gpu, table.place, printed, _quotient(mine, other))
@@ -309,7 +207,7 @@ def _memory(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _
 
 def _limit(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
     name, lines = figures.variant.name, table.memory_limit_gb
-    limit = _read(lines.get(name), column)
+    limit = read_figure(lines.get(name), column)
     if not isinstance(limit, Printed):
         return None
     return _Figure(MEMORY, gpu, table.place, f"{lines[name].split()[column]} GB", limit)
@@ -422,16 +320,3 @@ def _compared(measure: str, published: Printed, measured: Interval) -> _Said:
     if not reached:
         return Reproduction.NOT_REPRODUCED, "the whole interval falls short of it"
     return Reproduction.REPRODUCED, "exceeded" if exceeded else "within its interval"
-
-
-def other_setup(setup: PublishedSetup, config: RecordedConfig) -> list[str]:
-    """Returns in what a study's configuration differs from the article's, as in `2 steps instead of 50`."""
-    workload = config.workload
-    pairs = {
-        "model": (config.model.name, setup.model),
-        "scheduler": (config.scheduler.class_name, setup.scheduler),
-        "steps": (workload.steps, setup.steps),
-        "size": (workload.size or config.model.size, setup.size),
-        "images a call": (config.images_per_call, setup.images),
-    }
-    return [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from sdopt.analysis.published import Published, require_published
+from sdopt.analysis.article import Published, require_published
 from sdopt.errors import UsageError
 from sdopt.results.choices import NONE, listed
 from sdopt.schema import ExplicitEdge
