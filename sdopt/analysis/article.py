@@ -86,6 +86,8 @@ class Printed:
     value: float
     low: float
     high: float
+    below: bool = False
+    """Whether the article says that it is less than `value`."""
 
 
 _FIGURE = re.compile(r"-|OOM|(<?)(-?\d+(?:\.(\d+))?)")
@@ -98,7 +100,7 @@ def read_figure(line: str | None, column: int) -> Printed | str | None:
     if found is None or found[2] is None:
         return None if text == "-" else text
     value, half = float(found[2]), 0.5 * 10.0 ** -len(found[3] or "")
-    return Printed(value, 0.0, value) if found[1] else Printed(value, value - half, value + half)
+    return Printed(value, 0.0, value, below=True) if found[1] else Printed(value, value - half, value + half)
 
 
 def _read_all(line: str) -> list[Printed | str | None]:

@@ -67,7 +67,9 @@ class Claim:
     @property
     def published_text(self) -> str:
         """The published figure with its unit."""
-        return "" if self.published is None else f"{self.published.value:.3g}{_SYMBOLS[self.measure]}"
+        if self.published is None:
+            return ""
+        return f"{'<' if self.published.below else ''}{self.published.value:.3g}{_SYMBOLS[self.measure]}"
 
     @property
     def measured_text(self) -> str:
@@ -141,7 +143,7 @@ def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str
         f"Published: {published.article}.",
         "; ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + ".",
         f"Reproduced: the published figure lies within the {interval} measured here, or is exceeded.",
-        f"Compared are ratios and limits of memory. Times of different machines are not: this is {device}.",
+        f"Speed-ups and memory are compared, times of different machines are not: this is {device}.",
         *(f"{table.place}: {table.note}" for table in published.tables if table.note),
         *published.notes,
     ]
@@ -179,7 +181,8 @@ def _speedup(table: PublishedTable, figures: Figures, column: int, gpu: str) -> 
         factor = read_figure(table.speedup.get(candidate), column)
         said = [] if not printed else [printed]
         if isinstance(saved, Printed):
-            value = Printed(*(1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)))
+            factors = [1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)]
+            value = Printed(factors[0], factors[1], factors[2], below=saved.below)
             text = f"{table.time_saved[candidate].split()[column]} % of the time saved"
             return _Figure(SPEEDUP.name, gpu, table.place, "; ".join([text, *said]), value)
         if isinstance(factor, Printed):

@@ -107,9 +107,9 @@ def _subject(claim: Claim) -> str:
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
-    """Returns the reasons of the verdicts, each once with the variants that it is of."""
+    """Returns the reasons of the verdicts, each once with its variants; what was not run has its own in the table."""
     found: dict[str, list[str]] = {}
     for claim in claims:
-        if claim.reason:
+        if claim.reason and claim.verdict is not Reproduction.NOT_RUN:
             found.setdefault(f"{claim.verdict}: {claim.reason}", []).append(claim.variant)
     return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in found.items()]
