@@ -13,6 +13,7 @@ from sdopt.report.published import published_tables
 from sdopt.report.rows import (
     EFFECT_HEADINGS,
     FIRST_METRICS,
+    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     effect_cells,
@@ -22,6 +23,8 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
+    shape_rows,
+    speedup_headings,
 )
 from sdopt.results.records import Effect, Status, StudyResult
 
@@ -40,10 +43,21 @@ _STYLES = {
 def terminal_table(result: StudyResult, width: int) -> Group:
     """The table and its notes, for a terminal of that many columns."""
     title = f"{result.name} on {result.environment.device['name']}"
-    effects = [effects_table(result.effects)] if result.effects else []
-    effects += [quality_table(result)] if quality_columns(result) else []
+    more = [shapes_table(result)] if shape_rows(result) else []
+    more += [effects_table(result.effects)] if result.effects else []
+    more += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*_table(title, rows_of(result), width), *effects, *notes, *published_tables(result))
+    return Group(*_table(title, rows_of(result), width), *more, *notes, *published_tables(result))
+
+
+def shapes_table(result: StudyResult) -> Table:
+    """What each variant takes at each shape, and what a new shape cost it."""
+    table = Table(title="shapes", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in SHAPE_HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("variant", "shape") else "right")
+    for cells in shape_rows(result):
+        table.add_row(*map(escape, cells))
+    return table
 
 
 def quality_table(result: StudyResult) -> Table:
@@ -89,26 +103,32 @@ def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | No
         table.add_column("job", justify="right")
     table.add_column("variant", min_width=16, overflow="fold")
     table.add_column("status", no_wrap=True)
-    table.add_column("latency", justify="right", no_wrap=True)
-    table.add_column(f"speed-up{against}", justify="right", no_wrap=True)
+    headings = speedup_headings(rows)
+    one = len(headings) == 1
+    if one:
+        table.add_column("latency", justify="right", no_wrap=True)
+    for heading in headings:
+        # A heading that is wider than its figures is broken before its parts.
+        table.add_column(heading.replace(", ", "\n") + against, justify="right", no_wrap=True)
     if not against:
         table.add_column("against")
-    table.add_column("memory", justify="right", no_wrap=True)
+    if one:
+        table.add_column("memory", justify="right", no_wrap=True)
     if wide:
         table.add_column("evidence")
     for number, row in enumerate(rows):
-        latency, speedup, memory = (
+        latency, memory, *speedups = (
             escape(figure if wide else figure.replace(" [", "\n[").replace(" (", "\n("))
-            for figure in (row.latency, row.speedup, row.memory)
+            for figure in (row.latency, row.memory, *(row.speedups.get(heading, "") for heading in headings))
         )
         table.add_row(
             *([] if jobs is None else [jobs[number]]),
             escape(row.variant),
             Text(str(row.status), _STYLES.get(row.status, "red")),
-            latency,
-            speedup,
+            *([latency] if one else []),
+            *speedups,
             *([] if against else [escape(row.reference)]),
-            memory,
+            *([memory] if one else []),
             *([escape(row.evidence)] if wide else []),
         )
     if wide:

@@ -106,7 +106,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("override", "problem"),
         [
-            ("workload.size=65", "workload.size=65: must be a multiple of 8"),
+            ("workload.size=65", "workload.size=65: must be at least 8 and a multiple of 8"),
             ("workload.prompts=nowhere.txt", "workload.prompts=nowhere.txt: cannot be read"),
             ("workload.prompts=[]", "workload.prompts=[]: holds no prompt"),
             ("scheduler.class_name=DDIM", "scheduler.class_name=DDIM: unknown scheduler; diffusers has: "),
