@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from sdopt.errors import UsageError
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import bounded
+from sdopt.schema import Shape, bounded
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class PublishedTable:
     place: str
     """Where they stand in the article."""
     gpus: list[str]
+    size: int | None = None
+    """Height and width in pixels, where the study has a list of sizes."""
+    batch_size: int | None = None
+    """Prompts in a call, where the study has a list of batch sizes."""
     reference: str | None = None
     """The variant that `speedup` and `time_saved` are against."""
     unit: str = bounded("s", choices=("s", "ms", "it/s"))
@@ -42,6 +46,16 @@ class PublishedTable:
     """What a reader of these figures has to know."""
 
     @property
+    def shape(self) -> str:
+        """The shape that the figures are of; "" where the study has one alone."""
+        size = f"{self.size}×{self.size}" if self.size else ""
+        return ", ".join(filter(None, [size, f"batch {self.batch_size}" if self.batch_size else ""]))
+
+    def is_of(self, shape: Shape) -> bool:
+        """Returns whether the figures are of calls of a shape."""
+        return self.size in (None, shape.size) and self.batch_size in (None, shape.batch_size)
+
+    @property
     def columns(self) -> tuple[dict[str, str], ...]:
         """All lines by variant, one mapping for each kind of figure."""
         return self.time, self.speedup, self.time_saved, self.memory_gb, self.memory_limit_gb
@@ -58,9 +72,9 @@ class PublishedSetup:
     steps: int | None = None
     """`workload.steps`."""
     size: int | None = None
-    """Height and width in pixels."""
+    """Height and width in pixels; null also where the study has a list of sizes."""
     images: int | None = None
-    """Images of one call."""
+    """Images of one call; null also where the study has a list of batch sizes."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +150,7 @@ def other_setup(setup: PublishedSetup, config: RecordedConfig) -> list[str]:
         "model": (config.model.name, setup.model),
         "scheduler": (config.scheduler.class_name, setup.scheduler),
         "steps": (workload.steps, setup.steps),
-        "size": (workload.size or config.model.size, setup.size),
+        "size": (config.shapes[0].size, setup.size),
         "images a call": (config.images_per_call, setup.images),
     }
     return [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]

@@ -48,6 +48,8 @@ class Claim:
 
     variant: str
     reference: str
+    shape: str
+    """Size or batch, where the study has several; else ""."""
     gpu: str
     """The article's; "" where it gives no figure."""
     place: str
@@ -112,7 +114,8 @@ def claims_of(result: StudyResult) -> list[Claim]:
         # A limit is the variant's own: it is not said again of its further comparisons.
         claims = [claim for claim in claims if claim not in found]
         if figures.comparison is not None and not claims:
-            claims = [_judged(result, published, figures, _Figure(SPEEDUP.name, "", "", "", None))]
+            nothing = PublishedTable(place="", gpus=[])
+            claims = [_judged(result, published, figures, figures, _Figure(SPEEDUP.name, "", None), nothing, "")]
         found += claims
     return found
 
@@ -154,8 +157,6 @@ class _Figure:
     """One figure as it stands in a table: without a value where the run ran out of memory, or there is none."""
 
     measure: str
-    gpu: str
-    place: str
     printed: str
     value: Printed | None
     out_of_memory: bool = False
@@ -163,19 +164,20 @@ class _Figure:
 
 def _of_table(result: StudyResult, published: Published, table: PublishedTable, figures: Figures) -> Iterator[Claim]:
     """Yields what a table says of one comparison, for each card."""
+    there = next((at for at in figures.shapes if table.is_of(at.shape)), None)
     for column, gpu in enumerate(table.gpus):
         for find in (_speedup, _memory, _limit):
-            figure = find(table, figures, column, gpu)
+            figure = find(table, figures, column)
             if figure is not None:
-                yield _judged(result, published, figures, figure)
+                yield _judged(result, published, figures, there, figure, table, gpu)
 
 
-def _speedup(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
+def _speedup(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
     candidate, reference = figures.variant.name, figures.reference
     mine, other = read_figure(table.time.get(candidate), column), read_figure(table.time.get(reference), column)
     printed = _arrow(table.time, reference, candidate, column, f" {table.unit}")
     if mine and other and "OOM" in (mine, other):
-        return _Figure(SPEEDUP.name, gpu, table.place, printed, None, out_of_memory=True)
+        return _Figure(SPEEDUP.name, printed, None, out_of_memory=True)
     if reference == table.reference:
         saved = read_figure(table.time_saved.get(candidate), column)
         factor = read_figure(table.speedup.get(candidate), column)
@@ -184,17 +186,17 @@ def _speedup(table: PublishedTable, figures: Figures, column: int, gpu: str) -> 
             factors = [1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)]
             value = Printed(factors[0], factors[1], factors[2], below=saved.below)
             text = f"{table.time_saved[candidate].split()[column]} % of the time saved"
-            return _Figure(SPEEDUP.name, gpu, table.place, "; ".join([text, *said]), value)
+            return _Figure(SPEEDUP.name, "; ".join([text, *said]), value)
         if isinstance(factor, Printed):
             text = f"×{table.speedup[candidate].split()[column]}"
-            return _Figure(SPEEDUP.name, gpu, table.place, "; ".join([text, *said]), factor)
+            return _Figure(SPEEDUP.name, "; ".join([text, *said]), factor)
     if isinstance(mine, Printed) and isinstance(other, Printed):
         value = _quotient(mine, other) if table.unit == "it/s" else _quotient(other, mine)
-        return _Figure(SPEEDUP.name, gpu, table.place, printed, value)
+        return _Figure(SPEEDUP.name, printed, value)
     return None
 
 
-def _memory(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
+def _memory(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
     candidate, reference = figures.variant.name, figures.reference
     mine, other = (
         read_figure(table.memory_gb.get(candidate), column),
@@ -202,18 +204,18 @@ def _memory(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _
     )
     printed = _arrow(table.memory_gb, reference, candidate, column, " GB")
     if mine and other and "OOM" in (mine, other):
-        return _Figure(MEMORY_RATIO.name, gpu, table.place, printed, None, out_of_memory=True)
+        return _Figure(MEMORY_RATIO.name, printed, None, out_of_memory=True)
     if isinstance(mine, Printed) and isinstance(other, Printed):
-        return _Figure(MEMORY_RATIO.name, gpu, table.place, printed, _quotient(mine, other))
+        return _Figure(MEMORY_RATIO.name, printed, _quotient(mine, other))
     return None
 
 
-def _limit(table: PublishedTable, figures: Figures, column: int, gpu: str) -> _Figure | None:
+def _limit(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
     name, lines = figures.variant.name, table.memory_limit_gb
     limit = read_figure(lines.get(name), column)
     if not isinstance(limit, Printed):
         return None
-    return _Figure(MEMORY, gpu, table.place, f"{lines[name].split()[column]} GB", limit)
+    return _Figure(MEMORY, f"{lines[name].split()[column]} GB", limit)
 
 
 def _quotient(over: Printed, under: Printed) -> Printed:
@@ -228,10 +230,32 @@ def _arrow(lines: dict[str, str], reference: str, candidate: str, column: int, u
     return " → ".join(text if text == "OOM" else text + unit for text in texts if text != "-")
 
 
-def _judged(result: StudyResult, published: Published, figures: Figures, figure: _Figure) -> Claim:
-    """Puts what was measured beside one figure, and says what became of it."""
-    measured = _measured(figures, figure.measure)
-    verdict, reason = _verdict(result, published, figures, figure, measured)
+def _judged(
+    result: StudyResult,
+    published: Published,
+    figures: Figures,
+    there: Figures | None,
+    figure: _Figure,
+    table: PublishedTable,
+    gpu: str,
+) -> Claim:
+    """Puts what was measured beside one figure, and says what became of it.
+
+    Args:
+        result: the study.
+        published: the article.
+        figures: a comparison.
+        there: the same at the table's shape; None where that was not measured.
+        figure: one of the table's.
+        table: where it stands.
+        gpu: the card that it is of.
+    """
+    measured = _measured(there, figure.measure) if there else None
+    verdict, reason = _not_run(result, figures, figure) or (
+        _verdict(result, published, there, figure, measured, gpu)
+        if there
+        else (Reproduction.NOT_COMPARABLE, f"not measured at {table.shape}")
+    )
     ratio = None
     if measured is not None and figure.value is not None and verdict in _JUDGED:
         scale = figure.value.value
@@ -240,14 +264,15 @@ def _judged(result: StudyResult, published: Published, figures: Figures, figure:
     return Claim(
         variant=figures.variant.name,
         reference="" if figure.measure == MEMORY else figures.reference,
-        gpu=figure.gpu,
-        place=figure.place,
+        shape=table.shape,
+        gpu=gpu,
+        place=table.place,
         measure=figure.measure,
         printed=figure.printed,
         published=figure.value,
         measured=measured,
         ratio=ratio,
-        latency=figures.latency,
+        latency=there.latency if there else None,
         verdict=verdict,
         reason=reason,
     )
@@ -267,14 +292,23 @@ _Said = tuple[Reproduction, str]
 
 
 def _verdict(
-    result: StudyResult, published: Published, figures: Figures, figure: _Figure, measured: Interval | None
+    result: StudyResult,
+    published: Published,
+    figures: Figures,
+    figure: _Figure,
+    measured: Interval | None,
+    gpu: str,
 ) -> _Said:
-    found = _not_run(result, figures, figure) or _not_comparable(result, published, figures, figure)
-    if found is not None:
-        return found
-    assert figure.value is not None, "without a figure there is nothing to compare"
-    if measured is None:
-        return Reproduction.NOT_RUN, "it was not measured"
+    """Judges a figure of a comparison both of whose sides ran."""
+    if figure.out_of_memory:
+        return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
+    if figure.value is None:
+        return Reproduction.NO_FIGURE, "the article gives none"
+    others = other_setup(published.setup, result.config)
+    if others:
+        return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
+    if figure.measure != SPEEDUP.name and (figures.headline_memory or ("",))[0] != "peak_allocated_gib":
+        return Reproduction.NOT_COMPARABLE, "memory of a process on a CPU, where the article's is of a GPU"
     return _compared(figure.measure, figure.value, measured)
 
 
@@ -295,22 +329,10 @@ def _why_not_run(side: VariantResult) -> str:
     return f"{side.status} ({reason})" if reason else str(side.status)
 
 
-def _not_comparable(result: StudyResult, published: Published, figures: Figures, figure: _Figure) -> _Said | None:
-    """Returns why what was measured here cannot be held against the figure."""
-    if figure.out_of_memory:
-        return Reproduction.NOT_COMPARABLE, f"{figure.gpu} ran out of memory, and this machine did not"
-    if figure.value is None:
-        return Reproduction.NO_FIGURE, "the article gives none"
-    others = other_setup(published.setup, result.config)
-    if others:
-        return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
-    if figure.measure != SPEEDUP.name and (figures.headline_memory or ("",))[0] != "peak_allocated_gib":
-        return Reproduction.NOT_COMPARABLE, "memory of a process on a CPU, where the article's is of a GPU"
-    return None
-
-
-def _compared(measure: str, published: Printed, measured: Interval) -> _Said:
+def _compared(measure: str, published: Printed, measured: Interval | None) -> _Said:
     """Says whether a figure lies within the interval here, which rounding of the printed one widens, or is exceeded."""
+    if measured is None:
+        return Reproduction.NOT_RUN, "it was not measured"
     if measure == MEMORY:
         enough = measured.estimate <= published.high
         return (Reproduction.REPRODUCED, "it suffices") if enough else (Reproduction.NOT_REPRODUCED, "it takes more")

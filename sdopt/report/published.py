@@ -30,7 +30,18 @@ _STYLES = {
 
 _WORDS = {"speedup": "speed-up", "memory_ratio": "memory ratio", MEMORY: "memory"}
 
-HEADINGS = ("variant", "against", "figure", "GPU", "published", "as printed", "here", "here ÷ published", "verdict")
+HEADINGS = (
+    "variant",
+    "against",
+    "figure",
+    "shape",
+    "GPU",
+    "published",
+    "as printed",
+    "here",
+    "here ÷ published",
+    "verdict",
+)
 
 
 def published_tables(result: StudyResult) -> list[Table | Text]:
@@ -69,6 +80,7 @@ def published_markdown(result: StudyResult) -> str:
             claim.variant,
             claim.reference,
             _WORDS[claim.measure],
+            claim.shape,
             claim.gpu,
             claim.published_text,
             f"{claim.printed} ({claim.place})" if claim.printed else "",
@@ -103,7 +115,7 @@ def published_json(result: StudyResult) -> bytes | None:
 def _subject(claim: Claim) -> str:
     """Names what a claim is of, as in `fp16: memory ratio against original`."""
     against = f"\n  against {claim.reference}" if claim.reference else ""
-    return f"{claim.variant}: {_WORDS[claim.measure]}{against}"
+    return f"{claim.variant}: {_WORDS[claim.measure]}{f', {claim.shape}' if claim.shape else ''}{against}"
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
