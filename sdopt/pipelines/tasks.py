@@ -40,7 +40,7 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
             continue
         path = _input(task, model, name)
         if path is None:
-            problems.append(f"task.{name}: task={task.kind} needs it, as in task.{name}=/path/of/a.png")
+            problems.append(f"task.{name}: task={task.kind} needs it: task.{name}=/path/of/a.png, or packaged")
             continue
         try:
             _open(path)
