@@ -71,7 +71,8 @@ class Claim:
         """The published figure with its unit."""
         if self.published is None:
             return ""
-        return f"{'<' if self.published.below else ''}{self.published.value:.3g}{_SYMBOLS[self.measure]}"
+        value = f"{self.published.value:{'g' if self.measure == MEMORY else '.2f'}}"
+        return ("<" if self.published.below else "") + value + _SYMBOLS[self.measure]
 
     @property
     def measured_text(self) -> str:

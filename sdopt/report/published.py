@@ -28,7 +28,7 @@ _STYLES = {
     Reproduction.NOT_COMPARABLE: "yellow",
 }
 
-_WORDS = {"speedup": "speed-up", "memory_ratio": "memory ratio", MEMORY: "memory"}
+_WORDS = {"speedup": "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
 
 HEADINGS = (
     "variant",
@@ -44,26 +44,36 @@ HEADINGS = (
 )
 
 
-def published_tables(result: StudyResult) -> list[Table | Text]:
-    """Returns the claims for this machine's card, or for the article's main one, and notes; [] without an article."""
+def published_tables(result: StudyResult, wide: bool) -> list[Table | Text]:
+    """Returns the claims for this machine's card, or for the article's main one, and notes; [] without an article.
+
+    In a terminal that is not wide, intervals stand below their figures.
+    """
     claims = claims_of(result)
     shown = shown_claims(result, claims)
     if not shown:
         return []
-    cards = ", ".join(dict.fromkeys(claim.gpu for claim in shown if claim.gpu))
-    table = Table(title=escape(f"published on {cards} and measured here"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("variant", min_width=16, overflow="fold")
-    for heading in ("published", "here", "ratio"):
+    cards = ", ".join(dict.fromkeys(claim.gpu for claim in shown if claim.gpu)) or "no card"
+    references = {claim.reference for claim in shown if claim.reference}
+    against = f", against {references.pop()}" if len(references) == 1 else ""
+    title = f"published on {cards} and measured here{against}"
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("variant and figure", min_width=16, overflow="fold")
+    table.add_column("published", justify="right", min_width=13)
+    for heading in ("here", "ratio"):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
+    before = ""
     for claim in shown:
+        subject = claim.variant + (f"\nagainst {claim.reference}" if claim.reference and not against else "")
+        figure = ", ".join(filter(None, [_WORDS[claim.measure], claim.shape]))
         table.add_row(
-            escape(_subject(claim)),
+            escape("\n".join([*([subject] if subject != before else []), f"  {figure}"])),
             "\n".join(filter(None, [claim.published_text, *claim.printed.split("; ")])),
-            escape(claim.measured_text),
-            escape(claim.ratio_text),
+            *(escape(text if wide else text.replace(" [", "\n[")) for text in (claim.measured_text, claim.ratio_text)),
             Text(str(claim.verdict), _STYLES.get(claim.verdict, "dim")),
         )
+        before = subject
     others = sorted({claim.gpu for claim in claims} - {claim.gpu for claim in shown})
     notes = [*_reasons(shown), *notes_of_published(result, shown)]
     notes += [f"published.md has the figures for {', '.join(others)} too."] if others else []
@@ -110,12 +120,6 @@ def published_json(result: StudyResult) -> bytes | None:
         "claims": [asdict(claim) for claim in claims],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _subject(claim: Claim) -> str:
-    """Names what a claim is of, as in `fp16: memory ratio against original`."""
-    against = f"\n  against {claim.reference}" if claim.reference else ""
-    return f"{claim.variant}: {_WORDS[claim.measure]}{f', {claim.shape}' if claim.shape else ''}{against}"
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:

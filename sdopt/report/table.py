@@ -47,7 +47,7 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     more += [effects_table(result.effects)] if result.effects else []
     more += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*_table(title, rows_of(result), width), *more, *notes, *published_tables(result))
+    return Group(*_table(title, rows_of(result), width), *more, *notes, *published_tables(result, width >= _WIDE))
 
 
 def shapes_table(result: StudyResult) -> Table:
