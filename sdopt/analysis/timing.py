@@ -238,7 +238,7 @@ def compare(result: StudyResult) -> None:
 
 def _explain(comparison: Comparison, result: StudyResult) -> None:
     """Fills in what a comparison's start costs, and what a reader needs to know of it."""
-    candidate, reference = (result.variant(name).at(0) for name in (comparison.candidate, comparison.reference))
+    candidate, reference = map(result.variant, (comparison.candidate, comparison.reference))
     comparison.break_even = None
     unmeasured = [variant for variant in (candidate, reference) if not variant.status.timed]
     if unmeasured:

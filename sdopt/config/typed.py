@@ -114,8 +114,9 @@ def _set_fields(
 def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
     """Merges one value into a schema; returns what is wrong with it."""
     try:
-        several = "each" in limits and node[key] is not None
-        schema.merge_with({key: _numbers(node[key]) if several else node[key]})
+        # Null is a number only where it is the default.
+        numbers = "each" in limits and not (node[key] is None and schema[key] is None)
+        schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
     except OmegaConfBaseException as error:
         return [f"{full}: {str(error).splitlines()[0]}"]

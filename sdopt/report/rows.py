@@ -271,6 +271,11 @@ def speedup_headings(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(heading for row in rows for heading in row.speedups)) or [SPEEDUP_HEADING]
 
 
+def shape_of(heading: str) -> str:
+    """The shape of a column of speed-ups; "" of a study with one shape."""
+    return heading.removeprefix(SPEEDUP_HEADING).removeprefix(", ")
+
+
 def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The headings of a table, and the cells of its rows. Latency and memory at several shapes have a table below."""
     speedups = speedup_headings(rows)
@@ -295,7 +300,11 @@ SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compil
 
 def shape_rows(result: StudyResult) -> list[tuple[str, ...]]:
     """A row of cells, by `SHAPE_HEADINGS`, for each variant at each shape; none where there is one shape."""
-    rows = [figures for figures in figures_by_variant(result).values() if figures.further and figures.latency]
+    rows = [
+        figures
+        for figures in figures_by_variant(result).values()
+        if figures.further and figures.latency and figures.variant.role != "control"
+    ]
     return [
         (str(at.shape), at.variant.name, *_cells_at(at))
         for of_shape in zip(*(figures.shapes for figures in rows), strict=True)

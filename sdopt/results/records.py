@@ -46,7 +46,9 @@ class RecordedConfig:
         return self.workload.shapes(self.model)
 
     def at(self, place: int) -> "RecordedConfig":
-        """Returns what it would be if the shape in that place were the only one."""
+        """Returns what it would be if the shape in that place were the only one; the main one is the record itself."""
+        if not place:
+            return self
         return replace(self, workload=self.workload.at(self.shapes[place]))
 
     @property
@@ -248,10 +250,8 @@ class Measurement(ShapeSamples):
         return [self, *self.further]
 
     def at(self, place: int) -> "Measurement":
-        """Returns what it would be if the shape in that place were its only one."""
-        if place:
-            return Measurement(self.replicate, self.session, **vars(self.further[place - 1]))
-        return replace(self, further=[]) if self.further else self
+        """Returns what it would be if the shape in that place were its main one; samples are not copied."""
+        return Measurement(self.replicate, self.session, **vars(self.further[place - 1])) if place else self
 
 
 @dataclass
@@ -351,12 +351,18 @@ class VariantResult:
         return found
 
     def at(self, place: int) -> "VariantResult":
-        """Returns what it would be if the shape in that place were its only one; images are of the main shape alone."""
-        if len(self.config.shapes) == 1:
+        """Returns what it would be if the shape in that place were its main one; images are of the first one alone."""
+        if not place or len(self.config.shapes) == 1:
             return self
-        own: dict[str, Any] = {} if not place else {"images": [], "quality": {}, "trips": [], "tflop_per_image": None}
-        measurements = [measurement.at(place) for measurement in self.measurements]
-        return replace(self, config=self.config.at(place), measurements=measurements, **own)
+        return replace(
+            self,
+            config=self.config.at(place),
+            measurements=[measurement.at(place) for measurement in self.measurements],
+            images=[],
+            quality={},
+            trips=[],
+            tflop_per_image=None,
+        )
 
     @property
     def broken_images(self) -> int:
@@ -434,11 +440,11 @@ class Comparison(ShapeRatios):
         return [self, *self.further]
 
     def at(self, place: int) -> "Comparison":
-        """Returns what it would be if the shape in that place were the study's only one."""
-        if place:
-            sides = self.candidate, self.reference, self.credit
-            return Comparison(*sides, note=self.note, **vars(self.further[place - 1]))
-        return replace(self, further=[]) if self.further else self
+        """Returns what it would be if the shape in that place were the study's main one."""
+        if not place:
+            return self
+        sides = self.candidate, self.reference, self.credit
+        return Comparison(*sides, note=self.note, **vars(self.further[place - 1]))
 
 
 class Verdict(StrEnum):
@@ -636,8 +642,8 @@ class StudyResult:
         return self.config.shapes
 
     def at(self, place: int) -> "StudyResult":
-        """Returns what it would be if the shape in that place were its only one."""
-        if len(self.shapes) == 1:
+        """Returns what it would be if the shape in that place were its main one, as its figures are derived."""
+        if not place:
             return self
         control = self.first_comparison(self.control.name) if self.control else None
         return replace(

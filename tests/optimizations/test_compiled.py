@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sdopt.config.composer import HydraComposer
 from sdopt.measure.compilation import compiled_so_far
 from sdopt.optimizations.base import Contract
 from sdopt.optimizations.compiler import InductorDynamic
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.session import PipelineHost
-from tests.conftest import Load
+from tests.command import SMOKE
+from tests.conftest import CPU, Load
 from tests.optimizations.compilers import TWO_STEPS, evidence, latents
 
 pytestmark = pytest.mark.slow
@@ -103,6 +105,27 @@ def test_any_shape_is_refuted_where_equal_sizes_must_stay_equal(
     found = evidence(host)
     assert found.facts["compiled_anew"] == int(square)
     assert found.engaged is not square
+
+
+@pytest.mark.parametrize(
+    ("option", "graphs"), [("inductor_dynamic", [1, 0, 0, 0]), ("inductor compiler.dynamic=false", [1, 1, 1, 1])]
+)
+def test_what_a_new_shape_compiles_is_counted(
+    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch, option: str, graphs: list[int]
+) -> None:
+    """With TorchDynamo alone, which decides what is compiled anew."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    shapes = ["workload.size=[64,96]", "workload.batch_size=[1,2]"]
+    chosen = composer([*SMOKE, TWO_STEPS, *shapes, *f"compiler={option}".split()])
+    host = PipelineHost(chosen.variant(None), CPU)
+    host.prepare()
+    assert [host.time_once(place).compiled.graphs for place in range(4)] == graphs
+    assert [host.time_once(place).compiled.graphs for place in range(4)] == [0] * 4
+    assert all(evidence.engaged for place in range(4) for evidence in host.prove(place))
 
 
 def test_any_shape_is_one_compilation(session: Load) -> None:

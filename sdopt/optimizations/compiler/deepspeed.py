@@ -62,6 +62,8 @@ class DeepSpeed(Compiler):
         attention = ctx.chosen.get("attention")
         if attention is not None and type(attention).__name__ != "Default":
             found.append(f"{what} brings its own attention: choose attention=default")
+        if ctx.shapes > 1:
+            found.append("DeepSpeed sizes its workspace in the first call: give one workload.size and batch_size")
         return found + _misfits(ctx) + records_autograd(ctx, what)
 
     @override
