@@ -21,7 +21,6 @@ LIGHT = {"hf_memory_speed", "lightning_sd15"}
 """The others compile, or draw many images in half precision, which takes a CPU a minute or more."""
 LESS = {
     "blade_sd15": ["workload.size=[64,96]"],
-    "lightning_sd15": ["workload.batch_size=1"],
     "pytorch2_sd21": ["workload.batch_size=[1,2]"],
 }
 """Lists of sizes and batches for a CPU."""
