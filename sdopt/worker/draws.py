@@ -23,6 +23,8 @@ class Draw:
     batch_size: int
     """Prompts in one call."""
     seed: int
+    size: int
+    """Height and width of the images, in pixels."""
     threads: int | None = None
     """Of the CPU; None leaves them as they are."""
 
@@ -34,7 +36,8 @@ class Draw:
 
 def timed_draw(variant: Variant, place: int = 0) -> Draw:
     """Returns the draw of the prompts that are timed at the shape in that place; every call draws its first batch."""
-    return Draw(variant.prompts, variant.shapes[place].batch_size, variant.workload.seed)
+    shape = variant.shapes[place]
+    return Draw(variant.prompts, shape.batch_size, variant.workload.seed, shape.size)
 
 
 def drawing_batch(variants: Sequence[Variant], wanted: int | None) -> int | None:
@@ -60,7 +63,8 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None) -> int | None
 
 def draw_of(variant: Variant, batch_size: int | None = None) -> Draw:
     """Returns the draw of the images of a variant, in batches of its main shape's size unless another is given."""
-    return Draw(variant.pictured, batch_size or variant.shapes[0].batch_size, variant.workload.seed)
+    main = variant.shapes[0]
+    return Draw(variant.pictured, batch_size or main.batch_size, variant.workload.seed, main.size)
 
 
 def floor_draws(variant: Variant, prompts: int, threads: int, batch_size: int | None = None) -> dict[str, list[Draw]]:

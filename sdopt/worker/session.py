@@ -125,13 +125,17 @@ class PipelineHost:
         self._memory = PeakMemory(device)
         self._monitor = GpuMonitor(device)
         self._busy_s: float | None = None
-        self._pipe: DiffusionPipeline = None
-        self._assembly = Assembly(self._pipe, {})
+        self._assembly = Assembly(None, {})
         self._inputs: list[Inputs] = []
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self.in_calls_s = 0.0
         """Seconds spent in calls of the pipeline, from prompts to images."""
+
+    @property
+    def _pipe(self) -> "DiffusionPipeline":
+        """The pipeline, once it was prepared."""
+        return self._assembly.pipe
 
     def hello(self) -> None:
         """Answers as soon as the process has started."""
@@ -151,12 +155,8 @@ class PipelineHost:
         if hardware.emulate_memory and hardware.sheet is not None:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
-        self._pipe = self._assembly.pipe
         self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
-        self._inputs = [
-            self._batch(0, timed_draw(self._variant, place), shape.size)
-            for place, shape in enumerate(self._variant.shapes)
-        ]
+        self._inputs = [self._batch(0, timed_draw(self._variant, place)) for place in range(len(self._variant.shapes))]
         self._synchronize()
         load_s = time.perf_counter() - start
         gc.collect()
@@ -215,8 +215,7 @@ class PipelineHost:
         Args:
             place: of the call's shape among the variant's.
         """
-        calls = max((option.traced_calls for _, option in self._variant.applied), default=2)
-        steps = min(math.ceil(calls / self._variant.task.strength), self._variant.workload.steps)
+        steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(place, num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [
@@ -264,9 +263,7 @@ class PipelineHost:
             return tensors
 
         # As arrays, because bytes cannot tell a NaN from black.
-        images = self._call(
-            **self._batch(batch, draw, self._variant.size), output_type="np", callback_on_step_end=keep_latents
-        ).images
+        images = self._call(**self._batch(batch, draw), output_type="np", callback_on_step_end=keep_latents).images
         latents = last[0].float().cpu() if last else torch.empty(len(images), 0)
         records = []
         for number, image in enumerate(images):
@@ -284,12 +281,12 @@ class PipelineHost:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
 
-    def _batch(self, index: int, draw: Draw, size: int) -> Inputs:
+    def _batch(self, index: int, draw: Draw) -> Inputs:
         """Returns the arguments of one call of a draw, as the options change them."""
-        return self._assembly.changed(self._prompts_and_noise(index, draw, size))
+        return self._assembly.changed(self._prompts_and_noise(index, draw))
 
-    def _prompts_and_noise(self, index: int, draw: Draw, size: int) -> Inputs:
-        """Prompts and initial noise of one call for images of a size; a last, short batch is filled from the start.
+    def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
+        """Prompts and initial noise of one call; a last, short batch is filled up from the start.
 
         The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
         batch size and device do not change where an image starts.
@@ -297,13 +294,13 @@ class PipelineHost:
         variant, count = self._variant, self._variant.workload.images_per_prompt
         chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
         numbers = [prompt * count + image for prompt in chosen for image in range(count)]
-        inputs = inputs_of(variant.task, variant.model, size, len(numbers))
+        inputs = inputs_of(variant.task, variant.model, draw.size, len(numbers))
         inputs["prompt"] = [draw.prompts[i] for i in chosen]
         generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
         if variant.task.kind != "txt2img":
             # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
             return inputs | {"generator": generators}
-        side = size // self._pipe.vae_scale_factor
+        side = draw.size // self._pipe.vae_scale_factor
         shape = (1, self._pipe.vae.config.latent_channels, side, side)
         if variant.workload.latents is None:
             noise = [torch.randn(shape, generator=generator) for generator in generators]
