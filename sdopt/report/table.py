@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.report.published import published_tables
 from sdopt.report.rows import (
     EFFECT_HEADINGS,
     FIRST_METRICS,
@@ -50,7 +51,7 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     more += [effects_table(result.effects)] if result.effects else []
     more += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*_tables(title, rows_of(result), width), *more, *notes)
+    return Group(*_tables(title, rows_of(result), width), *more, *notes, *published_tables(result, width >= _WIDE))
 
 
 def shapes_table(result: StudyResult) -> Table:
