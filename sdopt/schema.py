@@ -7,7 +7,8 @@ Each class is frozen and does nothing when built. A field's metadata holds its r
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
+from itertools import product
 from typing import Any
 
 WORK = ("model", "task", "scheduler", "workload")
@@ -19,7 +20,13 @@ SEEDS = {"ge": 0, "le": 2**53}
 
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
-    """Returns a dataclass field with limits (`ge`, `gt`, `le`, `lt`, `choices`), required if it has no default."""
+    """Returns a dataclass field with limits, required if it has no default.
+
+    Args:
+        default: the field's value where none is given.
+        limits: a range (`ge`, `gt`, `le`, `lt`), or `choices` for the value or for each of a list. `each` holds the
+            range (`multiple_of` too) of a whole number that may also be a list of several, none of them twice.
+    """
     return field(default=default, metadata=limits)
 
 
@@ -59,9 +66,9 @@ class Task:
     kind: str = bounded("txt2img", choices=("txt2img", "img2img", "inpaint"))
     """Text-to-image, image-to-image or inpainting."""
     image: str | None = None
-    """File of the starting image; every prompt gets the same one, scaled to the workload's size."""
+    """File of the starting image, or `packaged`; every prompt gets the same one, scaled to the workload's size."""
     mask: str | None = None
-    """For `inpaint`: file of the mask, white where the image is to be replaced."""
+    """For `inpaint`: file of the mask, white where the image is to be replaced, or `packaged`."""
     strength: float = bounded(1.0, gt=0, le=1)
     """Share of the steps that are run, from a starting image with as much noise; 1 starts from noise alone."""
 
@@ -80,6 +87,23 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Size and number of the prompts of one pipeline call."""
+
+    size: int
+    """Height and width in pixels."""
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        """What metrics are called after, as `512x512b1`."""
+        return f"{self.size}x{self.size}b{self.batch_size}"
+
+    def __str__(self) -> str:
+        return f"{self.size}×{self.size}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
 class Workload:
     """What one timed call does, and which images the generation pass makes."""
 
@@ -91,19 +115,29 @@ class Workload:
     """Number of prompts to use, from the first."""
     images_per_prompt: int = bounded(1, ge=1, le=4096)
     """Images of each prompt, each from noise of its own."""
-    batch_size: int = bounded(1, ge=1, le=4096)
-    """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images."""
+    batch_size: Any = bounded(1, each={"ge": 1, "le": 4096})  # noqa: RUF009 (returns a field)
+    """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images. A list is as of `size`."""
     steps: int = bounded(25, ge=1, le=10_000)
     """Denoising steps."""
     guidance_scale: float | None = bounded(None, ge=0, le=1000)
     """Null is the model's own; 1 or less runs without guidance."""
-    size: int | None = bounded(None, ge=8, le=16384)
-    """Height and width in pixels; null is the model's own size."""
+    size: Any = bounded(None, each={"ge": 8, "le": 16384, "multiple_of": 8})  # noqa: RUF009 (returns a field)
+    """Height and width in pixels; null is the model's own size. With a list, each process is timed at every size with
+    every `batch_size`; the first of each is the main shape, which images, stages and energy are of."""
     seed: int = bounded(0, **SEEDS)
     """Seed of the noise that images start from; every variant starts from the same."""
     latents: str | None = None
     """A .pt or .safetensors file with the initial noise, instead of noise drawn from seeds: unit variance, shape (n,
     channels, height / 8, width / 8), one for all images or one for each, with the images of a prompt together."""
+
+    def shapes(self, model: Model) -> tuple[Shape, ...]:
+        """Returns the shapes of its calls, each size with each batch size; the first is the main one."""
+        sizes, batches = (given if isinstance(given, Sequence) else [given] for given in (self.size, self.batch_size))
+        return tuple(Shape(size or model.size, batch_size) for size, batch_size in product(sizes, batches))
+
+    def at(self, shape: Shape) -> "Workload":
+        """Returns the same with one shape alone."""
+        return replace(self, size=shape.size, batch_size=shape.batch_size)
 
 
 @dataclass(frozen=True)
@@ -328,6 +362,7 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "gt": ("above", operator.gt),
     "le": ("at most", operator.le),
     "lt": ("below", operator.lt),
+    "multiple_of": ("a multiple of", lambda value, factor: not value % factor),
 }
 
 
@@ -337,14 +372,24 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         return "must be a finite number"
     if value is None or not limits:
         return None
+    chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
     if "choices" in limits:
         choices = limits["choices"]
-        chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
         return None if all(each in choices for each in chosen) else f"choose one of {', '.join(map(str, choices))}"
+    if "each" in limits:
+        return _each_out_of_range(chosen, limits["each"])
     bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
     if all(holds(number, bound) for number in _numbers(value) for _, holds, bound in bounds):
         return None
     return f"must be {' and '.join(f'{word} {bound}' for word, _, bound in bounds)}"
+
+
+def _each_out_of_range(chosen: Sequence[Any], limits: Mapping[str, Any]) -> str | None:
+    if not all(isinstance(one, int) for one in chosen):
+        return "must be a whole number, or a list of them"
+    if len(set(chosen)) < max(1, len(chosen)):
+        return "must name at least one" if not chosen else "names one twice"
+    return next((wrong for one in chosen if (wrong := out_of_range(one, limits))), None)
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -46,3 +46,13 @@ MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
 """By name, in the order in which they are shown."""
+
+
+def with_shape(name: str, shape: str) -> str:
+    """Returns the name of a figure at a shape, as `speedup/512x512b1`; without a shape the figure's own."""
+    return f"{name}/{shape}" if shape else name
+
+
+def measure_named(name: str) -> Measure:
+    """Returns the measure of a name that may end in a shape's. Raises KeyError."""
+    return MEASURES[name.partition("/")[0]]

@@ -1,7 +1,7 @@
 """Builds typed dataclasses from composed configuration, and names every key that is wrong."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -15,6 +15,9 @@ from sdopt.study.designs import Design
 
 _TARGETED = (Design, Optimization)
 """Base classes of which a node names a subclass with `_target_`."""
+
+_BUILT: dict[tuple[str, type, str], Any] = {}
+"""What was built, by place, class and content: the variants of a study have most of their nodes in common."""
 
 
 def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
@@ -44,11 +47,22 @@ def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
     cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
     if cls is None:
         return None
+    said = repr(values)
+    key = path, cls, said
+    if key not in _BUILT:
+        made = _build_anew(path, node, cls, values, problems)
+        if made is None or "${" in said:  # an interpolation says another thing in another configuration
+            return made
+        _BUILT[key] = made
+    return _BUILT[key]
+
+
+def _build_anew(path: str, node: DictConfig, cls: Any, values: Mapping[Any, Any], problems: list[str]) -> Any:
     try:
         schema = OmegaConf.structured(cls)
     except OmegaConfBaseException as error:
         reason = f"{str(error).splitlines()[0]} of its field {error.full_key}"
-        problems.append(f"{path}._target_={target}: {reason}; a yaml holds numbers, strings, lists and mappings")
+        problems.append(f"{path}._target_={node._target_}: {reason}; a yaml holds numbers, strings, lists and mappings")
         return None
     OmegaConf.set_readonly(schema, False)
     within = _set_fields(schema, cls, path, node, values, problems)
@@ -114,11 +128,25 @@ def _set_fields(
 def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
     """Merges one value into a schema; returns what is wrong with it."""
     try:
-        schema.merge_with({key: node[key]})
+        # Null is a number only where it is the default.
+        numbers = "each" in limits and not (node[key] is None and schema[key] is None)
+        schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
     except OmegaConfBaseException as error:
         return [f"{full}: {str(error).splitlines()[0]}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
+
+
+@dataclass
+class _Numbers:
+    values: list[int]
+
+
+def _numbers(given: Any) -> Any:
+    """Returns a whole number, or a list of them, each of that type. Raises OmegaConfBaseException."""
+    is_list = OmegaConf.is_list(given)
+    found: Any = OmegaConf.merge(OmegaConf.structured(_Numbers), {"values": given if is_list else [given]})
+    return found["values"] if is_list else found["values"][0]
 
 
 def _dataclass_within(annotation: Any) -> Any:

@@ -91,5 +91,7 @@ def _values_out_of_range(section: Any, path: str) -> Iterator[str]:
         value = getattr(section, field.name)
         if is_dataclass(value):
             yield from _values_out_of_range(value, f"{path}.{field.name}")
+        elif value is None and field.type is Any and field.default is not None:
+            yield f"{path}.{field.name}: must not be null"
         elif wrong := out_of_range(value, field.metadata):
             yield f"{path}.{field.name}={value}: {wrong}"

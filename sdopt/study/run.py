@@ -7,7 +7,7 @@ from sdopt.analysis.effects import effects_of
 from sdopt.analysis.timing import compare
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
-from sdopt.results.records import Measurement, MeasurementSession, Schedule, Status, StudyResult
+from sdopt.results.records import Measurement, MeasurementSession, Schedule, ShapeSamples, Status, StudyResult
 from sdopt.schema import Protocol, Quality
 from sdopt.scratch import scratch_folder
 from sdopt.study.designs import CONTROL, Plan
@@ -126,13 +126,15 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
             if (row.name, replicate) not in missing.processes:
                 continue
             slug = f"{run.slug(row)}-{replicate}" + (f"-session-{number}" if number else "")
-            process = VariantProcess(row, variants[row.name], Measurement(replicate, number), slug, timed)
+            measurement = Measurement(replicate, number, further=[ShapeSamples() for _ in result.shapes[1:]])
+            process = VariantProcess(row, variants[row.name], measurement, slug, timed)
             row.measurements.append(process.measurement)
             run.processes.append(process)
     for sub in ("logs", "images"):
         with suppress(OSError):  # who needs it will say so
             (run.folder / sub).mkdir(exist_ok=True)
-    calls = 4 + protocol.warmup + run.rounds
+    # Loading; at each shape the cold start, the discarded round and the evidence.
+    calls = 1 + len(run.shapes) * (3 + protocol.warmup + run.rounds)
     drawn = sum(draw_of(variants[row.name], run.drawing_batch).calls for row in rows)
     run.progress.start(len(run.processes) * calls + len(rows) * protocol.stage_calls + drawn, run.rounds)
     run.checkpoint()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.analysis.interference import count_rounds
+from sdopt.analysis.measures import with_shape
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
 from sdopt.report.markdown import markdown_table
@@ -224,9 +225,11 @@ def _log_variant(
     _log_params(client, run, variant.choices | _own_parameters(result, variant))
     now = client.get_run(run).info.start_time
     metrics = [Metric(name, value, now, 0) for name, value in figures.flat.items()]
-    for replicate, samples in variant.samples.items():
-        name = "latency/round_s" + (f"/process_{replicate}" if len(variant.samples) > 1 else "")
-        metrics += [Metric(name, seconds, now, step) for step, seconds in enumerate(samples, 1)]
+    for at in figures.shapes:
+        name = with_shape("latency/round_s", at.shape.name if figures.further else "")
+        for replicate, samples in at.variant.samples.items():
+            own = name + (f"/process_{replicate}" if len(at.variant.samples) > 1 else "")
+            metrics += [Metric(own, seconds, now, step) for step, seconds in enumerate(samples, 1)]
     for start in range(0, len(metrics), _BATCH):
         client.log_batch(run, metrics=metrics[start : start + _BATCH])
     if tracking.images:
@@ -240,12 +243,14 @@ def _log_variant(
         {
             "replicate": m.replicate,
             "session": m.session,
+            **({"shape": at.shape.name} if figures.further else {}),
             "axis": e.axis,
             "option": e.option,
             "engaged": e.engaged,
             **e.facts,
         }
-        for m in variant.measurements
+        for at in figures.shapes
+        for m in at.variant.measurements
         for e in m.evidence
     ]
     if evidence:

@@ -111,10 +111,8 @@ class TestMistakes:
             assert f"{typo.partition('=')[0]}: there is no such key; did you mean {meant}" in finished.err
             assert "append" not in finished.err
 
-    @pytest.mark.parametrize("module", ["sdopt.cli", "runners.run"])
-    def test_in_a_process_of_its_own(self, tmp_path: Path, module: str) -> None:
-        command = ["run"] if module == "sdopt.cli" else []
-        process = start(tmp_path, *command, *SMOKE, "attention=nope", module=module)
+    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        process = start(tmp_path, "run", *SMOKE, "attention=nope")
         finished = process.finish()
         assert finished.code == 2
         assert "Available options in 'attention'" in finished.err
