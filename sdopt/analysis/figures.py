@@ -179,6 +179,12 @@ class Figures:
         return {name: float(value) for name, value in found.items() if value is not None}
 
 
+def ratio_text(interval: Interval) -> str:
+    """Writes a ratio with its bounds."""
+    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.estimate:.2f}×{bounds}"
+
+
 def figures_of(result: StudyResult) -> list[Figures]:
     """The rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
     compared = {comparison.candidate for comparison in result.comparisons}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from sdopt.analysis.figures import figures_by_variant
-from sdopt.report.rows import ratio_text
+from sdopt.analysis.figures import figures_by_variant, ratio_text
 from sdopt.results.records import StudyResult, VariantResult
 
 _CELL = 160

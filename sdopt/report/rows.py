@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.break_even import break_even_text
-from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.interference import count_rounds
 from sdopt.analysis.measures import MEMORY_RATIO
@@ -59,12 +59,6 @@ def seconds_text(interval: Interval) -> str:
 def speedup_text(ratio: Ratio) -> str:
     """Writes a ratio with its bounds; ≈ marks one that is within the A/A floor."""
     return ("≈" if ratio.within_floor else "") + ratio_text(ratio.interval)
-
-
-def ratio_text(interval: Interval) -> str:
-    """Writes a ratio with its bounds."""
-    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.estimate:.2f}×{bounds}"
 
 
 def _memory(figures: Figures) -> str:

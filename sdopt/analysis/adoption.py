@@ -1,0 +1,93 @@
+"""How to take over what a study found: the command that measures it again, and code for a program of one's own."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+
+from sdopt.results.choices import NONE
+from sdopt.results.records import RecordedConfig, VariantResult
+from sdopt.schema import Workload
+
+_ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")
+"""Keys that say nothing of the variant."""
+
+_WITHIN = "with "
+"""How a line begins that goes around each call of the pipeline."""
+
+
+def command_of(variant: VariantResult, baseline: VariantResult) -> str:
+    """Returns the `sdopt run` command that compares a variant with a baseline without optimizations."""
+    words = [] if not _names_experiment(variant) else list(_as_experiment_has(variant.config))
+    for override in variant.overrides:
+        key = _key(override)
+        if key in variant.promises and override in baseline.overrides and key not in _ELSEWHERE:
+            continue  # the default, which a design names once more
+        if key.partition(".")[0] not in _ELSEWHERE or key == "study.baseline":
+            words.append(override)
+    last = {_key(word): word for word in words}
+    return shlex.join(["sdopt", "run", *last.values()])
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _names_experiment(variant: VariantResult) -> bool:
+    return any(_key(override) == "experiment" for override in variant.overrides)
+
+
+def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
+    """What a preset says of the work, as overrides; the preset itself would measure all its variants."""
+    if config.model.name != RecordedConfig().model.name:
+        yield f"model={config.model.name}"
+    for field in fields(Workload):
+        value = getattr(config.workload, field.name)
+        if isinstance(value, int | float) and value != getattr(Workload(), field.name):
+            yield f"workload.{field.name}={value}"
+
+
+def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
+    """Returns code that turns on, for a pipeline `pipe` of diffusers, what a variant has and its reference has not.
+
+    It is diffusers' own code where an option has some, and `sdopt.optimize` for the others.
+    """
+    axes = [axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option]
+    snippets = {axis: variant.snippets.get(axis, []) for axis in axes if axis in variant.promises}
+    lines = [*_scheduler(variant.config, reference.config), *(line for found in snippets.values() for line in found)]
+    contexts = [line.removeprefix(_WITHIN).removesuffix(":") for line in lines if line.startswith(_WITHIN)]
+    lines = [line for line in lines if not line.startswith(_WITHIN)]
+    taken_back = [axis for axis in axes if variant.choices[axis] == NONE]
+    if by_sdopt := [axis for axis, found in snippets.items() if not found and axis not in taken_back]:
+        lines = ["import sdopt", *lines, _optimize(variant, by_sdopt)]
+    call = _call(variant.config.workload, reference.config.workload)
+    if contexts:
+        return [*lines, f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
+    return [*lines, *([f"image = {call}.images[0]"] if call else [])]
+
+
+def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
+    if mine.scheduler == other.scheduler:
+        return []
+    name, options = mine.scheduler.class_name, mine.scheduler.options
+    given = "".join(f", {key}={value!r}" for key, value in options.items())
+    return [f"from diffusers import {name}", f"pipe.scheduler = {name}.from_config(pipe.scheduler.config{given})"]
+
+
+def _call(mine: Workload, other: Workload) -> str:
+    """The call with the arguments in which two workloads differ; "" where they do not."""
+    names = {"num_inference_steps": "steps", "guidance_scale": "guidance_scale", "height": "size", "width": "size"}
+    given = [f"{name}={getattr(mine, key)}" for name, key in names.items() if getattr(mine, key) != getattr(other, key)]
+    return f"pipe(prompt, {', '.join(given)})" if given else ""
+
+
+def _optimize(variant: VariantResult, axes: list[str]) -> str:
+    """One call for all options: `optimize` takes a pipeline only once."""
+    groups: dict[str, str | list[str]] = {}
+    for axis in axes:
+        group, _, combines = axis.partition(".")
+        option = re.sub(r"\(.*\)$", "", variant.choices[axis])
+        groups[group] = [*groups.get(group, []), option] if combines else option
+    keys = [repr(word) for word in variant.overrides if _key(word).startswith(tuple(f"{axis}." for axis in axes))]
+    named = [f"{group}={chosen!r}" for group, chosen in groups.items()]
+    return f"sdopt.optimize({', '.join(['pipe', *keys, *named])})".replace("'", '"')
