@@ -5,12 +5,13 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 
-from sdopt.results.choices import NONE
 from sdopt.results.records import RecordedConfig, VariantResult
 from sdopt.schema import Workload
 
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")
 """Keys that say nothing of the variant."""
+
+_IMPORTS = ("import ", "from ")
 
 _WITHIN = "with "
 """How a line begins that goes around each call of the pipeline."""
@@ -52,18 +53,23 @@ def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
 
     It is diffusers' own code where an option has some, and `sdopt.optimize` for the others.
     """
-    axes = [axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option]
-    snippets = {axis: variant.snippets.get(axis, []) for axis in axes if axis in variant.promises}
-    lines = [*_scheduler(variant.config, reference.config), *(line for found in snippets.values() for line in found)]
-    contexts = [line.removeprefix(_WITHIN).removesuffix(":") for line in lines if line.startswith(_WITHIN)]
-    lines = [line for line in lines if not line.startswith(_WITHIN)]
-    taken_back = [axis for axis in axes if variant.choices[axis] == NONE]
-    if by_sdopt := [axis for axis, found in snippets.items() if not found and axis not in taken_back]:
-        lines = ["import sdopt", *lines, _optimize(variant, by_sdopt)]
+    differ = {axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option}
+    # Results of earlier versions have no snippets.
+    snippets = variant.snippets or {axis: [] for axis in variant.promises}
+    applied = {axis: lines for axis, lines in snippets.items() if axis in differ}
+    found = [*_scheduler(variant.config, reference.config), *(line for lines in applied.values() for line in lines)]
+    imports = [line for line in found if line.startswith(_IMPORTS)]
+    changes = [line for line in found if not line.startswith((*_IMPORTS, _WITHIN))]
+    if by_sdopt := [axis for axis, lines in applied.items() if not lines]:
+        imports.append("import sdopt")
+        changes.append(_optimize(variant, by_sdopt))
     call = _call(variant.config.workload, reference.config.workload)
+    contexts = [line.removeprefix(_WITHIN).removesuffix(":") for line in found if line.startswith(_WITHIN)]
     if contexts:
-        return [*lines, f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
-    return [*lines, *([f"image = {call}.images[0]"] if call else [])]
+        changes += [f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
+    elif call:
+        changes.append(f"image = {call}.images[0]")
+    return [*dict.fromkeys(imports), *changes]
 
 
 def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
