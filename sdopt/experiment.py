@@ -6,7 +6,7 @@ The command line, a Python program, a launcher in another process and a test all
 import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,8 +32,9 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
+from sdopt.report.header import header_of
 from sdopt.report.outcome import Outcome, load_result
-from sdopt.report.table import show, terminal_table
+from sdopt.report.table import answer_group, show, terminal_table
 from sdopt.report.verdicts import append_step_summary, verdict_table
 from sdopt.results.files import read_result, write_at_last, write_result
 from sdopt.results.folders import JobError, write_error
@@ -76,11 +77,12 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     return load_result(folder)
 
 
-def launch(argv: Sequence[str]) -> Folders:
+def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Folders:
     """Runs the studies that a command line asks for, and returns where they were written.
 
     Args:
         argv: overrides and Hydra's flags; `resume=<folder>` stands for the command line recorded there.
+        ready: called when the first study is about to print, once all is imported and composed.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
@@ -89,7 +91,7 @@ def launch(argv: Sequence[str]) -> Folders:
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
-    folders = Folders()
+    folders = Folders(ready=ready)
     try:
         run_hydra(job, argv, folders)
         if folders.error is not None:
@@ -242,6 +244,7 @@ class Experiment:
         if self._nothing_to_compare(plan, result, machine):
             return result
         require_room(plan, self.folder)
+        self._announce(result)
         write_result(result, self.folder)  # a disk that is full is better found before measuring than after it
         try:
             self.measure(plan, result, machine)
@@ -256,6 +259,7 @@ class Experiment:
             self.track(result)
             with suppress(OSError):  # the result is what counts, and it is written
                 self.timeline.write(self.folder)
+        self.console.print(answer_group(result))
         return result
 
     def _require_free_folder(self) -> None:
@@ -282,6 +286,8 @@ class Experiment:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+        if (folders := current_folders()) is not None:
+            folders.ready()
         for warning in machine.warnings:
             print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
@@ -294,6 +300,14 @@ class Experiment:
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+
+    def _announce(self, result: StudyResult) -> None:
+        """Says what is measured before it is."""
+        for line in header_of(result):
+            self.console.print(line, style="bold", markup=False, highlight=False)
+        options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
+        said = f"{len(options)} against {result.baseline}: {', '.join(options)}"
+        self.console.print(said, markup=False, highlight=False)
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""

@@ -221,9 +221,10 @@ class Quality:
     """The quality pass: images drawn after timing, same prompts and noise for all variants, and their metrics."""
 
     metrics: bool = True
-    """Whether metrics are computed from the images; if not, those of the workload's prompts are drawn to look at."""
+    """Whether metrics are computed from the images."""
     prompt_count: int | None = bounded(None, ge=1)
-    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
+    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24, and without
+    metrics none."""
     batch_size: int | None = bounded(None, ge=1)
     """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
     for large ones, where an option compiled its own, and where a gate judges."""

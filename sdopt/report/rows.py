@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sdopt.analysis.answer import OptionAnswer
 from sdopt.analysis.break_even import break_even_text
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
@@ -303,6 +304,15 @@ def effect_cells(effect: Effect) -> tuple[str, ...]:
         return kind, " × ".join(effect.options), f"aliased with {', '.join(effect.aliased_with)}", ""
     figures = [ratio_text(figure) if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
     return kind, " × ".join(effect.options), *figures
+
+
+ANSWER_HEADINGS = ("verdict", "option", "speed-up", "because")
+
+
+def answer_cells(option: OptionAnswer) -> tuple[str, ...]:
+    """The cells of the verdict on one option, by `ANSWER_HEADINGS`."""
+    images = [option.images] if option.ratios else []
+    return str(option.worth), option.option, option.figure, "; ".join([*images, option.because])
 
 
 SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
