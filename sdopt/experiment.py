@@ -4,6 +4,7 @@ The command line, a Python program, a launcher in another process and a test all
 """
 
 import math
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ from sdopt.results.files import read_result, write_at_last, write_result
 from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
+from sdopt.study.forecast import forecast
 from sdopt.study.missing import missing_of
 from sdopt.study.plan import plan_result, require_room
 from sdopt.study.progress import Progress
@@ -109,7 +111,26 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Fol
         if begun:
             raise
         raise UsageError(explain(error) or type(error).__name__) from error
+    if folders.dry:
+        _remove_plans(folders)
     return folders
+
+
+def _remove_plans(folders: Folders) -> None:
+    """Removes the folders of a dry run, if they hold nothing but what Hydra wrote there."""
+    folder = folders.run or folders.sweep
+    if folder is None:
+        return
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folders.run = folders.sweep = None
+    for parent in folder.absolute().parents:
+        if parent == Path.cwd() or Path.cwd() not in parent.parents:
+            break
+        with suppress(OSError):  # other runs lie there
+            parent.rmdir()
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -232,7 +253,11 @@ class Experiment:
         self.timeline.enter("composing and planning")
         plan, result, machine = self.plan()
         if self.config.dry_run:
-            show_plan(result, self.console)
+            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            # The baseline is measured twice.
+            show_plan(result, forecast([*runnable, plan.baseline], result, Path("outputs")), self.console)
+            if (folders := current_folders()) is not None:
+                folders.dry = True
             return None
         if (self.folder / "result.json").is_file():
             result = merge_resumed(read_result(self.folder), result, plan, self.folder, self.config.retry_failed)

@@ -214,6 +214,10 @@ class Tracking:
     """Folder for the artifacts of a local store; null leaves the choice to a tracking server."""
     images: bool = True
     """Also log the images and the contact sheet."""
+    tags: dict[str, str] | None = None
+    """Tags of your own on a study's runs, as in `tracking.tags={team: vision}`."""
+    note: str | None = None
+    """A note of your own, above the answer in a study's run."""
 
 
 @dataclass(frozen=True)

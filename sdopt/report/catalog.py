@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
+from sdopt.report.dataframe import to_dataframe
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
 from sdopt.report.plots import study_plot
@@ -41,6 +42,7 @@ def _of_verdicts(
 
 REPORTS = (
     Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
+    Report("table as data", "table.csv", lambda result, _: to_dataframe(result).to_csv(index=False).encode()),
     Report("plot", "plot.png", lambda result, _: study_plot(result)),
     Report("images", "comparison.png", comparison_sheet),
     Report("broken images", "broken.png", broken_sheet),
@@ -50,12 +52,16 @@ REPORTS = (
 )
 
 
-def write_reports(result: StudyResult, folder: Path) -> Iterator[tuple[Report, Exception | None]]:
+def write_reports(
+    result: StudyResult, folder: Path, pictures: bool = True
+) -> Iterator[tuple[Report, Exception | None]]:
     """Writes every report that a study has something for into the run's folder, each with the error that prevented it.
 
-    One that cannot be made keeps no other from being written.
+    One that cannot be made keeps no other from being written. Verdicts of later change no picture.
     """
     for report in REPORTS:
+        if report.is_picture and not pictures:
+            continue
         try:
             content = report.render(result, folder)
             if content is not None:

@@ -42,7 +42,7 @@ def _row(result: StudyResult, figures: Figures) -> Row:
         latency=seconds_text(figures.latency) if figures.latency else "",
         speedup=speedup_text(figures.speedup) if figures.speedup else "",
         reference=figures.reference,
-        memory=_memory(figures),
+        memory=memory_text(figures),
         evidence=_explanation(result, figures),
     )
 
@@ -62,7 +62,8 @@ def speedup_text(ratio: Ratio) -> str:
     return ("≈" if ratio.within_floor else "") + ratio_text(ratio.interval)
 
 
-def _memory(figures: Figures) -> str:
+def memory_text(figures: Figures) -> str:
+    """Writes the peak of memory, with its ratio; "" where it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
