@@ -42,11 +42,17 @@ def comparison_of(first: StudyResult, second: StudyResult) -> Group:
 def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
     """Returns why no figure of one result may be divided by one of the other; [] where they may."""
     found = [difference.what for difference in differences(second, first) if difference.waiver != "sdopt"]
-    mine, other = first.environment, second.environment
-    if mine.cpu != other.cpu and mine.cpu.get("name") == other.cpu.get("name"):
-        found.append(f"cpu: {other.cpu} against {mine.cpu}")
-    if mine.platform != other.platform:
-        found.append(f"platform: {other.platform} against {mine.platform}")
+    hardware = second.config.differing(first.config, ["hardware"])
+    found += [
+        f"{key}: {mine} against {other}"
+        for key, (mine, other) in hardware.items()
+        if not key.endswith("price_per_hour")
+    ]
+    then, now = first.environment, second.environment
+    if then.cpu != now.cpu and then.cpu.get("name") == now.cpu.get("name"):
+        found.append(f"cpu: {now.cpu} against {then.cpu}")
+    if then.platform != now.platform:
+        found.append(f"platform: {now.platform} against {then.platform}")
     return found
 
 

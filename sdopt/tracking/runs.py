@@ -103,7 +103,10 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
             _log_reports(client, run_id, result, folder, images=False)
             client.log_text(run_id, to_json(result).decode(), "result.json")
         else:
-            tags = verdict_tags(result, variants[str(run.info.run_name)])
+            variant = variants[str(run.info.run_name)]
+            tags = verdict_tags(result, variant)
+            if (passed := metrics_of(result, variant).get("gate/passed")) is not None:
+                client.log_metric(run_id, "gate/passed", passed)
         for name, value in tags.items():
             client.set_tag(run_id, name, value)
     if parent:

@@ -175,6 +175,7 @@ class TestStudy:
         assert "verdicts.md" in store.artifacts(parent)
         [judgement] = [j for j in judged.judgements if j.candidate == "bfloat16"]
         assert children["bfloat16"].data.tags["verdict"] == f"{judgement.verdict} against baseline"
+        assert children["bfloat16"].data.metrics["gate/passed"] == 0
         assert log_study(judged, folder, store.tracking) == (run, False)
 
     def test_keeps_its_result_and_table_among_the_artifacts(
@@ -253,7 +254,7 @@ class TestOnce:
         result.status, result.finished = "running", None
         write_result(result, folder)
         assert sdopt(folder, "sync", str(folder), f"tracking.uri={store.tracking.uri}").code == 0
-        result.status, result.finished = "finished", "now"
+        result.status, result.finished = "finished", result.started
         write_result(result, folder)
         log_study(result, folder, store.tracking)
         parent, _ = store.of_study(result)
