@@ -49,7 +49,7 @@ from sdopt.study.resume import merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
-from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store
+from sdopt.tracking.store import TrackingError, import_in_background, page_of, require_mlflow, require_store
 from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
@@ -416,12 +416,13 @@ class Experiment:
             return
         try:
             with self.console.status("logging to MLflow"):
-                log_study(result, self.folder, self.config.tracking)
+                run, _ = log_study(result, self.folder, self.config.tracking)
         except TrackingError as error:
             _print_problems([f"not logged to {error}"])
             print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
             return
-        self.console.print("MLflow: sdopt ui")
+        page = page_of(self.config.tracking, run)
+        self.console.print(f"MLflow: {page or 'sdopt ui'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:
