@@ -103,17 +103,15 @@ def judged_tags(result: StudyResult) -> dict[str, str]:
 
 def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
     """The tags of a variant's run."""
-    return (
-        common_tags(result, variant.config)
-        | dict(variant.choices)
-        | {
-            "sdopt.role": variant.role,
-            "status": str(variant.status),
-            "contract": variant.contract,
-            **({NOTE: note_of(variant.reason)} if variant.reason else {}),
-            **verdict_tags(result, variant),
-        }
-    )
+    return {
+        **verdict_tags(result, variant),  # MLflow's columns are in this order
+        **common_tags(result, variant.config),
+        **variant.choices,
+        "sdopt.role": variant.role,
+        "status": str(variant.status),
+        "contract": variant.contract,
+        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
+    }
 
 
 def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:

@@ -29,8 +29,8 @@ _VIEW = "sdopt"
 _RUNS_VIEW = f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={_VIEW}"
 
 _COLUMNS = (
-    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`", "metrics.`speedup_low`"),
-    *("tags.`answer`", "tags.`device`", "tags.`model`", "tags.`steps`"),
+    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
+    *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
 )
 """Of the leaderboard, beside the name of a run."""
 
