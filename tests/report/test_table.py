@@ -127,7 +127,10 @@ class TestTerminal:
         text = rendered(result, 80)
         assert max(map(len, text.splitlines())) <= 80
         assert "memory" in text.splitlines()[3]
-        assert "against + memory=vae_slicing" in " ".join(text.split())
+        row = next(line for line in text.splitlines() if line.startswith("  + memory=vae_slicing"))
+        assert "GiB" in row
+        assert "\n   against baseline " in text
+        assert "\n   against + " in text
 
     def test_the_title_says_what_was_measured_and_with_what(self, result: StudyResult) -> None:
         text = rendered(result, 80)
