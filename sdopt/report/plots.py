@@ -25,10 +25,15 @@ _TICKS = 6
 
 def study_plot(result: StudyResult) -> bytes | None:
     """Draws a study as a PNG; None where no comparison has a figure."""
+    # Effects and steps are of the main shape; else there is a bar for each shape.
+    main_alone = bool(result.effects) or result.design == "cumulative"
     bars = [
-        Bar(row.variant.name, row.reference, row.speedup)
+        Bar(row.variant.name + (f", {at.shape}" if len(shapes) > 1 else ""), row.reference, at.speedup)
         for row in figures_of(result)
-        if row.speedup and row.variant.role != "control"
+        if row.variant.role != "control"
+        for shapes in [row.shapes[:1] if main_alone else row.shapes]
+        for at in shapes
+        if at.speedup
     ]
     if not bars:
         return None
@@ -43,7 +48,9 @@ def study_plot(result: StudyResult) -> bytes | None:
     else:
         references = {bar.reference for bar in bars}
         against = f" against {next(iter(references))}" if len(references) == 1 else ""
-        _draw_bars(figure.add_subplot(), bars, f"speed-up{against}", result.floor)
+        # Each shape has a floor of its own, which the colours go by.
+        floor = result.floor if len(result.shapes) == 1 else None
+        _draw_bars(figure.add_subplot(), bars, f"speed-up{against}", floor)
     figure.suptitle(f"{result.name} on {result.environment.device['name']}", fontsize=11)
     FigureCanvasAgg(figure)
     stream = BytesIO()
