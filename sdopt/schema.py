@@ -13,6 +13,9 @@ from typing import Any
 WORK = ("model", "task", "scheduler", "workload")
 """The sections that say which images are asked for: two variants that agree in all of them do the same work."""
 
+CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+"""Settings that a candidate may choose: where they differ, that is what is judged."""
+
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
     """Returns a dataclass field with limits, required if it has no default.
