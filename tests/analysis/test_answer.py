@@ -19,6 +19,7 @@ from sdopt.results.records import (
     ShapeSamples,
     Status,
     StudyResult,
+    VariantResult,
     Verdict,
 )
 from tests.records import reconfigure
@@ -104,7 +105,8 @@ class TestWithoutAGate:
         assert (option.worth, option.because) == (Worth.UNPROVEN, "not the same work: workload.batch_size")
 
     def test_of_several_shapes_one_that_is_slower_is_a_harm(self, study: StudyResult) -> None:
-        for owner in (study, *study.variants):
+        owners: list[StudyResult | VariantResult] = [study, *study.variants]
+        for owner in owners:
             reconfigure(owner, "workload", size=[64, 96])
         for row in study.variants:
             for measurement in row.measurements:
