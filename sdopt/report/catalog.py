@@ -9,6 +9,7 @@ from sdopt.report.dataframe import to_dataframe
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
 from sdopt.report.plots import study_plot
+from sdopt.report.published import published_json, published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Judgement, StudyResult
@@ -46,6 +47,8 @@ REPORTS = (
     Report("plot", "plot.png", lambda result, _: study_plot(result)),
     Report("images", "comparison.png", comparison_sheet),
     Report("broken images", "broken.png", broken_sheet),
+    Report("published figures", "published.md", lambda result, _: published_markdown(result).encode() or None),
+    Report("published figures as data", "published.json", lambda result, _: published_json(result)),
     Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),
     Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
     Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),
