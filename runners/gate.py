@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError
+    from sdopt.tracking.sources import find_source
 
     config = gate_of(arguments.overrides)
     if not config.gate.judges:
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     waived = tuple(filter(None, arguments.waive.split(",")))
     codes = [
         _judge(found, folder, config, arguments.against, waived, arguments.output)
-        for found, folder in _results(arguments.result, config)
+        for found, folder in find_source(arguments.result, config.tracking).studies.values()
     ]
     # A regression is worth more notice than what could not be judged.
     return 1 if 1 in codes else max(codes)
@@ -67,6 +68,7 @@ def _judge(
     from sdopt.gate.drift import WAIVERS, judge_drift
     from sdopt.gate.judge import exit_code, judge
     from sdopt.report.verdicts import verdict_table, write_verdicts
+    from sdopt.tracking.sources import find_source
 
     calibration = calibration_for(result, config.gate.calibration)
     if against is None:
@@ -77,7 +79,7 @@ def _judge(
         unknown = sorted(set(waived) - set(WAIVERS))
         if unknown:
             raise UsageError(f"--waive {','.join(unknown)}: there are {', '.join(WAIVERS)}")
-        ((earlier, then),) = _results(against, config)
+        ((earlier, then),) = find_source(against, config.tracking).studies.values()
         result.gate = config.gate.name
         judgements = judge_drift(
             result, earlier, config.gate, calibration, waived, _with_images(result, folder, earlier, then)
@@ -103,30 +105,6 @@ def _keep_looks(result: "StudyResult", folder: Path) -> None:
         kept.looks = result.looks
         with suppress(OSError):
             write_result(kept, folder)
-
-
-def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]":
-    """The result of a run, those of a sweep, or that of an MLflow run."""
-    from sdopt.errors import UsageError
-    from sdopt.report.sweep import read_sweep
-    from sdopt.results.files import read_result
-    from sdopt.results.folders import read_error
-    from sdopt.tracking.runs import download_result
-
-    path = Path(name)
-    if path.name == "result.json" or (path / "result.json").is_file():
-        return [(read_result(path), path if path.is_dir() else path.parent)]
-    if path.is_dir():
-        studies = read_sweep(path).studies
-        if not studies and (error := read_error(path)) is not None:
-            raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
-        if not studies:
-            raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
-        return [(study, path / job) for job, study in studies.items()]
-    if path.exists() or "/" in name:
-        raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    file = download_result(name, config.tracking)
-    return [(read_result(file), file.parent)]
 
 
 def _with_images(result: "StudyResult", folder: Path, earlier: "StudyResult", then: Path) -> tuple[Path, Path] | None:

@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
     "gate": "judge a result that exists, or hold it against an earlier one",
     "gate-trial": "try the gate on sabotaged options, and on pairs that differ by chance",
+    "report": "write a result as one page to send: the answer, tables, plots and images",
     "calibrate": "measure what a gate's margins are made of, for a model",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",

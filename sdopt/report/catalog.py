@@ -7,7 +7,10 @@ from pathlib import Path
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
-from sdopt.report.plots import study_plot
+from sdopt.report.page.html import html_page
+from sdopt.report.page.markdown import markdown_page
+from sdopt.report.page.sections import study_page
+from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Judgement, StudyResult
@@ -32,6 +35,11 @@ class Report:
         """Whether it is an image, which takes longer to draw than a text does."""
         return self.file.endswith(".png")
 
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether a person opens it: the end of a run names it."""
+        return self.is_picture or self.file.endswith(".html")
+
 
 def _of_verdicts(
     render: Callable[[StudyResult, Sequence[Judgement]], bytes],
@@ -41,7 +49,12 @@ def _of_verdicts(
 
 REPORTS = (
     Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
+    Report("report", "report.html", lambda result, folder: html_page(study_page(result, folder))),
+    # It shows the pictures beside it, so that no image need be encoded.
+    Report("report as Markdown", "report.md", lambda result, folder: markdown_page(study_page(result, folder, 0))),
     Report("plot", "plot.png", lambda result, _: study_plot(result)),
+    Report("speed against quality", "tradeoff.png", lambda result, _: tradeoff_picture(result)),
+    Report("time by stage", "stages.png", lambda result, _: stages_picture(result)),
     Report("images", "comparison.png", comparison_sheet),
     Report("broken images", "broken.png", broken_sheet),
     Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),

@@ -274,13 +274,14 @@ def _family(name: str) -> Family | None:
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
     """A row of cells for each variant that has images: its name and a score for each of the metrics."""
     return [
-        (variant, *(_quality_cell(figures, name) for name in names))
+        (variant, *(metric_text(figures, name) for name in names))
         for variant, figures in figures_by_variant(result).items()
         if figures.variant.images
     ]
 
 
-def _quality_cell(figures: Figures, name: str) -> str:
+def metric_text(figures: Figures, name: str) -> str:
+    """A variant's score in one metric as tables show it; "" where it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""

@@ -113,6 +113,12 @@ def is_server(tracking: Tracking) -> bool:
     return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
+def is_absent(tracking: Tracking) -> bool:
+    """Whether the store is a local database that does not exist, and that opening it would make."""
+    path = tracking.uri.removeprefix("sqlite:///")
+    return path != tracking.uri and not Path(path).is_file()
+
+
 def ui_pages(tracking: Tracking) -> dict[str, str]:
     """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site.
 
