@@ -95,8 +95,10 @@ def track_report(source: Source, files: list[Path], tracking: Tracking | None) -
     """
     studies = [study for study, _ in source.studies.values()]
     store = tracking or studies[0].config.tracking
-    if store.kind == "none" or is_absent(store):
+    if store.kind == "none":
         return "not logged: the result was not tracked"
+    if is_absent(store):
+        return f"not logged: {store.uri} is not there"
     try:
         # What was downloaded has no images beside it: the report that the run wrote itself shows more.
         run = log_report(studies, files, store, swept=source.sweep is not None, replace=not source.downloaded)

@@ -336,7 +336,7 @@ def break_even_plot(result: StudyResult) -> Spec | None:
         if (
             level is not None
             and level.images
-            and level.extra_s > 0
+            and level.extra_s > level.call_s
             and result.variant(edge.candidate).role != "control"
         ):
             data.append({

@@ -75,7 +75,12 @@ def rounds_plot(result: StudyResult) -> Spec | None:
         "type": "quantitative",
         "title": "round",
         "scale": {"nice": False, "padding": 14},
-        "axis": {"values": list(range(1, last + 1, 1 + last // 12)), "grid": False, "titleAnchor": "middle"},
+        "axis": {
+            "values": list(range(1, last + 1, 1 + last // 12)),
+            "format": "d",
+            "grid": False,
+            "titleAnchor": "middle",
+        },
     }
     kinds: Spec = {
         "field": "kind",
@@ -115,7 +120,7 @@ def rounds_plot(result: StudyResult) -> Spec | None:
         "data": {"values": calls},
         "params": [picked],
         "transform": [{"calculate": _who(result.baseline), "as": "who"}],
-        "description": f"Latency of each call by round, of {len(names)} variants; the table has their medians.",
+        "description": f"Latency of {len(calls)} calls of {len(names)} variants, by round",
         "height": 320,
         "padding": 8,
         "layer": layers,
@@ -192,6 +197,7 @@ def distribution_plot(result: StudyResult) -> Spec | None:
         "type": "quantitative",
         "title": f"latency of one call ({unit})",
         "scale": {"zero": False, "padding": 12},
+        "axis": {"tickCount": FEW_TICKS},
     }
     plot = Rows(data, (Column("latency", "figure", 150),))
     at = plot.y | {"field": "at"}

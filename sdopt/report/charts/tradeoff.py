@@ -21,7 +21,7 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import BROKEN, metric_text, quality_columns, quality_heading, seconds_text, speedup_text
+from sdopt.report.rows import known_family, metric_text, quality_columns, quality_heading, seconds_text, speedup_text
 from sdopt.results.records import StudyResult
 
 _BASELINE = "baseline"
@@ -73,15 +73,11 @@ def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
         named: whether points bear their names, for a picture, in place of numbers.
     """
     rows = [row for row in figures_of(result) if row.variant.role != "control" and row.latency]
-    columns = [name for name in quality_columns(result) if name != BROKEN]
-    ordered = [name for first in _FIRST for name in columns if name.startswith(first)]
-    names = [*ordered, *(name for name in columns if name not in ordered and _is_directed(name))]
-    found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys(names)]
+    families = {name: family for name in quality_columns(result) if (family := known_family(name))}
+    directed = [name for name, family in families.items() if family.higher_is_better is not None]
+    ordered = [name for first in _FIRST for name in directed if name.startswith(first)]
+    found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys([*ordered, *directed])]
     return [each for each in found if each is not None]
-
-
-def _is_directed(name: str) -> bool:
-    return family_of(name).higher_is_better is not None
 
 
 def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: bool) -> Tradeoff | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from sdopt.quality.metrics import family_of
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
+from sdopt.report.rows import known_family
 from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult
 
 _LOSSLESS_UP_TO = 128
@@ -81,7 +81,8 @@ def _losses(
         for prompt, value in zip(prompts, values, strict=False):
             if value is not None:
                 losses[variant, prompt] = value
-    return f"{metric}, {family_of(metric).meaning}" if metric else "", losses
+    family = known_family(metric)
+    return f"{metric}, {family.meaning}" if family else metric, losses
 
 
 def _worst(losses: dict[tuple[str, int], float], prompt: int) -> float:

@@ -52,6 +52,9 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
             yield "</details>\n"
         case Chart(file=file, caption=caption) if file:
             yield f"![{_escaped(caption)}]({file})\n"
+        case Chart(views=views):
+            # What no picture shows is told in words.
+            yield f"{_escaped(views[0][1]['description'])}.\n"
         case Gallery(file=file):
             yield f"![Images side by side, a column per variant]({file})\n"
 
