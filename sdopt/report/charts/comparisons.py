@@ -15,6 +15,7 @@ from sdopt.report.charts.spec import (
     INK,
     MUTED,
     ROW,
+    SAID,
     VERMILION,
     ZOOM,
     Column,
@@ -168,7 +169,8 @@ def _dots(rows: Rows, x: Spec, told: Mapping[str, str]) -> list[Spec]:
         {
             "params": [ZOOM],
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "clip": True},
-            "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y, **_SPEED_SCALES, "tooltip": tooltips(told)},
+            "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y, **_SPEED_SCALES,
+                         "tooltip": tooltips(told), "description": SAID},
         },
     ]  # fmt: skip
 
@@ -221,7 +223,7 @@ def waterfall(result: StudyResult) -> Spec | None:
         "mark": {"type": "rule", "strokeWidth": 14, "clip": True},
         "encoding": {
             "x": {**x, "field": "start"}, "x2": {"field": "end"}, "y": rows.y, "color": color,
-            "tooltip": tooltips(tooltip),
+            "tooltip": tooltips(tooltip), "description": SAID,
         },
     }  # fmt: skip
     whiskers: list[Spec] = [
@@ -376,7 +378,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
             "params": [ZOOM],
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "color": BLUE, "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y,
-                         "tooltip": tooltips(tooltip)},
+                         "tooltip": tooltips(tooltip), "description": SAID},
         },
     ]  # fmt: skip
     return rows.spec(layers, f"Break-even: {_listed(data)}")

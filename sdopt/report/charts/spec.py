@@ -23,6 +23,9 @@ BLUE, VERMILION, GREY, PURPLE, GREEN, AMBER, SKY = (
 
 Spec = dict[str, Any]
 
+SAID: Spec = {"field": "said"}
+"""The encoding of what a screen reader says of a mark, a field of all data that are drawn as marks with figures."""
+
 ROW = 46
 """Height of a row of a plot, with the name above what is drawn."""
 
@@ -108,7 +111,13 @@ class Rows:
 
     def __post_init__(self) -> None:
         placed = [
-            {**row, "row": number, "at": number + _DRAWN, "named": number + _NAMED, "label": shortened(row["name"])}
+            {
+                **row,
+                "at": number + _DRAWN,
+                "named": number + _NAMED,
+                "label": shortened(row["name"]),
+                "said": f"{row['name']}: {row.get('figure', '')}",
+            }
             for number, row in enumerate(self.data)
         ]
         object.__setattr__(self, "placed", placed)

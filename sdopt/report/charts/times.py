@@ -13,6 +13,7 @@ from sdopt.report.charts.spec import (
     GREY,
     INK,
     PURPLE,
+    SAID,
     SKY,
     VERMILION,
     ZOOM,
@@ -112,7 +113,14 @@ def rounds_plot(result: StudyResult) -> Spec | None:
             {
                 "transform": only,
                 "mark": point,
-                "encoding": {"x": x, "y": y, "color": who, "shape": kinds, "tooltip": tooltips(_CALL_FACTS)},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": who,
+                    "shape": kinds,
+                    "tooltip": tooltips(_CALL_FACTS),
+                    "description": SAID,
+                },
             },
         ]
     layers[-1]["params"] = [ZOOM]
@@ -161,6 +169,7 @@ def _calls(result: StudyResult) -> list[dict[str, object]]:
                 "round": begins[measurement.session] + place + 1,
                 "seconds": seconds,
                 "text": f"{seconds:.3f} s",
+                "said": f"{variant.name}, round {begins[measurement.session] + place + 1}: {seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
                 "kind": list(_CALL_KINDS)[2 if left_out else 1 if disturbed else 0],
             })  # fmt: skip
@@ -220,7 +229,7 @@ def distribution_plot(result: StudyResult) -> Spec | None:
             "mark": {"type": "point", "filled": True, "shape": "diamond", "size": 120, "color": BLUE, "opacity": 1,
                      "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": at,
-                         "tooltip": tooltips({"name": "variant", "figure": "latency"})},
+                         "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": SAID},
         },
     ]  # fmt: skip
     said = "; ".join(f"{row['name']} {row['figure']}" for row in data)
@@ -266,6 +275,7 @@ def stages_plot(result: StudyResult) -> Spec | None:
             "color": {"field": "stage", "type": "nominal", "title": None,
                       "scale": {"domain": list(names.values()), "range": colours}, "legend": BARS},
             "tooltip": tooltips({"name": "variant", "stage": "stage", "text": "takes"}),
+            "description": {"field": "text"},
         },
     }  # fmt: skip
     said = "; ".join(f"{row['name']} {row['figure']}" for row in plot.placed)
@@ -321,6 +331,7 @@ def limit_plot(result: StudyResult) -> Spec | None:
             "x2": {"field": "value"},
             "y": plot.y,
             "tooltip": tooltips(tooltip),
+            "description": SAID,
         },
     }
     return plot.spec([bars], "Rates: " + "; ".join(f"{row['name']} {row['figure']}" for row in data))

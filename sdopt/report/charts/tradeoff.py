@@ -15,6 +15,7 @@ from sdopt.report.charts.spec import (
     INK,
     MUTED,
     PURPLE,
+    SAID,
     VERMILION,
     ZOOM,
     Spec,
@@ -96,6 +97,7 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
         points.append({
             "number": number,
             "name": row.variant.name,
+            "said": f"{number} {row.variant.name}: {kind}",
             "label": row.variant.name if named else str(number),
             "loss": loss,
             "speed": speed,
@@ -149,7 +151,7 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> Spec:
         for point in points:
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
         axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'same' : datum.label"
-        axis["values"] = [*_round_values(finite), top]
+        axis["values"] = [*_round_values(min(finite, default=top), 0.95 * top), top]
     where = "better to the left"
     return {
         "field": "loss",
@@ -160,12 +162,10 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> Spec:
     }
 
 
-def _round_values(values: Sequence[float]) -> list[float]:
-    """Multiples of ten among some decibels."""
-    if not values:
-        return []
-    step = 10 if max(values) - min(values) < 60 else 20
-    return [float(v) for v in range(int(min(values) // step) * step, int(max(values)) + 1, step) if v >= min(values)]
+def _round_values(low: float, high: float) -> list[float]:
+    """Round figures between two others, at most four."""
+    step = next((step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100)
+    return [float(value) for value in range(step * math.ceil(low / step), math.floor(high) + 1, step)]
 
 
 def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
@@ -177,7 +177,8 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
             "field": "speed",
             "type": "quantitative",
             "title": "latency (s), log scale (up is faster)",
-            "scale": {"type": "log", "reverse": True, "padding": 20},
+            "scale": {"type": "log", "reverse": True, "domain": [0.9 * min(speeds), 1.1 * max(speeds)], "nice": False},
+            "axis": {"tickCount": 5, "format": "~g"},
         }
     kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
     colour = {"field": "kind", "type": "nominal", "title": None,
@@ -210,7 +211,7 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
                 "params": [{**ZOOM, "select": {**ZOOM["select"], "encodings": ["x", "y"]}}],
                 "mark": {"type": "point", "filled": True, "opacity": 0.85, "clip": True},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "size": size,
-                             "tooltip": tooltips(_FACTS)},
+                             "tooltip": tooltips(_FACTS), "description": SAID},
             },
             {
                 "mark": {"type": "text", "dx": 15, "dy": -13, "fontWeight": "bold", "align": "left", "clip": False,
