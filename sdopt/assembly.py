@@ -61,7 +61,7 @@ class Assembly:
 
     def prepare_inputs(self, prompts: Sequence[str]) -> None:
         """Lets the options compute once what depends on prompts alone; `prompts` are those of all calls to come."""
-        preparing = [o for o in self.options.values() if type(o).prepare_inputs is not Optimization.prepare_inputs]
+        preparing = [option for option in self.options.values() if option.prepares_inputs]
         if preparing:
             with self.entered():
                 changes = [option.prepare_inputs(self.pipe, prompts) for option in preparing]
@@ -85,6 +85,11 @@ class Assembly:
             for option in self.options.values():
                 stack.enter_context(option.context(self.pipe))
             yield
+
+    @property
+    def traced_calls(self) -> int:
+        """How many calls of the denoiser a trace must hold to show every option."""
+        return max((option.traced_calls for option in self.options.values()), default=2)
 
     def findings(self, trace: Trace) -> dict[str, Finding]:
         """Returns by axis what the trace of a call shows of each option."""

@@ -1,8 +1,9 @@
 """Options for a pipeline that a program already has: applies, proves and takes them back; loads measured variants."""
 
 import inspect
+import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Context, Optimization
-from sdopt.pipelines.parts import denoiser_of, networks_of, unwrapped
+from sdopt.pipelines.parts import denoiser_of, device_of, networks_of, place, unwrapped
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.results.choices import as_choice
 from sdopt.results.records import Evidence
@@ -102,7 +103,8 @@ def optimize(
         variant = composer.variant("pipeline", [*named, *overrides])
     options = {axis: option for axis, option in variant.applied if axis.partition(".")[0] in groups}
     model = _model_of(pipe)
-    _require(options, pipe, model, variant.choices, prompts)
+    _require_prompts(options, variant.choices, prompts)
+    _require(options, pipe, model, variant.choices)
     optimized = _Optimized(Assembly(pipe, {}), dict(variant.choices), _State.of(pipe))
     _take_place(pipe, options, model)
     optimized.assembly = Assembly.of(pipe, options)
@@ -145,6 +147,7 @@ def load(
     probed = probe_device(device or row.config.hardware.device)
     if problems := planned.conflicts(probed):
         raise ConflictError(problems)
+    _require_prompts(planned.optimizations, planned.choices, prompts)
     assembly = Assembly.load(planned, probed.torch_name)
     before = _State.of(assembly.pipe)
     if prompts:
@@ -162,14 +165,18 @@ def prove(
     Args:
         pipe: a pipeline from `optimize` or `load`.
         prompt: of the traced call; several at once where an option works on batches.
-        call: further arguments of the call; two steps are run unless `num_inference_steps` is given.
+        call: further arguments of the call; as few steps as show every option are run unless
+            `num_inference_steps` is given.
 
     Raises:
         UsageError: no options were applied to this pipeline.
     """
     optimized = _optimized(pipe)
-    arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": 2, **call}
-    trace = trace_call(pipe, lambda: pipe(**arguments), pipe.device.type == "cuda")
+    usual = inspect.signature(optimized.before.cls.__call__).parameters.get("strength")
+    strength = call.get("strength", usual.default if usual else 1.0)
+    steps = math.ceil(optimized.assembly.traced_calls / strength)
+    arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
+    trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
     findings = optimized.assembly.findings(trace)
     return Report(
         tuple(
@@ -281,9 +288,7 @@ def _model_of(pipe: "DiffusionPipeline") -> Model:
     return Model(name="sdxl" if "XL" in type(pipe).__name__ else "sd15", weights="random", size=size)
 
 
-def _require(
-    options: dict[str, Optimization], pipe: "DiffusionPipeline", model: Model, choices: Any, prompts: Sequence[str]
-) -> None:
+def _require(options: dict[str, Optimization], pipe: "DiffusionPipeline", model: Model, choices: Any) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
     ctx = Context(probe_device(str(pipe.device)), model, Workload(), options)
     names = {axis: as_choice(axis, choices[axis]) for axis in options}
@@ -291,21 +296,32 @@ def _require(
     for axis, option in options.items():
         if option.load_kwargs().keys() - {"dtype"}:
             problems.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
-        prepares = type(option).prepare_inputs is not Optimization.prepare_inputs
-        if prepares and not prompts:
-            problems.append(f"{names[axis]}: name the prompts of all calls with prompts=[…]")
     if problems:
         raise ConflictError(problems)
 
 
+def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, str], prompts: Sequence[str]) -> None:
+    """Raises ConflictError for an option that computes something of the prompts beforehand, and is told none."""
+    if not prompts:
+        problems = [
+            f"{as_choice(axis, choices[axis])}: name the prompts of all calls with prompts=[…]"
+            for axis, option in options.items()
+            if option.prepares_inputs
+        ]
+        if problems:
+            raise ConflictError(problems)
+
+
 def _take_place(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
     """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
+    # Options ask where the pipeline computes, which offloaded weights do not tell.
+    place(pipe, str(pipe.device), on_host=False)
     for option in options.values():
         dtype = option.load_kwargs().get("dtype")
         if dtype is not None:
             pipe.to(dtype=dtype)
         for name, part in option.parts(model, dtype or denoiser_of(pipe).dtype).items():
-            setattr(pipe, name, part.to(pipe.device) if isinstance(part, torch.nn.Module) else part)
+            setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
 
 
 def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[str, Any]) -> None:
@@ -317,6 +333,8 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
+        if isinstance(given.get("prompt"), str):
+            given["prompt"] = [given["prompt"]]  # options that change the inputs take a list
         with assembly.entered():
             return call(self, **assembly.changed(usual | assembly.call_kwargs | given))
 

@@ -87,7 +87,7 @@ class Variant:
         return [
             f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
             for axis, option in self.optimizations.items()
-            for reason in [*option.conflicts(ctx), *option.engages(ctx)]
+            for reason in [*option.conflicts(ctx), *option.ineffective(ctx)]
         ] + self._undistilled()
 
     def _undistilled(self) -> list[str]:

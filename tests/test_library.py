@@ -11,7 +11,8 @@ from diffusers import StableDiffusionPipeline
 import sdopt
 from sdopt.errors import ConflictError, UsageError
 from sdopt.reference import MODEL
-from tests.command import Finished
+from tests.command import SMOKE, Finished
+from tests.command import sdopt as run
 
 
 @pytest.fixture
@@ -57,6 +58,19 @@ class TestOptimize:
     def test_the_type_of_the_weights_is_changed(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, precision="bf16")
         assert pipe.unet.dtype is torch.bfloat16
+        assert sdopt.prove(pipe).engaged
+
+    def test_prompts_are_encoded_beforehand(self, pipe: StableDiffusionPipeline) -> None:
+        before = drawn(pipe)
+        sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=["a red apple", "a green tree"])
+        assert pipe.text_encoder is None
+        assert np.abs(drawn(pipe) - before).max() < 1e-3
+        assert sdopt.prove(pipe, "a green tree").engaged
+        with pytest.raises(UsageError, match="'a blue car' was not among the prompts to encode"):
+            pipe("a blue car")
+
+    def test_as_many_steps_are_traced_as_an_option_needs(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, caching="pyramid_attention")
         assert sdopt.prove(pipe).engaged
 
     def test_a_pipeline_is_saved_as_what_it_is(self, pipe: StableDiffusionPipeline, tmp_path: Path) -> None:
@@ -121,6 +135,13 @@ class TestLoad:
         pipe.unet.register_forward_hook(lambda *_: calls.append(1))
         assert pipe("a red apple", output_type="np").images.shape == (1, 64, 64, 3)
         assert len(calls) == finished.result.config.workload.steps
+
+    def test_one_that_encodes_prompts_beforehand_is_told_them(self, tmp_path: Path) -> None:
+        found = run(tmp_path, "run", *SMOKE, "memory=[precomputed_embeddings]")
+        with pytest.raises(ConflictError, match=r"memory=precomputed_embeddings: name the prompts .* prompts=\[…\]"):
+            sdopt.load(found.folder, found.result.variants[1].name)
+        pipe = sdopt.load(found.folder, found.result.variants[1].name, prompts=["a red apple"])
+        assert pipe("a red apple", output_type="np").images.shape == (1, 64, 64, 3)
 
     def test_which_one_must_be_said_where_there_are_several(self, finished: Finished) -> None:
         with pytest.raises(UsageError, match="the study has baseline, bfloat16"):

@@ -101,7 +101,7 @@ def runs_on(
     """
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
-    workload = [need for option in mine.values() for need in option.engages(variant.context(device))]
+    workload = [need for option in mine.values() for need in option.ineffective(variant.context(device))]
     if not alone:
         return True, workload
     for (other_group, other_option), other in variants.items():

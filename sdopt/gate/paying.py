@@ -65,7 +65,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimResult:
     """The answer to one claim, in words too."""
 
     claim: Claim
@@ -73,7 +73,7 @@ class Finding:
     said: str
 
 
-def answer_claims(claims: Sequence[Claim], confidence: float) -> list[Finding]:
+def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
     """Tests all claims of a study, so that the chance of any false gain, or any false harm, is at most 1 − confidence.
 
     A claim that cannot be tested still counts among them.
@@ -82,7 +82,7 @@ def answer_claims(claims: Sequence[Claim], confidence: float) -> list[Finding]:
     gains = holm([_spent(claim.p_gain, claim) for claim in claims], level)
     harms = holm([_spent(claim.p_harm, claim) for claim in claims], level)
     return [
-        _finding(claim, gain, harm, len(claims), level) for claim, gain, harm in zip(claims, gains, harms, strict=True)
+        _result(claim, gain, harm, len(claims), level) for claim, gain, harm in zip(claims, gains, harms, strict=True)
     ]
 
 
@@ -90,26 +90,26 @@ def _spent(p_value: float | None, claim: Claim) -> float:
     return 1.0 if p_value is None or claim.disturbed else min(1.0, p_value / claim.share)
 
 
-def _finding(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> Finding:
+def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> ClaimResult:
     if claim.ratio is None or claim.gain is None:
-        return Finding(claim, Answer.OPEN, f"{claim.measure.claim}: not measured")
+        return ClaimResult(claim, Answer.OPEN, f"{claim.measure.claim}: not measured")
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
     if bounds.high is None or claim.floor is None or claim.disturbed:
-        return Finding(claim, Answer.OPEN, f"{shown}{_missing(claim)}")
+        return ClaimResult(claim, Answer.OPEN, f"{shown}{_missing(claim)}")
     if (gains or harms) and exceeds(bounds.estimate, claim.floor):
-        return Finding(claim, Answer.GAIN if gains else Answer.HARM, shown)
+        return ClaimResult(claim, Answer.GAIN if gains else Answer.HARM, shown)
     least = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return Finding(claim, Answer.NONE, f"{shown} excludes a gain of {least}")
+        return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {least}")
     if gains or harms:
         why = f"is within the A/A floor of {percent(claim.floor)}"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:
         why = f"straddles a gain of {least}: more processes (protocol.replicates) would tell"
-    return Finding(claim, Answer.OPEN, f"{shown} {why}")
+    return ClaimResult(claim, Answer.OPEN, f"{shown} {why}")
 
 
 def _shown(claim: Claim, level: float) -> str:
@@ -129,14 +129,14 @@ def _missing(claim: Claim) -> str:
     return ", but the A/A floor is not known" if claim.floor is None else f", but {claim.disturbed}"
 
 
-def must_pay(findings: Sequence[Finding]) -> Ruling:
+def must_pay(results: Sequence[ClaimResult]) -> Ruling:
     """Rules on all claims of one option: it must gain in one of them, and harm none.
 
     It fails for a harm, and where every claim excludes a gain that counts; what is open is inconclusive, unless another
     claim gains.
     """
-    reason = "; ".join(finding.said for finding in findings)
-    answers = {finding.answer for finding in findings}
+    reason = "; ".join(result.said for result in results)
+    answers = {result.answer for result in results}
     if Answer.HARM in answers:
         return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
     if Answer.GAIN in answers:

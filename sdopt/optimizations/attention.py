@@ -1,13 +1,8 @@
 """attention: how the denoiser computes its attention. The text encoder and the VAE keep theirs."""
 
-import os
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
@@ -15,15 +10,14 @@ from sdopt.hardware.cards import (
     CUDNN_ATTENTION,
     FLASH_ATTENTION,
     MEM_EFFICIENT_ATTENTION,
-    TRITON,
     XFORMERS_ATTENTION,
     missing,
 )
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Eager
-from sdopt.pipelines.loading import fewest_heads, head_dimensions, head_dimensions_by_level, part_config
+from sdopt.optimizations.conflicts import leaves_adapters_out, missing_packages
+from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
 
@@ -270,8 +264,7 @@ class Xformers(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing(ctx.device, XFORMERS_ATTENTION)
-        found += _packages(ctx.device, ["xformers"])
+        found = missing(ctx.device, XFORMERS_ATTENTION) or missing_packages(ctx, "xformers", "xformers")
         if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and _product_type(ctx) == "float32":
             found.append("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
         return found
@@ -324,7 +317,7 @@ class FusedProjections(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return _without_adapters(ctx)
+        return leaves_adapters_out(ctx)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -342,150 +335,10 @@ class FusedProjections(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
-class DeepSpeed(Optimization):
-    """DeepSpeed's attention with its own kernels, in place of diffusers' layers; everything else stays as it is.
-
-    Its kernels take float16 only. The one for self-attention (`triton_ops.py` of DeepSpeed 0.19.8) reads whole tiles of
-    64 latents and checks no border, so that each layer must have a multiple of 64; heads of more than 128 channels take
-    ordinary products instead. PyTorch compiles the other kernels when they are first used, with nvcc.
-    """
-
-    stage: ClassVar[Stage] = Stage.ATTENTION
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
-
-    @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        found = missing(ctx.device, TRITON)
-        found += _packages(ctx.device, ["deepspeed", "triton", "ninja"])
-        if ctx.device.attributes and not (shutil.which("nvcc") or os.environ.get("CUDA_HOME")):
-            found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
-        precision = ctx.chosen.get("precision")
-        if getattr(precision, "weights", None) != "float16" or getattr(precision, "autocast", None):
-            found.append("DeepSpeed's kernels take float16: choose precision=fp16")
-        if not isinstance(ctx.chosen.get("compiler", Eager()), Eager):
-            found.append("DeepSpeed's kernels are opaque to a compiler: choose compiler=eager")
-        if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
-            found.append("this model computes its attention in float32, which DeepSpeed's kernels cannot")
-        return found + _without_adapters(ctx) + self._beyond_tiles(ctx)
-
-    def _beyond_tiles(self, ctx: Context) -> list[str]:
-        """Returns the conflict of layers whose latents are no whole number of tiles."""
-        side, wrong = (ctx.workload.size or ctx.model.size) // 8, []
-        for level, channels in head_dimensions_by_level(ctx.model).items():
-            # A convolution halves the side and rounds up.
-            latents = (-(-side // 2**level)) ** 2
-            if channels <= _LARGEST_TRITON_HEAD and latents % _TILE:
-                wrong.append(f"{latents}")
-        sizes = f"layers of {', '.join(wrong)} latents"
-        return [f"its kernel takes multiples of {_TILE}, and this size has {sizes}: set workload.size"] if wrong else []
-
-    @override
-    def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        from diffusers.models.attention_processor import Attention
-
-        denoiser = denoiser_of(pipe)
-        names = [name for name, layer in denoiser.named_modules() if isinstance(layer, Attention)]
-        # The layer that is made first allocates the workspace of all, and must be the one that runs first.
-        _deepspeed()[0].layer_id = 0
-        for name in names:
-            denoiser.set_submodule(name, DeepSpeedAttention(denoiser.get_submodule(name)))
-
-        def proof(trace: Trace) -> Finding:
-            replaced = sum(isinstance(layer, DeepSpeedAttention) for layer in denoiser.modules())
-            kept = sum(isinstance(layer, Attention) for layer in denoiser.modules())
-            ran = {name: n for name, n in trace.kernels.items() if name.startswith(_TRITON) or _TRANSPOSITION in name}
-            facts = {"replaced": replaced, "kept": kept, "kernels": ran}
-            summary = f"{replaced} of {replaced + kept} layers replaced; {sum(ran.values())} kernels of DeepSpeed ran"
-            return Finding(replaced == len(names) > 0 and not kept and bool(ran), summary, facts)
-
-        return proof
-
-
-_TILE, _LARGEST_TRITON_HEAD = 64, 128
-_TRITON, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
-"""The beginning of the name of DeepSpeed's attention, and a part of the name of the transposition before it."""
-
-
-class DeepSpeedAttention(torch.nn.Module):
-    """DeepSpeed's attention with the weights and the arguments of a layer of diffusers.
-
-    Args:
-        layer: the `diffusers.models.attention_processor.Attention` that it replaces.
-    """
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        kind, configure = _deepspeed()
-        weight = layer.to_q.weight
-        self.config = configure(
-            hidden_size=weight.shape[0], heads=layer.heads, dtype=weight.dtype, triangular_masking=False
-        )
-        self.attention = kind(self.config)
-        # It multiplies from the right: its weights are those of diffusers, transposed.
-        own = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
-        if not layer.is_cross_attention:
-            own = {"attn_qkvw": torch.cat([*own.values()], dim=1)}
-        for name in ("attn_qkvw", "attn_qw", "attn_kw", "attn_vw"):
-            setattr(self.attention, name, _frozen(own[name]) if name in own else None)
-        self.attention.attn_qkvb = None
-        self.attention.attn_ow = _frozen(layer.to_out[0].weight.T)
-        self.attention.attn_ob = _frozen(layer.to_out[0].bias)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the attention's output, of the shape of `hidden_states`. Raises ValueError for a mask."""
-        if attention_mask is not None:
-            raise ValueError("attention=deepspeed takes no mask")
-        # The size of the workspace, which the first layer of a model allocates: it has the most latents.
-        self.config.max_out_tokens = hidden_states.shape[1]
-        output: torch.Tensor = self.attention(hidden_states, context=encoder_hidden_states)
-        return output
-
-
-def _deepspeed() -> tuple[Any, Any]:
-    """Returns the classes of DeepSpeed's attention and of its configuration."""
-    from deepspeed.ops.transformer import DeepSpeedInferenceConfig
-    from deepspeed.ops.transformer.inference.diffusers_attention import DeepSpeedDiffusersAttention
-
-    return DeepSpeedDiffusersAttention, DeepSpeedInferenceConfig
-
-
-def _frozen(weight: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(weight.detach().contiguous(), requires_grad=False)
-
-
-def _packages(device: Device, names: Sequence[str]) -> list[str]:
-    """Returns which packages of the extra `cuda` are missing here; what a card is planned for says nothing of them."""
-    lacking = [name for name in names if device.attributes and find_spec(name) is None]
-    return [f"needs {', '.join(lacking)}: pip install 'sdopt[cuda]'"] if device.is_cuda and lacking else []
-
-
 def _product_type(ctx: Context) -> str | None:
     """Returns the type that products are computed in."""
     precision = ctx.chosen.get("precision")
     return getattr(precision, "autocast", None) or getattr(precision, "weights", None)
-
-
-def _without_adapters(ctx: Context) -> list[str]:
-    """Returns the conflict with a LoRA that stays beside the weights: what joins the weights would leave it out."""
-    lora = ctx.chosen.get("lora")
-    if lora is None or not getattr(lora, "beside_the_weights", False):
-        return []
-    return ["takes the model's own weights, and would leave the LoRA out: choose lora=fused"]
 
 
 def backend_of(name: str) -> str | None:

@@ -116,8 +116,8 @@ class Optimization:
         """Returns why it cannot run on this device, with this model or beside the other choices; [] if it can."""
         return []
 
-    def engages(self, ctx: Context) -> list[str]:
-        """Returns why it cannot take effect on a workload as small as this one; [] if it can."""
+    def ineffective(self, ctx: Context) -> list[str]:
+        """Returns why it would have no effect on a workload as small as this one; [] if it has one."""
         return []
 
     def files(self, model: Model, fetch: bool) -> list[Path]:
@@ -148,6 +148,11 @@ class Optimization:
     def call_kwargs(self) -> dict[str, Any]:
         """Returns what it adds to each call of the pipeline."""
         return {}
+
+    @property
+    def prepares_inputs(self) -> bool:
+        """Whether it has something to compute of the prompts before the first call."""
+        return type(self).prepare_inputs is not Optimization.prepare_inputs
 
     def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs] | None:
         """Computes what depends on prompts alone, once, after every option was applied and within their contexts.

@@ -10,9 +10,7 @@ from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Eager, Inductor
-from sdopt.optimizations.compiler.toolchain import missing_package
-from sdopt.optimizations.deepcache import DeepCache
+from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
@@ -72,8 +70,7 @@ class Caching(Optimization):
         found = []
         if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        compiler = ctx.chosen.get("compiler", Eager())
-        if not isinstance(compiler, (Eager, Inductor) if self.compiles else Eager):
+        if compiles(ctx, *(["Inductor"] if self.compiles else [])):
             others = "eager or inductor" if self.compiles else "eager, or caching=deepcache"
             found.append(f"decides at each step what runs, which this compiler would fix: choose compiler={others}")
         return found
@@ -109,11 +106,14 @@ class DeepCaching(Caching):
         return found
 
     @override
-    def engages(self, ctx: Context) -> list[str]:
+    def ineffective(self, ctx: Context) -> list[str]:
         return [] if ctx.workload.steps > 1 else ["the first step runs whole: set workload.steps to 2 or more"]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
+        # It imports the compiler, which takes seconds that a command of other options need not spend.
+        from sdopt.optimizations.deepcache import DeepCache
+
         unet = denoiser_of(pipe)
         cached = unet.__dict__[_STATE] = DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
         unet.forward = cached
@@ -161,7 +161,7 @@ class PyramidAttention(Caching):
         return found
 
     @override
-    def engages(self, ctx: Context) -> list[str]:
+    def ineffective(self, ctx: Context) -> list[str]:
         if self._reuses(ctx.workload.steps):
             return []
         between = f"{self.start} and {self.stop}"
@@ -254,7 +254,7 @@ class GuidanceInterval(Caching):
         return found
 
     @override
-    def engages(self, ctx: Context) -> list[str]:
+    def ineffective(self, ctx: Context) -> list[str]:
         steps = ctx.workload.steps
         if any(not self.guides(step, steps) for step in range(steps)):
             return []
@@ -331,7 +331,7 @@ class TokenMerging(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return super().conflicts(ctx) + missing_package(ctx, "tomesd", "tome")
+        return super().conflicts(ctx) + missing_packages(ctx, "tome", "tomesd")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

@@ -17,7 +17,7 @@ from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Inputs, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Eager
+from sdopt.optimizations.conflicts import compiles
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import is_sdxl, load_network, network_config, part_config
@@ -70,7 +70,7 @@ class VaeSlicing(VaeInPieces):
         return ("pipe.vae.enable_slicing()",)
 
     @override
-    def engages(self, ctx: Context) -> list[str]:
+    def ineffective(self, ctx: Context) -> list[str]:
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
         return [] if images > 1 else ["slices a batch of images: set workload.batch_size to 2 or more"]
 
@@ -116,7 +116,7 @@ class VaeTiling(VaeInPieces):
         return found
 
     @override
-    def engages(self, ctx: Context) -> list[str]:
+    def ineffective(self, ctx: Context) -> list[str]:
         size, tile = ctx.workload.size or ctx.model.size, self.tile_size or _default_tile(ctx)
         if tile is None or size > tile:
             return []
@@ -268,6 +268,8 @@ class PrecomputedEmbeddings(Optimization):
         gc.collect()
 
         def embedded(inputs: Inputs) -> Inputs:
+            if unknown := [prompt for prompt in inputs["prompt"] if prompt not in encoded]:
+                raise UsageError(f"memory=precomputed_embeddings: '{unknown[0]}' was not among the prompts to encode")
             rows = [encoded[prompt] for prompt in inputs["prompt"]]
             rest = {name: value for name, value in inputs.items() if name != "prompt"}
             return rest | {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
@@ -320,10 +322,8 @@ class LayerwiseCasting(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        compiler = ctx.chosen.get("compiler")
-        if compiler is None or isinstance(compiler, Eager):
-            return []
-        return ["its hooks cast weights within what would be compiled: choose compiler=eager"]
+        found = "its hooks cast weights within what would be compiled: choose compiler=eager"
+        return [found] if compiles(ctx) else []
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

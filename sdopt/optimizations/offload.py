@@ -15,7 +15,7 @@ from typing_extensions import override
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Eager
+from sdopt.optimizations.conflicts import compiles
 from sdopt.optimizations.lora import Hotswap
 from sdopt.optimizations.memory import VaeTiling
 from sdopt.optimizations.precision import Precision
@@ -46,7 +46,7 @@ class Offload(Optimization):
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, Offload) and option != self]
         if others:
             found.append(f"offloads what {', '.join(others)} offloads: choose one of them")
-        if not isinstance(ctx.chosen.get("compiler", Eager()), Eager):
+        if compiles(ctx):
             found.append("its hooks move weights within what would be compiled: choose compiler=eager")
         return found
 

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from typing_extensions import override
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.conflicts import missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
 from sdopt.schema import bounded
@@ -52,9 +52,7 @@ class Quantized(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = []
-        if ctx.device.is_here and find_spec(self.package) is None:
-            found.append(f"needs the package {self.package}: pip install 'sdopt[{self.package}]'")
+        found = missing_packages(ctx, self.package, self.package)
         if self.activations and (ctx.device.is_cuda or self.weights != "int8"):
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
             found += [f"{reason}; precision.activations=false only stores weights so" for reason in lacking]
@@ -62,8 +60,7 @@ class Quantized(Optimization):
             found += [f"{reason}; choose precision.others=float16" for reason in missing(ctx.device, BFLOAT16)]
         if "memory.layerwise_casting" in ctx.chosen:
             found.append("layerwise_casting would cast the quantized weights: choose one of them")
-        if getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled":
-            found.append("quantized weights take no gradient: choose grad_mode=no_grad")
+        found += records_autograd(ctx, "a quantized weight")
         if isinstance(ctx.chosen.get("lora"), Hotswap):
             found.append("quantizes a LoRA's weights too, which another one's cannot replace: choose lora=fused")
         return found

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sdopt.results.records import ImageRecord, Status
+from sdopt.results.records import ImageRecord
 from sdopt.study.image_cache import content_key
-from sdopt.study.preparation import Starved, living, sort_out
+from sdopt.study.preparation import Starved, ask_each, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
-from sdopt.worker.process import answers_of
 from sdopt.worker.protocol import WorkerError
 from sdopt.worker.session import PipelineHost
 
@@ -119,17 +118,7 @@ class _Inspection:
     def _answered(
         self, asked: Sequence[VariantProcess], phase: str, requests: Sequence[Callable[[], Callable[[], T]]]
     ) -> list[tuple[VariantProcess, T]]:
-        """Returns the answers. What is not a timing and cannot be answered is noted, and the timings stay."""
-        if not asked:
-            return []
-        self.run.progress.together([process.row.name for process in asked], phase)
-        told: list[tuple[VariantProcess, T | WorkerError]] = []
-        for process, answer in zip(asked, answers_of(requests), strict=True):
-            if isinstance(answer, WorkerError) and answer.status is Status.FAILED:
-                process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
-            else:
-                told.append((process, answer))
-        found, starved = sort_out(self.run, [process for process, _ in told], [answer for _, answer in told])
+        found, starved = ask_each(self.run, asked, phase, requests, lenient=True)
         self.starved += starved
         return found
 

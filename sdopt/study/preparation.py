@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
-from sdopt.results.records import Memory, Schedule
+from sdopt.results.records import Memory, Schedule, Status
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.process import answers_of
@@ -144,30 +144,46 @@ def ask_group(
         the answers, and the processes that starved. A process that failed in another way fails its variant.
     """
     asked = living(group)
+    return ask_each(run, asked, phase, [partial(process.worker.begin, request, *args, **kwargs) for process in asked])
+
+
+def ask_each(
+    run: StudyRun,
+    asked: Sequence[VariantProcess],
+    phase: str,
+    requests: Sequence[Callable[[], Callable[[], T]]],
+    lenient: bool = False,
+) -> tuple[list[tuple[VariantProcess, T]], Starved]:
+    """Puts a request to each of some workers at once.
+
+    Args:
+        run: the study.
+        asked: whose workers; each lives.
+        phase: what progress calls it.
+        requests: each begins one request, and returns what waits for its answer.
+        lenient: what cannot be answered is noted, and fails nothing, as it is no timing.
+
+    Returns:
+        the answers, and the processes that starved. Where it is not lenient, any other error fails the variant.
+    """
     if not asked:
         return [], []
     run.progress.together([process.row.name for process in asked], phase)
-    found = answers_of([partial(process.worker.begin, request, *args, **kwargs) for process in asked])
-    return sort_out(run, asked, found)
+    good: list[tuple[VariantProcess, T]] = []
+    starved: Starved = []
+    for process, answer in zip(asked, answers_of(requests), strict=True):
+        if not isinstance(answer, WorkerError):
+            good.append((process, answer))
+        elif lenient and answer.status is Status.FAILED:
+            process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
+        else:
+            starved += _noted(run, process, answer)
+    return good, starved
 
 
 def living(group: Sequence[VariantProcess]) -> list[VariantProcess]:
     """Returns the processes of a group that have a worker, and whose variant has not failed."""
     return [process for process in group if process.active and process.running is not None]
-
-
-def sort_out(
-    run: StudyRun, asked: Sequence[VariantProcess], answers: Sequence[T | WorkerError]
-) -> tuple[list[tuple[VariantProcess, T]], Starved]:
-    """Returns the answers of workers, and those that starved; any other error fails its variant."""
-    good: list[tuple[VariantProcess, T]] = []
-    starved: Starved = []
-    for process, answer in zip(asked, answers, strict=True):
-        if isinstance(answer, WorkerError):
-            starved += _noted(run, process, answer)
-        else:
-            good.append((process, answer))
-    return good, starved
 
 
 # ---------------------------------------------------------------------------------------------- what fails, or starves

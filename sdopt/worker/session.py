@@ -125,13 +125,17 @@ class PipelineHost:
         self._memory = PeakMemory(device)
         self._monitor = GpuMonitor(device)
         self._busy_s: float | None = None
-        self._pipe: DiffusionPipeline = None
-        self._assembly = Assembly(self._pipe, {})
+        self._assembly = Assembly(None, {})
         self._inputs: Inputs = {}
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self.in_calls_s = 0.0
         """Seconds spent in calls of the pipeline, from prompts to images."""
+
+    @property
+    def _pipe(self) -> "DiffusionPipeline":
+        """The pipeline, once it was prepared."""
+        return self._assembly.pipe
 
     def hello(self) -> None:
         """Answers as soon as the process has started."""
@@ -151,7 +155,6 @@ class PipelineHost:
         if hardware.emulate_memory and hardware.sheet is not None:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
-        self._pipe = self._assembly.pipe
         self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
         self._inputs = self._batch(0, timed_draw(self._variant))
         self._synchronize()
@@ -204,8 +207,7 @@ class PipelineHost:
 
     def prove(self) -> list[Evidence]:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect."""
-        calls = max((option.traced_calls for _, option in self._variant.applied), default=2)
-        steps = min(math.ceil(calls / self._variant.task.strength), self._variant.workload.steps)
+        steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [

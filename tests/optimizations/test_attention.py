@@ -11,7 +11,7 @@ from diffusers.models.attention_processor import AttnProcessor2_0, XFormersAttnP
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import StageTrace, Trace
-from sdopt.optimizations import attention
+from sdopt.optimizations import attention, conflicts, deepspeed
 from sdopt.results.records import Evidence
 from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
@@ -34,11 +34,11 @@ def saw(operators: dict[str, int], kernels: dict[str, int] | None = None) -> Tra
 
 class TestXformers:
     def test_needs_the_package_where_it_runs(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention, "find_spec", lambda name: None)
+        monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
         chosen = variant("attention=xformers")
         assert chosen.conflicts(card(8, 0)) == []  # a card that is planned for
         [found] = chosen.conflicts(card(8, 0, known=True))
-        assert found == "attention=xformers: needs xformers: pip install 'sdopt[cuda]'"
+        assert found == "attention=xformers: needs xformers: pip install 'sdopt[xformers]'"
         [found] = chosen.conflicts(CPU)
         assert "needs a CUDA device" in found
 
@@ -129,7 +129,7 @@ class TestDeepSpeed:
 
     @pytest.fixture(autouse=True)
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention, "_deepspeed", lambda: (Reference, Config))
+        monkeypatch.setattr(deepspeed, "_classes", lambda: (Reference, Config))
 
     FP16 = ("attention=deepspeed", "precision=fp16")
     SD15 = ("model=sd15", "model.weights=random")
@@ -143,7 +143,7 @@ class TestDeepSpeed:
             ([*FP16, "model=sd21_base", "model.weights=random"], []),
             ([*FP16, "model=sd21_base", "model.weights=random", "workload.size=768"], ["layers of 144 latents"]),
             ([*FP16, "model=sd21", "model.weights=random"], ["computes its attention in float32", "144 latents"]),
-            ([*FP16], ["multiples of 64, and this size has layers of 16 latents"]),
+            ([*FP16], ["multiples of 64 latents, and this size has layers of 16 latents"]),
             (["attention=deepspeed", *SD15], ["choose precision=fp16"]),
             (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
             ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
@@ -155,22 +155,22 @@ class TestDeepSpeed:
         assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 
     def test_needs_what_compiles_its_kernels(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention, "find_spec", lambda name: None)
+        monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
         monkeypatch.setenv("PATH", "/nowhere")
         monkeypatch.delenv("CUDA_HOME", raising=False)
         packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True))
-        assert "needs deepspeed, triton, ninja: pip install 'sdopt[cuda]'" in packages
+        assert "needs deepspeed, triton, ninja: pip install 'sdopt[deepspeed]'" in packages
         assert "install the CUDA toolkit, and set CUDA_HOME" in toolkit
 
     def test_every_layer_computes_what_it_did(self, session: Load) -> None:
         loaded = session()
         [expected] = loaded._call(output_type="np").images
-        proof = attention.DeepSpeed().apply(loaded._pipe)
+        proof = deepspeed.Attention().apply(loaded._pipe)
         [found] = loaded._call(output_type="np").images
         assert np.abs(found - expected).max() < 1e-3
-        layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, attention.DeepSpeedAttention)]
+        layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, deepspeed.Layer)]
         assert [layer.attention.number for layer in layers] == list(range(len(layers)))
-        assert layers[0].config.max_out_tokens == 64
+        assert layers[0].attention.config.max_out_tokens == 64
         assert proof(saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})).engaged
         assert not proof(saw({}, {"flash_fwd_kernel": 4})).engaged
 
@@ -179,7 +179,7 @@ class TestDeepSpeed:
         unet = loaded._pipe.unet
         name = next(name for name, module in unet.named_modules() if name.endswith("attn2"))
         layer = unet.get_submodule(name)
-        proof = attention.DeepSpeed().apply(loaded._pipe)
+        proof = deepspeed.Attention().apply(loaded._pipe)
         assert proof(saw({}, {"_fwd_kernel": 4})).engaged
         unet.set_submodule(name, layer)
         assert not proof(saw({}, {"_fwd_kernel": 4})).engaged

@@ -78,9 +78,9 @@ class TestConflicts:
             assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
 
     def test_tome_needs_its_package(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sdopt.optimizations.compiler.toolchain.find_spec", lambda name: None)
+        monkeypatch.setattr("sdopt.optimizations.conflicts.find_spec", lambda name: None)
         [found] = variant("caching=tome", STEPS).conflicts(CPU)
-        assert found == "caching=tome: needs the package tomesd: pip install 'sdopt[tome]'"
+        assert found == "caching=tome: needs tomesd: pip install 'sdopt[tome]'"
 
 
 class TestEveryOption:

@@ -131,7 +131,7 @@ class TestConflicts:
             (["precision=fp16", "attention=vanilla"], "brings its own attention: choose attention=default"),
             (["precision=fp16", "workload.size=768"], "images of up to 512 pixels"),
             (["precision=fp16", "model=sdxl"], "not with SDXL"),
-            (["precision=fp16", "model=emoji", "model.weights=packaged"], "reads 64 tokens at a time, and a layer"),
+            (["precision=fp16", "model=emoji", "model.weights=packaged"], "multiples of 64 latents, and this size"),
         ],
     )
     def test_what_deepspeed_cannot_take(self, variant: Compose, overrides: list[str], reason: str) -> None:

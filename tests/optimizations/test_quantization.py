@@ -7,7 +7,7 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.optimizations import Contract, quantization
+from sdopt.optimizations import Contract
 from sdopt.results.records import Evidence
 from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
@@ -28,15 +28,15 @@ def evidence(session: PipelineHost) -> Evidence:
 class TestConflicts:
     @pytest.fixture(autouse=True)
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(quantization, "find_spec", lambda name: object())
+        monkeypatch.setattr("sdopt.optimizations.conflicts.find_spec", lambda name: object())
 
     @pytest.mark.parametrize("package", PACKAGES)
     def test_name_the_extra_that_is_missing(
         self, variant: Compose, package: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+        monkeypatch.setattr("sdopt.optimizations.conflicts.find_spec", lambda name: None)
         [found] = variant(f"precision=int8_{package}").conflicts(CPU)
-        assert found == f"precision=int8_{package}: needs the package {package}: pip install 'sdopt[{package}]'"
+        assert found == f"precision=int8_{package}: needs {package}: pip install 'sdopt[{package}]'"
 
     @pytest.mark.parametrize("package", PACKAGES)
     def test_say_what_a_device_cannot_multiply(self, variant: Compose, package: str) -> None:
@@ -57,7 +57,7 @@ class TestConflicts:
         [found] = variant(f"precision=int8_{package}", "memory=layerwise_casting").conflicts(CPU)
         assert "layerwise_casting would cast the quantized weights" in found
         [found] = variant(f"precision=int8_{package}", "grad_mode=enabled").conflicts(CPU)
-        assert found.endswith("quantized weights take no gradient: choose grad_mode=no_grad")
+        assert found.endswith("a quantized weight records nothing for autograd: choose another than grad_mode=enabled")
 
     def test_convolutions_that_are_matrices_have_no_layout(self, variant: Compose) -> None:
         chosen = ("precision=int8_sdnq", "layout=channels_last")

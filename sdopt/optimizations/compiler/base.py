@@ -14,6 +14,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
+from sdopt.optimizations.conflicts import autocasts, records_autograd
 from sdopt.pipelines.parts import denoiser_name, text_encoders_of
 
 if TYPE_CHECKING:
@@ -45,18 +46,6 @@ class Compiler(Optimization):
     @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
-
-
-def records_autograd(ctx: Context, what: str) -> list[str]:
-    """Returns the conflict, if any, of something that drops autograd's graph with `grad_mode=enabled`."""
-    enabled = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled"
-    return [f"{what} records nothing for autograd: choose another than grad_mode=enabled"] if enabled else []
-
-
-def autocasts(ctx: Context, what: str) -> list[str]:
-    """Returns the conflict, if any, of something that autocast does not reach."""
-    kind = getattr(ctx.chosen.get("precision"), "autocast", None)
-    return [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if kind else []
 
 
 def picks_kernels(ctx: Context, what: str) -> list[str]:

@@ -18,10 +18,10 @@ from sdopt.optimizations.compiler.base import (
     Graph,
     PerShape,
     Tensors,
-    records_autograd,
     replace_modules,
     unfit_targets,
 )
+from sdopt.optimizations.conflicts import records_autograd
 from sdopt.pipelines.loading import part_config
 
 if TYPE_CHECKING:

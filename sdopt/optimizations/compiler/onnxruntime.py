@@ -22,7 +22,7 @@ from sdopt.optimizations.compiler.base import (
     replace_modules,
     tracing,
 )
-from sdopt.optimizations.compiler.toolchain import missing_package
+from sdopt.optimizations.conflicts import missing_packages
 from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ class OnnxRuntime(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = [
-            reason for name in ("onnxruntime", "onnxscript") for reason in missing_package(ctx, name, "onnxruntime")
-        ] + leaves_pytorch(ctx, "an ONNX Runtime session")
+        found = missing_packages(ctx, "onnxruntime", "onnxruntime", "onnxscript")
+        found += leaves_pytorch(ctx, "an ONNX Runtime session")
         if ctx.device.is_cuda:
             found.append(f"the session is the CPU's; this runs on {ctx.device.name}: choose hardware=cpu")
         return found

@@ -20,7 +20,7 @@ from sdopt.optimizations.compiler.base import (
     replace_modules,
     tracing,
 )
-from sdopt.optimizations.compiler.toolchain import missing_package
+from sdopt.optimizations.conflicts import missing_packages
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 
@@ -42,7 +42,7 @@ class OpenVino(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_package(ctx, "openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
+        found = missing_packages(ctx, "openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
         if ctx.device.is_cuda:
             found.append(f"OpenVINO runs on the CPU; this runs on {ctx.device.name}: choose hardware=cpu")
         return found

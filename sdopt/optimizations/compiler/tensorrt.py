@@ -15,7 +15,7 @@ from sdopt.optimizations.compiler.base import (
     exports,
     replace_modules,
 )
-from sdopt.optimizations.compiler.toolchain import missing_package
+from sdopt.optimizations.conflicts import missing_packages
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -32,7 +32,7 @@ class TensorRt(Compiler):
     def conflicts(self, ctx: Context) -> list[str]:
         what = "a TensorRT engine"
         found = ctx.device.needs_cuda(what, (7, 5))
-        found += missing_package(ctx, "torch_tensorrt", "tensorrt")
+        found += missing_packages(ctx, "tensorrt", "torch_tensorrt")
         return found + exports(ctx, what)
 
     @override

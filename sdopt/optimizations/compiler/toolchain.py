@@ -30,15 +30,6 @@ def missing_for_inductor(ctx: Context) -> list[str]:
     return found
 
 
-def missing_package(ctx: Context, module: str, extra: str) -> list[str]:
-    """Returns the conflict, if any, of an option with a package of an extra that is not installed here."""
-    return (
-        []
-        if not ctx.device.is_here or find_spec(module)
-        else [f"needs the package {module}: pip install 'sdopt[{extra}]'"]
-    )
-
-
 def _missing_for_triton() -> list[str]:
     """Returns what Triton lacks here: it compiles its launcher as an extension of Python (triton/runtime/build.py)."""
     found = []

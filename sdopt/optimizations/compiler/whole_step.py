@@ -13,8 +13,9 @@ from typing_extensions import override
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
-from sdopt.optimizations.compiler.base import Compiler, StandIn, records_autograd, regions_in, replace_modules
+from sdopt.optimizations.compiler.base import Compiler, StandIn, regions_in, replace_modules
 from sdopt.optimizations.compiler.toolchain import missing_for_inductor
+from sdopt.optimizations.conflicts import records_autograd
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 

@@ -1,0 +1,47 @@
+"""Conflicts that options of several groups share."""
+
+from importlib.util import find_spec
+
+from sdopt.optimizations.base import Context, Stage
+
+
+def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
+    """Returns the conflict, if any, of an option with packages of an extra that are not installed here."""
+    # What is planned for another machine's card says nothing of the packages there.
+    lacking = [name for name in modules if find_spec(name) is None] if ctx.device.is_here else []
+    return [f"needs {', '.join(lacking)}: pip install 'sdopt[{extra}]'"] if lacking else []
+
+
+def compiles(ctx: Context, *fitting: str) -> bool:
+    """Returns whether a compiler other than the `fitting` ones, by the name of their classes, takes the denoiser."""
+    return any(
+        option.stage is Stage.COMPILE and type(option).__name__ not in ("Eager", *fitting)
+        for option in ctx.chosen.values()
+    )
+
+
+def records_autograd(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of something that drops autograd's graph with `grad_mode=enabled`."""
+    enabled = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled"
+    return [f"{what} records nothing for autograd: choose another than grad_mode=enabled"] if enabled else []
+
+
+def autocasts(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of something that autocast does not reach."""
+    kind = getattr(ctx.chosen.get("precision"), "autocast", None)
+    return [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if kind else []
+
+
+def other_than_float16(ctx: Context, what: str) -> list[str]:
+    """Returns the conflict, if any, of something that computes in float16 alone."""
+    precision = ctx.chosen.get("precision")
+    if getattr(precision, "weights", None) == "float16" and not getattr(precision, "autocast", None):
+        return []
+    return [f"{what} computes in float16 alone: choose precision=fp16"]
+
+
+def leaves_adapters_out(ctx: Context) -> list[str]:
+    """Returns the conflict with a LoRA that stays beside the weights: what joins the weights would leave it out."""
+    if not getattr(ctx.chosen.get("lora"), "beside_the_weights", False):
+        return []
+    return ["takes the model's own weights, and would leave the LoRA out: choose lora=fused"]
