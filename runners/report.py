@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError
-    from sdopt.tracking.sources import find_source, track_report, write_report
+    from sdopt.tracking.reporting import find_source, track_report, write_report
 
     if not names:
         raise UsageError("RESULT: name a run's folder, a sweep's folder or an MLflow run id")

@@ -4,9 +4,10 @@ The command line, a Python program, a launcher in another process and a test all
 """
 
 import math
+import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,13 +33,15 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
+from sdopt.report.header import header_of
 from sdopt.report.outcome import Outcome, load_result
-from sdopt.report.table import show, terminal_table
+from sdopt.report.table import answer_group, show, terminal_table
 from sdopt.report.verdicts import append_step_summary, verdict_table
 from sdopt.results.files import read_result, write_at_last, write_result
 from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
+from sdopt.study.forecast import forecast
 from sdopt.study.missing import missing_of
 from sdopt.study.plan import plan_result, require_room
 from sdopt.study.progress import Progress
@@ -76,11 +79,12 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     return load_result(folder)
 
 
-def launch(argv: Sequence[str]) -> Folders:
+def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Folders:
     """Runs the studies that a command line asks for, and returns where they were written.
 
     Args:
         argv: overrides and Hydra's flags; `resume=<folder>` stands for the command line recorded there.
+        ready: called when the first study is about to print, once all is imported and composed.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
@@ -89,7 +93,7 @@ def launch(argv: Sequence[str]) -> Folders:
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
-    folders = Folders()
+    folders = Folders(ready=ready)
     try:
         run_hydra(job, argv, folders)
         if folders.error is not None:
@@ -107,7 +111,26 @@ def launch(argv: Sequence[str]) -> Folders:
         if begun:
             raise
         raise UsageError(explain(error) or type(error).__name__) from error
+    if folders.dry:
+        _remove_plans(folders)
     return folders
+
+
+def _remove_plans(folders: Folders) -> None:
+    """Removes the folders of a dry run, if they hold nothing but what Hydra wrote there."""
+    folder = folders.run or folders.sweep
+    if folder is None:
+        return
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folders.run = folders.sweep = None
+    for parent in folder.absolute().parents:
+        if parent == Path.cwd() or Path.cwd() not in parent.parents:
+            break
+        with suppress(OSError):  # other runs lie there
+            parent.rmdir()
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -230,7 +253,11 @@ class Experiment:
         self.timeline.enter("composing and planning")
         plan, result, machine = self.plan()
         if self.config.dry_run:
-            show_plan(result, self.console)
+            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            # The baseline is measured twice.
+            show_plan(result, forecast([*runnable, plan.baseline], result, Path("outputs")), self.console)
+            if (folders := current_folders()) is not None:
+                folders.dry = True
             return None
         if (self.folder / "result.json").is_file():
             result = merge_resumed(read_result(self.folder), result, plan, self.folder, self.config.retry_failed)
@@ -242,6 +269,7 @@ class Experiment:
         if self._nothing_to_compare(plan, result, machine):
             return result
         require_room(plan, self.folder)
+        self._announce(result)
         write_result(result, self.folder)  # a disk that is full is better found before measuring than after it
         try:
             self.measure(plan, result, machine)
@@ -256,6 +284,7 @@ class Experiment:
             self.track(result)
             with suppress(OSError):  # the result is what counts, and it is written
                 self.timeline.write(self.folder)
+        self.console.print(answer_group(result))
         return result
 
     def _require_free_folder(self) -> None:
@@ -282,6 +311,8 @@ class Experiment:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+        if (folders := current_folders()) is not None:
+            folders.ready()
         for warning in machine.warnings:
             print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
@@ -294,6 +325,14 @@ class Experiment:
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+
+    def _announce(self, result: StudyResult) -> None:
+        """Says what is measured before it is."""
+        for line in header_of(result):
+            self.console.print(line, style="bold", markup=False, highlight=False)
+        options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
+        said = f"{len(options)} against {result.baseline}: {', '.join(options)}"
+        self.console.print(said, markup=False, highlight=False)
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""

@@ -214,6 +214,10 @@ class Tracking:
     """Folder for the artifacts of a local store; null leaves the choice to a tracking server."""
     images: bool = True
     """Also log the images and the contact sheet."""
+    tags: dict[str, str] | None = None
+    """Tags of your own on a study's runs, as in `tracking.tags={team: vision}`."""
+    note: str | None = None
+    """A note of your own, above the answer in a study's run."""
 
 
 @dataclass(frozen=True)
@@ -221,9 +225,10 @@ class Quality:
     """The quality pass: images drawn after timing, same prompts and noise for all variants, and their metrics."""
 
     metrics: bool = True
-    """Whether metrics are computed from the images; if not, those of the workload's prompts are drawn to look at."""
+    """Whether metrics are computed from the images."""
     prompt_count: int | None = bounded(None, ge=1)
-    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
+    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24, and without
+    metrics none."""
     batch_size: int | None = bounded(None, ge=1)
     """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
     for large ones, where an option compiled its own, and where a gate judges."""

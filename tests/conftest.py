@@ -106,6 +106,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             "protocol.warmup=1",
             "protocol.stage_calls=1",
             "workload.prompt_count=4",
+            "quality.prompt_count=4",
         ),
     )
 

@@ -35,6 +35,10 @@ class Folders:
     """Whether a job refused its folder because another process writes it: its files say nothing of this command."""
     error: Exception | None = None
     """What ended the job of a single run."""
+    dry: bool = False
+    """Whether a job only showed its plan: then nothing of the folders is kept."""
+    ready: Callable[[], None] = lambda: None
+    """Called before the command prints for the first time, to end what was shown until then."""
 
     @property
     def jobs(self) -> list[Path]:
@@ -64,6 +68,7 @@ class RememberFolder(Callback):
         """Notes the folder of a sweep."""
         if (folders := current_folders()) is not None:
             folders.sweep = Path(config.hydra.sweep.dir)
+            folders.ready()  # jobs may print from other processes
 
 
 def is_informative(argv: Sequence[str]) -> bool:

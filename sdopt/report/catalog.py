@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
+from sdopt.report.dataframe import to_dataframe
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
+from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.html import html_page
 from sdopt.report.page.markdown import markdown_page
 from sdopt.report.page.sections import study_page
@@ -49,9 +51,10 @@ def _of_verdicts(
 
 REPORTS = (
     Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
-    Report("report", "report.html", lambda result, folder: html_page(study_page(result, folder))),
+    Report("report", HTML, lambda result, folder: html_page(study_page(result, folder))),
     # It shows the pictures beside it, so that no image need be encoded.
-    Report("report as Markdown", "report.md", lambda result, folder: markdown_page(study_page(result, folder, 0))),
+    Report("report as Markdown", MARKDOWN, lambda result, folder: markdown_page(study_page(result, folder, 0))),
+    Report("table as data", "table.csv", lambda result, _: to_dataframe(result).to_csv(index=False).encode()),
     Report("plot", "plot.png", lambda result, _: study_plot(result)),
     Report("speed against quality", "tradeoff.png", lambda result, _: tradeoff_picture(result)),
     Report("time by stage", "stages.png", lambda result, _: stages_picture(result)),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sdopt.analysis.answer import OptionAnswer
 from sdopt.analysis.break_even import break_even_text
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
@@ -41,7 +42,7 @@ def _row(result: StudyResult, figures: Figures) -> Row:
         latency=seconds_text(figures.latency) if figures.latency else "",
         speedup=speedup_text(figures.speedup) if figures.speedup else "",
         reference=figures.reference,
-        memory=_memory(figures),
+        memory=memory_text(figures),
         evidence=_explanation(result, figures),
     )
 
@@ -61,7 +62,8 @@ def speedup_text(ratio: Ratio) -> str:
     return ("≈" if ratio.within_floor else "") + ratio_text(ratio.interval)
 
 
-def _memory(figures: Figures) -> str:
+def memory_text(figures: Figures) -> str:
+    """Writes the peak of memory, with its ratio; "" where it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
@@ -304,6 +306,15 @@ def effect_cells(effect: Effect) -> tuple[str, ...]:
         return kind, " × ".join(effect.options), f"aliased with {', '.join(effect.aliased_with)}", ""
     figures = [ratio_text(figure) if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
     return kind, " × ".join(effect.options), *figures
+
+
+ANSWER_HEADINGS = ("verdict", "option", "speed-up", "because")
+
+
+def answer_cells(option: OptionAnswer) -> tuple[str, ...]:
+    """The cells of the verdict on one option, by `ANSWER_HEADINGS`."""
+    images = [option.images] if option.ratios else []
+    return str(option.worth), option.option, option.figure, "; ".join([*images, option.because])
 
 
 SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."

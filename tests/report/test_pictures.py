@@ -119,7 +119,10 @@ class TestCatalog:
 
     def test_a_run_has_those_that_show_something(self, finished: Finished) -> None:
         there = {report.file for report in REPORTS if (finished.folder / report.file).is_file()}
-        assert there == {"table.md", "report.html", "report.md", "plot.png", "stages.png", "comparison.png"}
+        assert there == {
+            *("table.md", "table.csv", "report.html", "report.md"),
+            *("plot.png", "stages.png", "comparison.png"),
+        }
         assert f"report: {finished.folder / 'report.html'}" in finished.out
 
     def test_of_a_judged_study_the_verdicts_too(self, finished: Finished, result: StudyResult) -> None:
@@ -127,7 +130,7 @@ class TestCatalog:
         contents = {report.file: report.render(result, finished.folder) for report in REPORTS if not report.is_picture}
         assert all(contents.values())
         verdicts = {"verdicts.md", "verdicts.json", "verdicts.xml"}
-        assert set(contents) == {"table.md", "report.html", "report.md", *verdicts}
+        assert set(contents) == {"table.md", "table.csv", "report.html", "report.md", *verdicts}
 
     def test_one_that_cannot_be_made_keeps_no_other_from_being_written(
         self, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     """
     baseline = result.variant(result.baseline)
     others = [variant for variant in result.candidates if variant.images]
-    if not baseline.images or not all((folder / v.images[0].path).is_file() for v in (baseline, *others)):
+    if not baseline.images or not has_images(result, folder):
         return None
     metric, losses = _losses(result, others, _prompts(baseline))
     ordered = sorted(_prompts(baseline), key=lambda prompt: -_worst(losses, prompt))
@@ -60,6 +60,11 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         edge <= _LOSSLESS_UP_TO,
         f"{len(rows)} of {len(ordered)} prompts, {order}. All variants start from the same noise.",
     )
+
+
+def has_images(result: StudyResult, folder: Path) -> bool:
+    """Whether the images that a study drew, if any, are in a folder; the first of each variant stands for all."""
+    return all((folder / variant.images[0].path).is_file() for variant in result.variants if variant.images)
 
 
 def _prompts(variant: VariantResult) -> list[int]:

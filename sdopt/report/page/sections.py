@@ -10,15 +10,18 @@ from sdopt.analysis.break_even import images_text
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
+from sdopt.report.header import work_of
 from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
-from sdopt.report.page.gallery import gallery_of
+from sdopt.report.page.gallery import gallery_of, has_images
 from sdopt.report.rows import (
+    ANSWER_HEADINGS,
     BROKEN,
     EFFECT_HEADINGS,
     FIRST_METRICS,
     HEADINGS,
     SWEEP_NOTE,
     Row,
+    answer_cells,
     cells_of,
     effect_cells,
     notes_of,
@@ -82,14 +85,11 @@ def sweep_page(name: str, rows: Sequence[tuple[str, Row]], studies: Sequence[tup
 
 
 def _summary(result: StudyResult) -> list[tuple[str, str]]:
-    config = result.config
-    workload = config.workload
-    size = workload.size or config.model.size
+    environment = result.environment
     return [
-        ("model", f"{config.model.name}{' (random weights)' if config.random_weights else ''}"),
-        ("images", f"{size} × {size} px, {workload.steps} steps, {config.images_per_call} per call"),
-        ("device", str(result.environment.device["name"])),
-        ("versions", f"sdopt {result.environment.sdopt_version}, PyTorch {result.environment.packages.get('torch')}"),
+        ("work", work_of(result.config)),
+        ("device", str(environment.device["name"])),
+        ("versions", f"sdopt {environment.sdopt_version}, PyTorch {environment.packages.get('torch')}"),
         ("measured", f"{result.started[:16].replace('T', ' ')} ({result.status})"),
     ]
 
@@ -99,11 +99,7 @@ def _answer(answer: Answer) -> Section:
     if answer.best is not None:
         blocks += list(_adoption(answer.best))
     if answer.options:
-        rows = [
-            (str(option.worth), option.option, option.figure, option.images, option.because)
-            for option in answer.options
-        ]
-        blocks.append(Table(("verdict", "option", "gain", "images", "because"), rows, badges=0))
+        blocks.append(Table(ANSWER_HEADINGS, list(map(answer_cells, answer.options)), ANSWER_HEADINGS.index("verdict")))
     return Section("answer", "Answer", [*blocks, Notes(answer.notes)])
 
 
@@ -229,9 +225,8 @@ def _images(result: StudyResult, folder: Path, budget: int) -> Section:
     found = gallery_of(result, folder, budget)
     if found is not None:
         return Section("images", "Images", [found])
-    drawn = any(variant.images for variant in result.variants)
     said = "The images are in the folder of the run, which this report was not made from."
-    return Section("images", "Images", [Prose(said)] if drawn else [])
+    return Section("images", "Images", [] if has_images(result, folder) else [Prose(said)])
 
 
 def _method(result: StudyResult) -> Section:

@@ -1,0 +1,37 @@
+"""Says what was measured: the work, the device and the versions."""
+
+from sdopt.results.records import RecordedConfig, StudyResult
+
+_PACKAGES = ("torch", "diffusers")
+
+
+def header_of(result: StudyResult) -> list[str]:
+    """Returns a line on the work and one on the machine, for above a table and before a measurement."""
+    return [f"{result.name}: {work_of(result.config)}", _machine(result)]
+
+
+def work_of(config: RecordedConfig) -> str:
+    """Returns model, size, steps, batch and task in one line, as `emoji 64×64, 20 steps (DDIM), batch 1`."""
+    model, workload = config.model, config.workload
+    size = workload.size or model.size
+    batch = f"batch {workload.batch_size}"
+    if workload.images_per_prompt > 1:
+        batch += f" × {workload.images_per_prompt} images"
+    sampler = config.scheduler.class_name.removesuffix("Scheduler").removesuffix("Multistep")
+    source = {"random": " (random weights)", "hub": f" ({model.hub_id})", "path": f" ({model.path})"}
+    parts = [
+        f"{model.name}{source.get(model.weights, '')} {size}×{size}",
+        f"{workload.steps} steps ({sampler})",
+        batch,
+    ]
+    return ", ".join(parts + ([config.task.kind] if config.task.kind != "txt2img" else []))
+
+
+def _machine(result: StudyResult) -> str:
+    environment = result.environment
+    kind = environment.device.get("type", "")
+    threads = result.config.hardware.threads
+    limit = f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+    where = f"{environment.device['name']} ({kind}{limit})"
+    versions = [f"{name} {environment.packages[name]}" for name in _PACKAGES if name in environment.packages]
+    return f"on {where}, {', '.join([*versions, f'sdopt {environment.sdopt_version}'])}"
