@@ -182,6 +182,16 @@ class TestTimes:
                 measurement.session = 1
         assert max(int(str(call["round"])) for call in rows(rounds_plot(result))) == 12
 
+    def test_no_layer_is_without_marks(self, result: StudyResult) -> None:
+        def shown(found: StudyResult) -> list[str]:
+            spec = rounds_plot(found)
+            assert spec is not None
+            return [layer["transform"][0]["filter"] for layer in spec["layer"]]
+
+        assert len(shown(result)) == 6
+        result.variants = result.variants[:1]
+        assert set(shown(result)) == {"datum.who === 'baseline'"}
+
     def test_a_name_cannot_leave_the_expression(self, result: StudyResult) -> None:
         result.baseline = result.variants[0].name = "it's \\ a 'trap' +\n"
         spec = rounds_plot(result)

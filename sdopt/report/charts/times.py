@@ -100,7 +100,10 @@ def rounds_plot(result: StudyResult) -> Spec | None:
     if others:
         picked["bind"] = {"input": "select", "options": others, "name": "compare the baseline with "}
     layers: list[Spec] = []
-    for name, opacity in zip(reversed(_WHO), (0.28, 1.0, 0.9), strict=True):
+    # A layer without a mark would be an image without a description.
+    shown = {"others": 0.28} if len(others) > 1 else {}
+    shown |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
+    for name, opacity in shown.items():
         only = [{"filter": f"datum.who === {_quoted(name)}"}]
         line = {"type": "line", "strokeWidth": 1.3, "opacity": 0.6 * opacity, "clip": True, "aria": False}
         point = {"type": "point", "filled": True, "size": 70, "opacity": opacity, "clip": True}

@@ -6,7 +6,7 @@ function draw(chart) {
   const view = chart.querySelector("select") ? Number(chart.querySelector("select").value) : 0;
   const spec = structuredClone(plots[Number(chart.dataset.first) + view]);
   if (chart.clientWidth < 560) spec.config.legend.columns = 2;
-  const options = { renderer: "svg", actions: false, tooltip: { disableDefaultStyle: true } };
+  const options = { renderer: "svg", actions: false, logLevel: 1, tooltip: { disableDefaultStyle: true } };
   return vegaEmbed(chart.querySelector(".plot"), spec, options).then(() => chart.classList.add("drawn"));
 }
 
