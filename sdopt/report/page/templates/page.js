@@ -3,7 +3,9 @@
 const plots = JSON.parse(document.getElementById("plots").textContent);
 
 function draw(chart) {
-  const view = chart.querySelector("select") ? Number(chart.querySelector("select").value) : 0;
+  // Vega adds a select of its own to some plots.
+  const choice = chart.querySelector(".choice select");
+  const view = choice ? Number(choice.value) : 0;
   const spec = structuredClone(plots[Number(chart.dataset.first) + view]);
   if (chart.clientWidth < 560) spec.config.legend.columns = 2;
   const options = { renderer: "svg", actions: false, logLevel: 1, tooltip: { disableDefaultStyle: true } };
@@ -20,7 +22,7 @@ const seen = new IntersectionObserver((entries) => {
 
 for (const chart of charts) {
   seen.observe(chart);
-  chart.querySelector("select")?.addEventListener("change", () => draw(chart));
+  chart.querySelector(".choice select")?.addEventListener("change", () => draw(chart));
 }
 
 addEventListener("beforeprint", () => {
