@@ -4,7 +4,6 @@ The command line, a Python program, a launcher in another process and a test all
 """
 
 import math
-import shutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
-from sdopt.report.header import header_of
+from sdopt.report.header import announce
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.report.table import answer_group, show, terminal_table
 from sdopt.report.verdicts import append_step_summary, verdict_table
@@ -49,7 +48,7 @@ from sdopt.study.resume import merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
-from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store
+from sdopt.tracking.store import TrackingError, import_in_background, page_of, require_mlflow, require_store
 from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
@@ -112,25 +111,8 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Fol
             raise
         raise UsageError(explain(error) or type(error).__name__) from error
     if folders.dry:
-        _remove_plans(folders)
+        folders.remove_plans()
     return folders
-
-
-def _remove_plans(folders: Folders) -> None:
-    """Removes the folders of a dry run, if they hold nothing but what Hydra wrote there."""
-    folder = folders.run or folders.sweep
-    if folder is None:
-        return
-    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folders.run = folders.sweep = None
-    for parent in folder.absolute().parents:
-        if parent == Path.cwd() or Path.cwd() not in parent.parents:
-            break
-        with suppress(OSError):  # other runs lie there
-            parent.rmdir()
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -269,7 +251,7 @@ class Experiment:
         if self._nothing_to_compare(plan, result, machine):
             return result
         require_room(plan, self.folder)
-        self._announce(result)
+        announce(result, self.console)
         write_result(result, self.folder)  # a disk that is full is better found before measuring than after it
         try:
             self.measure(plan, result, machine)
@@ -325,14 +307,6 @@ class Experiment:
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
-
-    def _announce(self, result: StudyResult) -> None:
-        """Says what is measured before it is."""
-        for line in header_of(result):
-            self.console.print(line, style="bold", markup=False, highlight=False)
-        options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
-        said = f"{len(options)} against {result.baseline}: {', '.join(options)}"
-        self.console.print(said, markup=False, highlight=False)
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
@@ -416,12 +390,13 @@ class Experiment:
             return
         try:
             with self.console.status("logging to MLflow"):
-                log_study(result, self.folder, self.config.tracking)
+                run, _ = log_study(result, self.folder, self.config.tracking)
         except TrackingError as error:
             _print_problems([f"not logged to {error}"])
             print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
             return
-        self.console.print("MLflow: sdopt ui")
+        page = page_of(self.config.tracking, run)
+        self.console.print(f"MLflow: {page or 'sdopt ui'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:

@@ -1,6 +1,8 @@
 """Says what was measured: the work, the device and the versions."""
 
-from sdopt.results.records import RecordedConfig, StudyResult
+from rich.console import Console
+
+from sdopt.results.records import RecordedConfig, Status, StudyResult
 
 _PACKAGES = ("torch", "diffusers")
 
@@ -8,6 +10,15 @@ _PACKAGES = ("torch", "diffusers")
 def header_of(result: StudyResult) -> list[str]:
     """Returns a line on the work and one on the machine, for above a table and before a measurement."""
     return [f"{result.name}: {work_of(result.config)}", _machine(result)]
+
+
+def announce(result: StudyResult, console: Console) -> None:
+    """Says what is measured before it is."""
+    for line in header_of(result):
+        console.print(line, style="bold", markup=False, highlight=False)
+    options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
+    said = f"{len(options)} against {result.baseline}: {', '.join(options)}" if options else f"{result.baseline} alone"
+    console.print(said, markup=False, highlight=False)
 
 
 def work_of(config: RecordedConfig) -> str:

@@ -37,6 +37,11 @@ def note_of(text: str) -> str:
     return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: table.md among the artifacts is whole."
 
 
+def newest_note(result: StudyResult, name: str) -> str:
+    """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
+    return note_of(f"**{name}:** {answer_of(result).sentence}\n\nStudies have notes with all verdicts and figures.")
+
+
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     """The tags of a study's run and of all its variants' runs: what was measured, where, with what and by whom."""
     environment, workload = result.environment, config.workload
@@ -98,17 +103,15 @@ def judged_tags(result: StudyResult) -> dict[str, str]:
 
 def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
     """The tags of a variant's run."""
-    return (
-        common_tags(result, variant.config)
-        | dict(variant.choices)
-        | {
-            "sdopt.role": variant.role,
-            "status": str(variant.status),
-            "contract": variant.contract,
-            **({NOTE: note_of(variant.reason)} if variant.reason else {}),
-            **verdict_tags(result, variant),
-        }
-    )
+    return {
+        **verdict_tags(result, variant),  # MLflow's columns are in this order
+        **common_tags(result, variant.config),
+        **variant.choices,
+        "sdopt.role": variant.role,
+        "status": str(variant.status),
+        "contract": variant.contract,
+        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
+    }
 
 
 def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:

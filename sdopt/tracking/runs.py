@@ -26,6 +26,7 @@ from sdopt.tracking.projection import (
     config_yaml,
     judged_tags,
     metrics_of,
+    newest_note,
     note_of,
     run_name,
     study_parameters,
@@ -74,6 +75,7 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
     ended = time_of(result.finished, result.started)
     client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED", ended)
     client.set_tag(parent, _DIGEST, _digest(result))
+    client.set_experiment_tag(experiment, NOTE, newest_note(result, run_name(result, folder.name)))
     return parent, True
 
 

@@ -29,8 +29,8 @@ _VIEW = "sdopt"
 _RUNS_VIEW = f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={_VIEW}"
 
 _COLUMNS = (
-    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`", "metrics.`speedup_low`"),
-    *("tags.`answer`", "tags.`device`", "tags.`model`", "tags.`steps`"),
+    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
+    *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
 )
 """Of the leaderboard, beside the name of a run."""
 
@@ -131,8 +131,25 @@ def is_server(tracking: Tracking) -> bool:
     return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
+def page_of(tracking: Tracking, run: str) -> str | None:
+    """The address of the leaderboard that holds a run, on a tracking server that answers; None of a local database."""
+    if urlparse(tracking.uri).scheme not in ("http", "https"):
+        return None
+    from mlflow.exceptions import MlflowException
+
+    try:
+        experiment = connect(tracking).get_run(run).info.experiment_id
+    except (MlflowException, TrackingError):
+        return None
+    return f"{tracking.uri.rstrip('/')}/{_page(experiment)}"
+
+
+def _page(experiment: str) -> str:
+    return f"#/experiments/{experiment}/runs?{_RUNS_VIEW}"
+
+
 def ui_pages(tracking: Tracking) -> dict[str, str]:
-    """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site.
+    """The page of each study in MLflow's UI, as a leaderboard, relative to the site.
 
     Raises:
         TrackingError: the store cannot be opened.
@@ -145,9 +162,7 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
     except MlflowException as error:
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
     return {
-        experiment.name: f"#/experiments/{experiment.experiment_id}/runs?{_RUNS_VIEW}"
-        for experiment in experiments
-        if experiment.name != "Default"
+        experiment.name: _page(experiment.experiment_id) for experiment in experiments if experiment.name != "Default"
     }
 
 
