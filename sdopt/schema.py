@@ -6,7 +6,8 @@ Each class is frozen and does nothing when built. A field's metadata holds its r
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
+from itertools import product
 from typing import Any
 
 WORK = ("model", "task", "scheduler", "workload")
@@ -14,7 +15,13 @@ WORK = ("model", "task", "scheduler", "workload")
 
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
-    """Returns a dataclass field with limits (`ge`, `gt`, `le`, `lt`, `choices`), required if it has no default."""
+    """Returns a dataclass field with limits, required if it has no default.
+
+    Args:
+        default: the field's value where none is given.
+        limits: a range (`ge`, `gt`, `le`, `lt`), or `choices` for the value or for each of a list. `each` holds the
+            range (`multiple_of` too) of a whole number that may also be a list of several, none of them twice.
+    """
     return field(default=default, metadata=limits)
 
 
@@ -75,6 +82,23 @@ class Scheduler:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Size and number of the prompts of one pipeline call."""
+
+    size: int
+    """Height and width in pixels."""
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        """What metrics are called after, as `512x512b1`."""
+        return f"{self.size}x{self.size}b{self.batch_size}"
+
+    def __str__(self) -> str:
+        return f"{self.size}×{self.size}, batch {self.batch_size}"
+
+
+@dataclass(frozen=True)
 class Workload:
     """What one timed call does, and which images the generation pass makes."""
 
@@ -86,19 +110,29 @@ class Workload:
     """Number of prompts to use, from the first."""
     images_per_prompt: int = bounded(1, ge=1)
     """Images of each prompt, each from noise of its own."""
-    batch_size: int = bounded(1, ge=1)
-    """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images."""
+    batch_size: Any = bounded(1, each={"ge": 1})  # noqa: RUF009 (returns a field)
+    """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images. A list is as of `size`."""
     steps: int = bounded(25, ge=1)
     """Denoising steps."""
     guidance_scale: float | None = bounded(None, ge=0)
     """Null is the model's own; 1 or less runs without guidance."""
-    size: int | None = bounded(None, ge=8)
-    """Height and width in pixels; null is the model's own size."""
+    size: Any = bounded(None, each={"ge": 8, "multiple_of": 8})  # noqa: RUF009 (returns a field)
+    """Height and width in pixels; null is the model's own size. With a list, each process is timed at every size with
+    every `batch_size`; the first of each is the main shape, which images, stages and energy are of."""
     seed: int = bounded(0, ge=0)
     """Seed of the noise that images start from; every variant starts from the same."""
     latents: str | None = None
     """A .pt or .safetensors file with the initial noise, instead of noise drawn from seeds: unit variance, shape (n,
     channels, height / 8, width / 8), one for all images or one for each, with the images of a prompt together."""
+
+    def shapes(self, model: Model) -> tuple[Shape, ...]:
+        """Returns the shapes of its calls, each size with each batch size; the first is the main one."""
+        sizes, batches = (given if isinstance(given, Sequence) else [given] for given in (self.size, self.batch_size))
+        return tuple(Shape(size or model.size, batch_size) for size, batch_size in product(sizes, batches))
+
+    def at(self, shape: Shape) -> "Workload":
+        """Returns the same with one shape alone."""
+        return replace(self, size=shape.size, batch_size=shape.batch_size)
 
 
 @dataclass(frozen=True)
@@ -328,6 +362,7 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "gt": ("above", operator.gt),
     "le": ("at most", operator.le),
     "lt": ("below", operator.lt),
+    "multiple_of": ("a multiple of", lambda value, factor: not value % factor),
 }
 
 
@@ -335,10 +370,14 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """Returns what a value must be, or None if it is within its limits."""
     if value is None or not limits:
         return None
+    chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
     if "choices" in limits:
         choices = limits["choices"]
-        chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
         return None if all(each in choices for each in chosen) else f"choose one of {', '.join(choices)}"
+    if "each" in limits:
+        if len(set(chosen)) < max(1, len(chosen)):
+            return "must name at least one" if not chosen else "names one twice"
+        return next((wrong for one in chosen if (wrong := out_of_range(one, limits["each"]))), None)
     bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
     if all(holds(value, bound) for _, holds, bound in bounds):
         return None

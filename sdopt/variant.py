@@ -10,7 +10,7 @@ from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.optimizations.lora import NoLora
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Task, Workload
+from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,14 @@ class Variant:
     """The composed configuration, as results record it."""
 
     @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes at which it is timed; the first is the main one."""
+        return self.workload.shapes(self.model)
+
+    @property
     def size(self) -> int:
-        """Height and width in pixels."""
-        return self.workload.size or self.model.size
+        """Height and width in pixels, at the main shape."""
+        return self.shapes[0].size
 
     @property
     def guidance_scale(self) -> float:
@@ -76,18 +81,31 @@ class Variant:
         """
         return [path for option in self.optimizations.values() for path in option.files(self.model, fetch)]
 
-    def context(self, device: Device) -> Context:
-        """Returns what an optimization may look at to say whether it can run on `device`."""
-        chosen = self.optimizations
-        return Context(emulated(device, self.hardware), self.model, self.workload, chosen, self.scheduler, self.task)
+    def context(self, device: Device, shape: Shape | None = None) -> Context:
+        """Returns what an optimization may look at to say whether it can run at a shape, by default the main one."""
+        return Context(
+            emulated(device, self.hardware),
+            self.model,
+            self.workload.at(shape or self.shapes[0]),
+            self.optimizations,
+            self.scheduler,
+            self.task,
+            len(self.shapes),
+        )
 
     def conflicts(self, device: Device) -> list[str]:
         """Returns every reason why this variant cannot run on `device`, each with the choice at fault."""
-        ctx = self.context(device)
+        found: dict[str, list[Shape]] = {}
+        for shape in self.shapes:
+            ctx = self.context(device, shape)
+            for axis, option in self.optimizations.items():
+                for reason in [*option.conflicts(ctx), *option.ineffective(ctx)]:
+                    chosen = as_choice(axis, self.choices.get(axis, type(option).__name__))
+                    found.setdefault(f"{chosen}: {reason}", []).append(shape)
+        everywhere = len(self.shapes)
         return [
-            f"{as_choice(axis, self.choices.get(axis, type(option).__name__))}: {reason}"
-            for axis, option in self.optimizations.items()
-            for reason in [*option.conflicts(ctx), *option.ineffective(ctx)]
+            reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
+            for reason, shapes in found.items()
         ] + self._undistilled()
 
     def _undistilled(self) -> list[str]:

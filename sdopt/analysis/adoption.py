@@ -44,8 +44,12 @@ def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
         yield f"model={config.model.name}"
     for field in fields(Workload):
         value = getattr(config.workload, field.name)
-        if isinstance(value, int | float) and value != getattr(Workload(), field.name):
+        if value == getattr(Workload(), field.name):
+            continue
+        if isinstance(value, int | float):
             yield f"workload.{field.name}={value}"
+        elif field.name in ("size", "batch_size"):  # of several shapes
+            yield f"workload.{field.name}=[{','.join(map(str, value))}]"
 
 
 def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
@@ -83,7 +87,8 @@ def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
 def _call(mine: Workload, other: Workload) -> str:
     """The call with the arguments in which two workloads differ; "" where they do not."""
     names = {"num_inference_steps": "steps", "guidance_scale": "guidance_scale", "height": "size", "width": "size"}
-    given = [f"{name}={getattr(mine, key)}" for name, key in names.items() if getattr(mine, key) != getattr(other, key)]
+    differ = {name: getattr(mine, key) for name, key in names.items() if getattr(mine, key) != getattr(other, key)}
+    given = [f"{name}={value}" for name, value in differ.items() if isinstance(value, int | float)]
     return f"pipe(prompt, {', '.join(given)})" if given else ""
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.claims import NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
-from sdopt.analysis.measures import MEASURES, SPEEDUP, smallest_factor
+from sdopt.analysis.measures import MEASURES, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
 
@@ -38,8 +38,8 @@ class OptionAnswer:
         variant: the candidate of the comparison.
         reference: what it is compared with.
         worth: the verdict.
-        ratios: by measure (`speedup`, `memory_ratio`), as the table has them; turned round where the candidate leaves
-            the option out.
+        ratios: by measure (`speedup`, `memory_ratio`), and of several shapes with their names (`speedup/512x512b1`), as
+            the table has them; turned round where the candidate leaves the option out.
         images: what is known of the images: `images equal`, `images not judged`, …
         because: the reason, in a few words.
         command: the `sdopt run` command that measures the option again, against its baseline.
@@ -59,10 +59,22 @@ class OptionAnswer:
     @property
     def figure(self) -> str:
         """The speed-up with its interval, and the memory ratio where that is the gain; "" where nothing was timed."""
-        shown = [ratio_text(found.interval)] if (found := self.ratios.get(SPEEDUP.name)) else []
-        others = [ratio for name, ratio in self.ratios.items() if name != SPEEDUP.name and ratio.gain > 0]
-        shown += [f"{ratio.measure.claim} {ratio_text(ratio.interval)}" for ratio in others]
-        return ", ".join(shown)
+        return ", ".join(
+            "".join(
+                (
+                    "" if ratio.measure is SPEEDUP else f"{ratio.measure.claim} ",
+                    ratio_text(ratio.interval),
+                    f" at {shape}" if (shape := name.partition("/")[2]) else "",
+                )
+            )
+            for name, ratio in self.ratios.items()
+            if ratio.measure is SPEEDUP or ratio.gain > 0
+        )
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The speed-up, at the main shape where there are several."""
+        return next((ratio for ratio in self.ratios.values() if ratio.measure is SPEEDUP), None)
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,11 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
     reference = result.variant(row.reference) if row.comparison else baseline
     left_out = _leaves_out(row.variant, reference, baseline)
     with_it, without_it = (reference, row.variant) if left_out else (row.variant, reference)
-    ratios = {name: _inverted(ratio) for name, ratio in row.ratios.items()} if left_out else row.ratios
+    ratios = {
+        with_shape(name, at.shape.name if row.further else ""): _inverted(ratio) if left_out else ratio
+        for at in row.shapes
+        for name, ratio in at.ratios.items()
+    }
     judged = None if left_out else _judgement(result, row)
     worth, because = _worth(result, row.variant, reference, ratios, judged)
     credit = row.comparison.credit if row.comparison else ""
@@ -195,13 +211,13 @@ def _gains(ratio: Ratio) -> tuple[float | None, float | None]:
 def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
     harms = [name for name, found in shown.items() if found < 0]
     gains = [name for name, found in shown.items() if found > 0]
-    claimed = [name for name in harms if MEASURES[name].claim in claims]
+    claimed = [name for name in harms if measure_named(name).claim in claims]
     if claimed or (harms and not gains):
         return Worth.HARMFUL, _in_words(ratios, claimed or harms)
     if gains:
         cost = f", at the cost of {_in_words(ratios, harms)}" if harms else ""
         return Worth.WORTH_IT, _in_words(ratios, gains) + cost
-    return Worth.UNPROVEN, _why_open(ratios.get(SPEEDUP.name))
+    return Worth.UNPROVEN, _why_open(next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None))
 
 
 def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
@@ -212,8 +228,12 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
         ("memory_ratio", True): "less memory",
         ("memory_ratio", False): "more memory",
     }
-    better = {name: ratios[name].measure.gain(ratios[name].interval.estimate) > 1 for name in names}
-    return " and ".join(words[name, better[name]] for name in names)
+    said = []
+    for name in names:
+        measure, _, shape = name.partition("/")
+        better = ratios[name].measure.gain(ratios[name].interval.estimate) > 1
+        said.append(words[measure, better] + (f" at {shape}" if shape else ""))
+    return " and ".join(said)
 
 
 def _why_open(ratio: Ratio | None) -> str:
@@ -255,7 +275,7 @@ def _images(row: Figures, judged: Judgement | None) -> str:
     error = row.scores.get("mse")
     if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
         return "images identical"
-    rulings = [ruling for ruling in judged.rulings if ruling.metric not in ("", *MEASURES)] if judged else []
+    rulings = [ruling for ruling in judged.rulings if ruling.metric and not _is_ratio(ruling)] if judged else []
     if not rulings or judged is None:
         return "images not judged"
     if all(ruling.verdict is Verdict.PASS for ruling in rulings):
@@ -265,13 +285,16 @@ def _images(row: Figures, judged: Judgement | None) -> str:
     return "images undecided"
 
 
+def _is_ratio(ruling: Ruling) -> bool:
+    return ruling.metric.partition("/")[0] in MEASURES
+
+
 # --------------------------------------------------------------------------------------------------------- sentence
 
 
 def _lower_gain(option: OptionAnswer) -> float:
     """The speed-up that an option has at least; 0 where that is not known."""
-    found = option.ratios.get(SPEEDUP.name)
-    return (found.interval.low if found else None) or 0.0
+    return (option.speedup.interval.low if option.speedup else None) or 0.0
 
 
 def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) -> str:

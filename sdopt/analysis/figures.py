@@ -5,15 +5,16 @@ say something else.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sdopt.analysis.interference import shares
-from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure
+from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, with_shape
 from sdopt.analysis.timing import exceeds, latency
 from sdopt.hardware.cards import peak_of
 from sdopt.results.records import Comparison, Interval, Score, StudyResult, VariantResult, Verdict
+from sdopt.schema import Shape
 
 _LABELS = {"median": "p50"}
 """What an estimator is called among the flat names; the others are called as they are."""
@@ -97,24 +98,28 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Figures:
-    """Every figure of one variant and, where it is a candidate, of one comparison with a reference.
+    """Every figure of one variant and, where it is a candidate, of one comparison with a reference, at one shape.
 
     Times are in seconds, stages in milliseconds, memory in GiB, energy in joules; what was not measured is None, or
     missing from a mapping.
     """
 
+    shape: Shape
     variant: VariantResult
     comparison: Comparison | None
     estimator: str
     latency: Interval | None
     """One call, as `protocol.estimator` summarises it."""
     latency_s: dict[str, float]
-    """Other summaries of the same calls (`p50`, `mean`, `p95`), and what comes before them (`load`, …)."""
+    """Other summaries of the same calls (`p50`, `mean`, `p95`), and the first one (`cold_start`, `compile`)."""
     stages_ms: dict[str, float]
     images_per_s: float | None
     energy_per_image_j: float | None
     cost_per_1000_images: float | None
+    graphs: float | None
+    """What was compiled in the first call."""
     recompiles: float | None
+    """What was compiled in later ones."""
     compute: Compute | None
     disturbance: Disturbance | None
     processes_needed: int | None
@@ -129,6 +134,13 @@ class Figures:
     """The variant's own quality metrics, and the distances to the reference's images."""
     verdicts: tuple[Verdict, ...]
     """What the gate said of the variant, comparison by comparison."""
+    further: tuple["Figures", ...] = ()
+    """The same at the further shapes of the study, where it has several; then these are those of the main shape."""
+
+    @property
+    def shapes(self) -> "tuple[Figures, ...]":
+        """The figures at each shape, the main one first."""
+        return (self, *self.further)
 
     @property
     def reference(self) -> str:
@@ -150,26 +162,40 @@ class Figures:
         return self.ratios.get(SPEEDUP.name)
 
     @property
+    def flat_of_shape(self) -> dict[str, float | None]:
+        """By flat names, the figures that every shape has; None for what was not measured."""
+        found: dict[str, float | None] = {
+            **{f"latency/{name}_s": value for name, value in self.latency_s.items()},
+            **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
+            "throughput/images_per_s": self.images_per_s,
+            "cost/per_1000_images": self.cost_per_1000_images,
+            "compile/graphs": self.graphs,
+            "compile/recompiles": self.recompiles,
+            **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
+        }
+        for name, ratio in self.ratios.items():
+            found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
+        return found
+
+    @property
     def flat(self) -> dict[str, float]:
         """Every figure by one name: what a tracker logs, and what a sweeper may optimise.
 
-        A variant that failed has none: half a measurement would rank it beside those that were measured whole.
+        Of a study with several shapes, those of the main one, and those of each with its name, as in
+        `speedup/512x512b1`. A variant that failed has none: half a measurement would rank it beside those that were
+        measured whole.
         """
         if not self.variant.status.measured:
             return {}
         scored = bool(self.variant.quality or self.variant.trips)
         found: dict[str, float | None] = {
-            **{f"latency/{name}_s": value for name, value in self.latency_s.items()},
-            **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
-            "throughput/images_per_s": self.images_per_s,
+            **self.flat_of_shape,
             **(self.compute.flat if self.compute else {}),
             **(self.disturbance.flat if self.disturbance else {}),
-            "cost/per_1000_images": self.cost_per_1000_images,
-            "compile/recompiles": self.recompiles,
             "precision/processes_needed": self.processes_needed,
             "energy/per_image_j": self.energy_per_image_j,
+            "latency/load_s": _median(measurement.load_s for measurement in self.variant.measurements),
             **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
-            **{f"memory/{name}_gib": value for name, value in self.memory_gib.items()},
             **{f"quality/{name}": score.estimate for name, score in self.scores.items()},
             "quality/tripped_images": self.variant.broken_images if scored else None,
             "gate/passed": all(v is Verdict.PASS for v in self.verdicts) if self.verdicts else None,
@@ -183,8 +209,8 @@ class Figures:
                 "break_even/images_low": level.images_low,
                 "break_even/images_high": level.images_high,
             }
-        for name, ratio in self.ratios.items():
-            found |= _bounded(name, ratio.interval) | {f"{name}_within_floor": ratio.within_floor}
+        for row in self.shapes if self.further else ():
+            found |= {with_shape(name, row.shape.name): value for name, value in row.flat_of_shape.items()}
         return {name: float(value) for name, value in found.items() if value is not None}
 
 
@@ -196,6 +222,12 @@ def ratio_text(interval: Interval) -> str:
 
 def figures_of(result: StudyResult) -> list[Figures]:
     """The rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
+    main, *further = [_figures_at(result.at(place)) for place in range(len(result.shapes))]
+    return [replace(row, further=tuple(others)) for row, *others in zip(main, *further, strict=True)]
+
+
+def _figures_at(result: StudyResult) -> list[Figures]:
+    """The rows of a study with one shape."""
     compared = {comparison.candidate for comparison in result.comparisons}
     alone = [variant for variant in result.variants if variant.name not in compared]
     baseline = [variant for variant in alone if variant.name == result.baseline]
@@ -214,7 +246,7 @@ def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
 
 def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """The flat figures of one variant; ratios are those of its first comparison."""
-    return _figures(result, variant, result.first_comparison(variant.name)).flat
+    return figures_by_variant(result)[variant.name].flat
 
 
 def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison | None) -> Figures:
@@ -225,6 +257,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
     measured = variant.measurements
     energy = _mean(joules for measurement in measured for joules in measurement.energy_j)
     return Figures(
+        shape=variant.config.shapes[0],
         variant=variant,
         comparison=comparison,
         estimator=estimator,
@@ -234,6 +267,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         images_per_s=images / time.estimate if time else None,
         energy_per_image_j=None if energy is None else energy / images,
         cost_per_1000_images=1000 * price / 3600 * time.estimate / images if time and price is not None else None,
+        graphs=_median(measurement.graphs for measurement in measured),
         recompiles=_median(measurement.recompiles for measurement in measured),
         compute=_compute(result, variant, images / time.estimate) if time else None,
         disturbance=_disturbance(variant),
@@ -255,10 +289,7 @@ def _latencies(variant: VariantResult) -> dict[str, float]:
     found: dict[str, float | None] = {
         **{_LABELS.get(name, name): _estimate(variant, name) for name in ("median", "mean")},
         "p95": float(np.quantile(samples, 0.95)) if samples else None,
-        **{
-            name: _median(getattr(m, f"{name}_s") for m in variant.measurements)
-            for name in ("load", "cold_start", "compile")
-        },
+        **{name: _median(getattr(m, f"{name}_s") for m in variant.measurements) for name in ("cold_start", "compile")},
     }
     return {name: value for name, value in found.items() if value is not None}
 

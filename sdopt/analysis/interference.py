@@ -3,22 +3,22 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdopt.results.records import Measurement, StudyResult
+from sdopt.results.records import ShapeSamples, StudyResult
 
 
-def shares(measurement: Measurement) -> list[float | None]:
+def shares(samples: ShapeSamples) -> list[float | None]:
     """Returns, for each timed call, the share of the processor and of the GPU that others took; None if not known."""
-    count = len(measurement.latency_s)
-    calls = measurement.interference if len(measurement.interference) == count else [None] * count
-    on_gpu = [state.others or 0.0 for state in measurement.gpu] if len(measurement.gpu) == count else [0.0] * count
+    count = len(samples.latency_s)
+    calls = samples.interference if len(samples.interference) == count else [None] * count
+    on_gpu = [state.others or 0.0 for state in samples.gpu] if len(samples.gpu) == count else [0.0] * count
     return [
         None if call is None else call.waited + call.stolen + more for call, more in zip(calls, on_gpu, strict=True)
     ]
 
 
-def worst_by_round(measurements: Iterable[Measurement]) -> list[float]:
-    """Returns the largest share of each round that all of these processes have timed; 0 where none is known."""
-    found = [shares(measurement) for measurement in measurements]
+def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
+    """Returns the largest share of each round that all of these have timed; 0 where none is known."""
+    found = [shares(samples) for samples in timed]
     return [max((share for share in calls if share is not None), default=0.0) for calls in zip(*found, strict=False)]
 
 
@@ -74,17 +74,18 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
     for variant in result.variants:
         for number, measurement in enumerate(variant.measurements):
             in_blocks = bool(result.sessions) and result.sessions[measurement.session].schedule == "blocks"
-            for place, share in enumerate(shares(measurement)):
-                if share is not None:
-                    key = (measurement.session, place, *((variant.name, number) if in_blocks else ()))
-                    worst[key] = max(share, worst.get(key, 0.0))
-                    if place in measurement.left_out:
-                        left_out.add(key)
+            for samples in measurement.shapes:
+                for place, share in enumerate(shares(samples)):
+                    if share is not None:
+                        key = (measurement.session, place, *((variant.name, number) if in_blocks else ()))
+                        worst[key] = max(share, worst.get(key, 0.0))
+                        if place in samples.left_out:
+                            left_out.add(key)
     if limit is None or not worst:
         return None
     disturbed = {key for key, share in worst.items() if share > limit}
-    measured = [measurement for variant in result.variants for measurement in variant.measurements]
-    calls = [call for measurement in measured for call in measurement.interference if call is not None]
+    measured = [samples for variant in result.variants for each in variant.measurements for samples in each.shapes]
+    calls = [call for samples in measured for call in samples.interference if call is not None]
     return RoundCounts(
         timed=len(worst),
         disturbed=len(disturbed),
@@ -92,5 +93,5 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
         undecided=len(disturbed - left_out),
         waited=max(call.waited for call in calls),
         stolen=max(call.stolen for call in calls),
-        on_gpu=max((state.others or 0.0 for measurement in measured for state in measurement.gpu), default=0.0),
+        on_gpu=max((state.others or 0.0 for samples in measured for state in samples.gpu), default=0.0),
     )

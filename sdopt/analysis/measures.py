@@ -55,3 +55,13 @@ def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> f
         return 1 + gate.smallest_speedup
     peak = peak_memory_gib(reference)
     return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
+
+
+def with_shape(name: str, shape: str) -> str:
+    """Returns the name of a figure at a shape, as `speedup/512x512b1`; without a shape the figure's own."""
+    return f"{name}/{shape}" if shape else name
+
+
+def measure_named(name: str) -> Measure:
+    """Returns the measure of a name that may end in a shape's. Raises KeyError."""
+    return MEASURES[name.partition("/")[0]]

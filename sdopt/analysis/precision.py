@@ -43,11 +43,12 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.role == "control":
             continue
-        pilot = pilot_speedup(candidate, reference)
-        if pilot is not None and pilot.error is not None:
-            width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
-            needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)
-            found[candidate.name] = max(needed, pilot.n, found.get(candidate.name, 0))
+        for place in range(len(result.shapes)):
+            pilot = pilot_speedup(candidate.at(place), reference.at(place))
+            if pilot is not None and pilot.error is not None:
+                width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
+                needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)
+                found[candidate.name] = max(needed, pilot.n, found.get(candidate.name, 0))
     return found
 
 

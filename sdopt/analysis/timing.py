@@ -222,21 +222,28 @@ def compare(result: StudyResult) -> None:
     known = control.status.timed and baseline.status.timed
     result.floor = floor(control, baseline) if known else None
     for comparison in result.comparisons:
-        _compare(comparison, result)
-        if known and comparison.speedup is not None:
-            pairs = paired(result.variant(comparison.candidate), result.variant(comparison.reference)).values()
-            comparison.floor = floor(control, baseline, {mine.session for found in pairs for mine, _ in found})
+        candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
+        compared = candidate.status.timed and reference.status.timed
+        for place, ratios in enumerate(comparison.shapes):
+            ratios.speedup = ratios.memory_ratio = ratios.floor = None
+            if compared:
+                mine, other, first, again = (each.at(place) for each in (candidate, reference, baseline, control))
+                ratios.speedup = speedup(mine, other, result.confidence)
+                ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
+                if known and ratios.speedup is not None:
+                    sessions = {m.session for found in paired(mine, other).values() for m, _ in found}
+                    ratios.floor = floor(again, first, sessions)
+        _explain(comparison, result)
 
 
-def _compare(comparison: Comparison, result: StudyResult) -> None:
-    candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
-    comparison.speedup = comparison.memory_ratio = comparison.floor = comparison.break_even = None
+def _explain(comparison: Comparison, result: StudyResult) -> None:
+    """Fills in what a comparison's start costs, and what a reader needs to know of it."""
+    candidate, reference = map(result.variant, (comparison.candidate, comparison.reference))
+    comparison.break_even = None
     unmeasured = [variant for variant in (candidate, reference) if not variant.status.timed]
     if unmeasured:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
-    comparison.speedup = speedup(candidate, reference, result.confidence)
-    comparison.memory_ratio = memory_ratio(candidate, reference, result.confidence)
     call = latency(reference, result.config.protocol.estimator, result.confidence)
     comparison.break_even = break_even(candidate, reference, call, comparison.speedup)
     differing = candidate.config.differing(reference.config, (*WORK, "hardware"))

@@ -137,10 +137,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
 
 def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong within and between the sections; a section that is not well typed is None or missing."""
-    problems = []
-    workload: Workload | None = sections.get("workload")
-    if workload and workload.size is not None and workload.size % 8:
-        problems.append(f"workload.size={workload.size}: must be a multiple of 8, the factor of the autoencoder")
+    problems: list[str] = []
     checks: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
         (require_model, ("model",)),
         (require_options, ("scheduler",)),

@@ -123,7 +123,9 @@ def _type_name(hint: Any, field: Field[Any]) -> str:
     if "choices" in limits:
         return ", ".join(f"`{choice}`" for choice in limits["choices"])
     name = re.sub(r"[\w.]+\.(\w+)", r"\1", hint.__name__ if isinstance(hint, type) else str(hint))
-    words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    if "each" in limits:
+        limits, name = limits["each"], "int | list[int]" + (" | None" if field.default is None else "")
+    words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
     bounds = ", ".join(f"{sign} {limits[key]:g}" for key, sign in words.items() if key in limits)
     return f"{name}, {bounds}" if bounds else name
 

@@ -1,7 +1,7 @@
 """Builds typed dataclasses from composed configuration, and names every key that is wrong."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -114,11 +114,25 @@ def _set_fields(
 def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits: Mapping[str, Any]) -> list[str]:
     """Merges one value into a schema; returns what is wrong with it."""
     try:
-        schema.merge_with({key: node[key]})
+        # Null is a number only where it is the default.
+        numbers = "each" in limits and not (node[key] is None and schema[key] is None)
+        schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
     except OmegaConfBaseException as error:
         return [f"{full}: {str(error).splitlines()[0]}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []
+
+
+@dataclass
+class _Numbers:
+    values: list[int]
+
+
+def _numbers(given: Any) -> Any:
+    """Returns a whole number, or a list of them, each of that type. Raises OmegaConfBaseException."""
+    is_list = OmegaConf.is_list(given)
+    found: Any = OmegaConf.merge(OmegaConf.structured(_Numbers), {"values": given if is_list else [given]})
+    return found["values"] if is_list else found["values"][0]
 
 
 def _dataclass_within(annotation: Any) -> Any:

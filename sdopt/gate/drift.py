@@ -12,7 +12,7 @@ from sdopt.analysis.measures import MEASURES, MEMORY_RATIO
 from sdopt.analysis.timing import speedup_drift
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration
-from sdopt.gate.judge import RuleContext, judgement
+from sdopt.gate.judge import RuleContext, judgement, of_shapes
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult
@@ -116,20 +116,21 @@ def _judge(
     folders: tuple[Path, Path] | None,
 ) -> Judgement:
     now, then = later.variant(name), earlier.variant(name)
-
-    def ratio(metric: str, confidence: float) -> Interval | None:
-        if name == later.baseline:
-            return Interval(1.0, 1.0, 1.0, confidence)
-        return speedup_drift(
-            (now, later.variant(later.baseline)), (then, earlier.variant(earlier.baseline)), confidence
-        )
-
-    def floor(metric: str) -> float | None:
-        known = [result.floor for result in (later, earlier) if result.floor is not None]
-        return max(known, default=None)
-
     paired = _paired(now, then, folders) if folders else {}
-    sides = RuleContext(now, then, paired, calibration, ratio, floor)
+
+    def at(place: int) -> RuleContext:
+        views = later.at(place), earlier.at(place)
+        pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
+
+        def ratio(metric: str, confidence: float) -> Interval | None:
+            if name == later.baseline:
+                return Interval(1.0, 1.0, 1.0, confidence)
+            return speedup_drift(pairs[0], pairs[1], confidence)
+
+        floor = max((view.floor for view in views if view.floor is not None), default=None)
+        return RuleContext(pairs[0][0], pairs[1][0], paired, calibration, ratio, lambda _metric: floor)
+
+    sides = of_shapes([at(place) for place in range(len(later.shapes))])
     comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
     return judgement(comparison, contract, sides.rulings(gate, contract), note)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
-from sdopt.analysis.measures import MEASURES, SPEEDUP, smallest_factor
+from sdopt.analysis.measures import MEASURES, SPEEDUP, smallest_factor, with_shape
 from sdopt.analysis.timing import exceeds, paired
 from sdopt.gate.calibration import Calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
@@ -72,8 +72,8 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
         note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
         judged = judgement(comparison, contract, rulings, note)
-        judged.claims = {claim.measure.name: claim.p_gain for claim in made if claim.p_gain is not None}
-        judged.gains = [answer.claim.measure.name for answer in answers if answer.answer is Answer.GAIN]
+        judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
+        judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
         result.judgements.append(judged)
         record_look(result, look, judged.verdict)
 
@@ -97,24 +97,28 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
 def _context(
     result: StudyResult, comparison: Comparison, calibration: Calibration | None, share: float
 ) -> "RuleContext":
-    candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
+    def at(place: int) -> RuleContext:
+        view, edge = result.at(place), comparison.at(place)
+        candidate, reference = view.variant(edge.candidate), view.variant(edge.reference)
+        return RuleContext(
+            candidate,
+            reference,
+            edge.quality,
+            calibration,
+            lambda metric, confidence: MEASURES[metric].ratio(candidate, reference, confidence),
+            lambda metric: MEASURES[metric].floor(view, edge),
+            share,
+            _disturbances(view, candidate, reference),
+        )
 
-    def ratio(metric: str, confidence: float) -> Interval | None:
-        return MEASURES[metric].ratio(candidate, reference, confidence)
+    return of_shapes([at(place) for place in range(len(result.shapes))])
 
-    def floor(metric: str) -> float | None:
-        return MEASURES[metric].floor(result, comparison)
 
-    return RuleContext(
-        candidate,
-        reference,
-        comparison.quality,
-        calibration,
-        ratio,
-        floor,
-        share,
-        _disturbances(result, candidate, reference),
-    )
+def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
+    """Returns the context of a comparison's main shape, with those of its further shapes in it, each by its name."""
+    if len(contexts) > 1:
+        contexts = [replace(context, shape=context.candidate.config.shapes[0].name) for context in contexts]
+    return replace(contexts[0], further=tuple(contexts[1:]))
 
 
 def _disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> str:
@@ -186,7 +190,7 @@ def _same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
 
 @dataclass(frozen=True)
 class RuleContext:
-    """Both sides of a comparison, and what a rule may ask of them.
+    """Both sides of a comparison at one shape, and what a rule may ask of them.
 
     Attributes:
         candidate: what is judged.
@@ -197,6 +201,8 @@ class RuleContext:
         floor: by which ratio two baselines differed in one of them; None where that is not known.
         share: of each rule's chance of error, that this look may spend.
         disturbed: by what the times were disturbed; "" where by nothing.
+        shape: its name, where the study has several; "" where it has one.
+        further: the same comparison at further shapes. Images were drawn at the main shape alone.
     """
 
     candidate: VariantResult
@@ -207,6 +213,8 @@ class RuleContext:
     floor: Callable[[str], float | None]
     share: float = 1.0
     disturbed: str = ""
+    shape: str = ""
+    further: "tuple[RuleContext, ...]" = ()
 
     @property
     def promises(self) -> list[Promise]:
@@ -239,18 +247,20 @@ class RuleContext:
         return not _comparable(self.candidate, self.reference)
 
     def claims(self, gate: Gate) -> list[Claim]:
-        """What the candidate claims, for all claims of the study to be tested together."""
+        """What the candidate claims at each shape, for all claims of the study to be tested together."""
         if not self.comparable:
             return []
         return [
             Claim(
                 MEASURES[metric],
-                MEASURES[metric].log_ratio(self.candidate, self.reference),
-                self.smallest(metric, gate),
-                self.floor(metric),
-                self.share,
-                self.disturbed if metric == SPEEDUP.name else "",
+                MEASURES[metric].log_ratio(at.candidate, at.reference),
+                at.smallest(metric, gate),
+                at.floor(metric),
+                at.share,
+                at.disturbed if metric == SPEEDUP.name else "",
+                at.shape,
             )
+            for at in (self, *self.further)
             for metric in self.claimed
         ]
 
@@ -267,7 +277,9 @@ class RuleContext:
         if rulings:
             return rulings
         rulings = [_tripwires(self.candidate), _same_work(self.candidate, self.reference)]
-        rulings += [self.apply(rule, gate) for rule in gate.rules.get(contract, [])]
+        for rule in gate.rules.get(contract, []):
+            further = self.further if rule.metric in MEASURES else ()
+            rulings += [at.apply(rule, gate) for at in (self, *further)]
         if not gate.rules.get(contract):
             rulings.append(unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
         if self.disturbed:
@@ -379,18 +391,18 @@ class RuleContext:
         Its limit never asks for less than what counts. It fails only where the harm exceeds the A/A floor as well, and
         decides nothing on times that were disturbed.
         """
-        bounds = self._ratio(rule.metric, rule.confidence)
+        bounds, name = self._ratio(rule.metric, rule.confidence), with_shape(rule.metric, self.shape)
         if bounds is None:
-            return unjudged(rule.test, f"{rule.metric} was not measured", rule.metric)
+            return unjudged(rule.test, f"{rule.metric} was not measured", name)
         if rule.limit is None or rule.test not in ("at_least", "at_most"):
-            return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", rule.metric)
+            return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", name)
         smallest = self.smallest(rule.metric, gate)
         limit = rule.limit
         if rule.test == "at_most" and not MEASURES[rule.metric].higher_is_better and limit >= 1:
             limit = max(limit, smallest)
         elif rule.test == "at_least" and MEASURES[rule.metric].higher_is_better and limit <= 1:
             limit = min(limit, 1 / smallest)
-        ruling = (above if rule.test == "at_least" else below)(rule, rule.metric, bounds, limit)
+        ruling = (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sdopt.analysis.claims import NO_BENEFIT, PAYS, holm
-from sdopt.analysis.measures import Measure
+from sdopt.analysis.measures import Measure, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
 from sdopt.results.records import Ruling, Verdict
@@ -39,6 +39,7 @@ class Claim:
         floor: the factor by which two identical baselines differed; None where it is not known.
         share: of the chance of error, that this look may spend.
         disturbed: by what the times were disturbed; "" where by nothing.
+        shape: at which it was claimed, by name, where the study has several; "" where it has one.
     """
 
     measure: Measure
@@ -47,6 +48,12 @@ class Claim:
     floor: float | None
     share: float = 1.0
     disturbed: str = ""
+    shape: str = ""
+
+    @property
+    def name(self) -> str:
+        """What records call it: its measure, and its shape where there are several."""
+        return with_shape(self.measure.name, self.shape)
 
     @property
     def gain(self) -> LogRatio | None:
@@ -92,7 +99,7 @@ def _spent(p_value: float | None, claim: Claim) -> float:
 
 def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -> ClaimResult:
     if claim.ratio is None or claim.gain is None:
-        return ClaimResult(claim, Answer.OPEN, f"{claim.measure.claim}: not measured")
+        return ClaimResult(claim, Answer.OPEN, f"{with_shape(claim.measure.claim, claim.shape)}: not measured")
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
@@ -115,7 +122,7 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
 def _shown(claim: Claim, level: float) -> str:
     assert claim.ratio is not None
     found = claim.ratio.interval(1 - 2 * level)
-    shown = f"{claim.measure.name} {found.estimate:.3g}×"
+    shown = f"{claim.name} {found.estimate:.3g}×"
     if found.low is None or found.high is None:
         return shown
     # Tables show two-sided intervals, whose bounds lie farther out.

@@ -44,15 +44,18 @@ class Contract(StrEnum):
 
 @dataclass(frozen=True)
 class Context:
-    """What an optimization may look at to say whether it can run, before anything is loaded."""
+    """What an optimization may look at to say whether it can run at one shape, before anything is loaded."""
 
     device: Device
     model: Model
     workload: Workload
+    """With one size and one batch size; it is asked anew for each shape."""
     chosen: Mapping[str, "Optimization"]
     """All optimizations of the variant by axis (`precision`, `memory.vae_slicing`), this one included."""
     scheduler: Scheduler = field(default_factory=Scheduler)
     task: Task = field(default_factory=Task)
+    shapes: int = 1
+    """How many shapes one process serves, one after the other."""
 
 
 @dataclass(frozen=True)

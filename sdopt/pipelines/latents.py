@@ -65,9 +65,9 @@ def require_latents(workload: Workload, task: Task, model: Model) -> None:
     if workload.seed:
         raise UsageError(f"workload.seed={workload.seed}: has no effect on noise that workload.latents gives")
     latents = read_latents(workload.latents)
-    side = (workload.size or model.size) // 8
     images = range(len(resolve_prompts(workload, model)) * workload.images_per_prompt)
-    take(latents, images, (_channels(model) or latents.shape[1], side, side), workload.latents)
+    for side in dict.fromkeys(shape.size // 8 for shape in workload.shapes(model)):
+        take(latents, images, (_channels(model) or latents.shape[1], side, side), workload.latents)
 
 
 def _channels(model: Model) -> int | None:

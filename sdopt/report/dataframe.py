@@ -14,7 +14,8 @@ def to_dataframe(result: StudyResult) -> "pd.DataFrame":
 
     The first columns say what the row is: `variant`, `role`, `status`, `reason`, `contract`, `against`, `verdict` and
     the option of each axis. The others are all figures by their flat names, as MLflow has them, with two-sided bounds
-    (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`); None stands for what was not measured.
+    (`speedup`, `speedup_low`, `latency/p50_s`, `quality/…`); None stands for what was not measured. Of several shapes,
+    each has columns of its own too, as `speedup/512x512b1`.
     """
     import pandas as pd
 

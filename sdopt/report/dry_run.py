@@ -24,6 +24,8 @@ def show_plan(result: StudyResult, expected: Forecast, console: Console) -> None
         chosen = listed(difference(row.choices, baseline))
         table.add_row(escape(row.name), escape(chosen), row.contract, "no" if row.reason else "yes")
     console.print(table)
+    if len(result.shapes) > 1:
+        console.print(f"each process is timed at {'; '.join(map(str, result.shapes))}", highlight=False, soft_wrap=True)
     for row in result.variants:
         if row.reason:
             console.print(f"  {row.name}: no: {row.reason}", markup=False, highlight=False, soft_wrap=True)

@@ -23,19 +23,17 @@ def announce(result: StudyResult, console: Console) -> None:
 
 def work_of(config: RecordedConfig) -> str:
     """Returns model, size, steps, batch and task in one line, as `emoji 64×64, 20 steps (DDIM), batch 1`."""
-    model, workload = config.model, config.workload
-    size = workload.size or model.size
-    batch = f"batch {workload.batch_size}"
-    if workload.images_per_prompt > 1:
-        batch += f" × {workload.images_per_prompt} images"
+    model, workload, shapes = config.model, config.workload, config.shapes
     sampler = config.scheduler.class_name.removesuffix("Scheduler").removesuffix("Multistep")
     source = {"random": " (random weights)", "hub": f" ({model.hub_id})", "path": f" ({model.path})"}
-    parts = [
-        f"{model.name}{source.get(model.weights, '')} {size}×{size}",
-        f"{workload.steps} steps ({sampler})",
-        batch,
-    ]
-    return ", ".join(parts + ([config.task.kind] if config.task.kind != "txt2img" else []))
+    steps = f"{workload.steps} steps ({sampler})"
+    images = [f"{workload.images_per_prompt} images a prompt"] if workload.images_per_prompt > 1 else []
+    task = [config.task.kind] if config.task.kind != "txt2img" else []
+    name = f"{model.name}{source.get(model.weights, '')}"
+    if len(shapes) > 1:
+        return ", ".join([name, steps, *images, *task, f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}"])
+    [shape] = shapes
+    return ", ".join([f"{name} {shape.size}×{shape.size}", steps, f"batch {shape.batch_size}", *images, *task])
 
 
 def _machine(result: StudyResult) -> str:

@@ -7,11 +7,10 @@ from sdopt.report.header import header_of
 from sdopt.report.rows import (
     ANSWER_HEADINGS,
     EFFECT_HEADINGS,
-    HEADINGS,
+    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     answer_cells,
-    cells_of,
     effect_cells,
     notes_of,
     quality_columns,
@@ -19,19 +18,23 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
+    shape_rows,
+    table_of,
 )
 from sdopt.results.records import StudyResult
 
 
 def markdown_table(result: StudyResult) -> str:
-    """The answer of a study, what was measured, and the table with its notes, its effects and its quality scores."""
+    """The answer, what was measured, and the table with its notes, its shapes, its effects and its quality scores."""
     columns = quality_columns(result)
     heads = ("variant", *map(quality_heading, columns))
     quality = markdown(heads, quality_rows(result, columns), quality_notes(columns)) if columns else ""
     effects = markdown(EFFECT_HEADINGS, list(map(effect_cells, result.effects)), []) if result.effects else ""
-    table = markdown(HEADINGS, [cells_of(row) for row in rows_of(result)], notes_of(result))
+    several = shape_rows(result)
+    shapes = markdown(SHAPE_HEADINGS, several, []) + "\n" if several else ""
+    table = markdown(*table_of(rows_of(result)), notes_of(result))
     header = " · ".join(map(_cell, header_of(result)))
-    return "\n".join([answer_markdown(answer_of(result)), f"{header}\n", table, effects + quality])
+    return "\n".join([answer_markdown(answer_of(result)), f"{header}\n", table, shapes + effects + quality])
 
 
 def answer_markdown(answer: Answer) -> str:
@@ -48,7 +51,8 @@ def answer_markdown(answer: Answer) -> str:
 
 def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:
     """The table of a sweep as Markdown."""
-    return markdown(("job", *HEADINGS), [(number, *cells_of(row)) for number, row in rows], [SWEEP_NOTE])
+    headings, cells = table_of([row for _, row in rows])
+    return markdown(("job", *headings), [(job, *row) for (job, _), row in zip(rows, cells, strict=True)], [SWEEP_NOTE])
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Derives the rows of the result tables, and the notes below them; how they are shown is decided elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.answer import OptionAnswer
@@ -24,10 +24,19 @@ class Row:
     variant: str
     status: Status
     latency: str
-    speedup: str
+    speedups: Mapping[str, str]
+    """By heading of its column: one for each shape of the study."""
     reference: str
     memory: str
     evidence: str
+
+    @property
+    def speedup(self) -> str:
+        """The speed-up at the main shape; "" for none."""
+        return next(iter(self.speedups.values()), "")
+
+
+SPEEDUP_HEADING = "speed-up"
 
 
 def rows_of(result: StudyResult) -> list[Row]:
@@ -40,7 +49,12 @@ def _row(result: StudyResult, figures: Figures) -> Row:
         variant=figures.variant.name,
         status=figures.variant.status,
         latency=seconds_text(figures.latency) if figures.latency else "",
-        speedup=speedup_text(figures.speedup) if figures.speedup else "",
+        speedups={
+            f"{SPEEDUP_HEADING}, {at.shape}" if figures.further else SPEEDUP_HEADING: (
+                speedup_text(at.speedup) if at.speedup else ""
+            )
+            for at in figures.shapes
+        },
         reference=figures.reference,
         memory=memory_text(figures),
         evidence=_explanation(result, figures),
@@ -83,6 +97,7 @@ def _explanation(result: StudyResult, figures: Figures) -> str:
 def notes_of(result: StudyResult) -> list[str]:
     """What a reader needs to know beside the table."""
     notes = [
+        *_shape_notes(result),
         *_floor_notes(result),
         *_sampling_notes(result),
         *_start_notes(result),
@@ -102,9 +117,24 @@ def notes_of(result: StudyResult) -> list[str]:
     return notes
 
 
+def _shape_notes(result: StudyResult) -> list[str]:
+    """What of a study with several shapes is of the main one alone."""
+    if len(result.shapes) == 1:
+        return []
+    said = (
+        f"each process serves all {len(result.shapes)}, in every round. A first call comes after those of the shapes "
+        f"before it, and costs what they left to do. Images, stages and energy are those of {result.shapes[0]}"
+    )
+    return [f"Shapes: {said}."]
+
+
 def _floor_notes(result: StudyResult) -> list[str]:
     if result.floor is not None and result.control is not None:
-        share = f"{100 * (result.floor - 1):.1f} %"
+        several = len(result.shapes) > 1
+        floors = [(shape, result.at(place).floor) for place, shape in enumerate(result.shapes)]
+        share = "; ".join(
+            f"{100 * (floor - 1):.1f} %{f' at {shape}' if several else ''}" for shape, floor in floors if floor
+        )
         said = f"two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
         return [f"A/A floor: {said}"]
     if any(variant.status.timed and variant.samples for variant in result.variants):
@@ -232,7 +262,67 @@ def _worst(result: StudyResult) -> list[float]:
     return [max(abs(drift - 1) for drift in result.schedule.drift.values())] if result.schedule.drift else []
 
 
-HEADINGS = ("variant", "status", "latency", "speed-up", "against", "memory", "evidence")
+def speedup_headings(rows: Sequence[Row]) -> list[str]:
+    """The columns of speed-ups that these rows have between them."""
+    return list(dict.fromkeys(heading for row in rows for heading in row.speedups)) or [SPEEDUP_HEADING]
+
+
+def shape_of(heading: str) -> str:
+    """The shape of a column of speed-ups; "" of a study with one shape."""
+    return heading.removeprefix(SPEEDUP_HEADING).removeprefix(", ")
+
+
+def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The headings of a table, and the cells of its rows. Latency and memory at several shapes have a table below."""
+    speedups = speedup_headings(rows)
+    one = len(speedups) == 1
+    cells = [
+        {
+            "variant": row.variant,
+            "status": str(row.status),
+            **({"latency": row.latency} if one else {}),
+            **{heading: row.speedups.get(heading, "") for heading in speedups},
+            "against": row.reference,
+            **({"memory": row.memory} if one else {}),
+            "evidence": row.evidence,
+        }
+        for row in rows
+    ]
+    return list(cells[0]), [list(row.values()) for row in cells]
+
+
+SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compiled in it", "compiled later")
+
+
+def shape_rows(result: StudyResult) -> list[tuple[str, ...]]:
+    """A row of cells, by `SHAPE_HEADINGS`, for each variant at each shape; none where there is one shape."""
+    rows = [
+        figures
+        for figures in figures_by_variant(result).values()
+        if figures.further and figures.latency and figures.variant.role != "control"
+    ]
+    return [
+        (str(at.shape), at.variant.name, *_cells_at(at))
+        for of_shape in zip(*(figures.shapes for figures in rows), strict=True)
+        for at in of_shape
+    ]
+
+
+def _cells_at(figures: Figures) -> tuple[str, ...]:
+    """What a variant takes at one shape, and what its first call there cost."""
+    first, compiled = (figures.latency_s.get(name) for name in ("cold_start", "compile"))
+    graphs, later = (
+        "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"
+        for count in (figures.graphs, figures.recompiles)
+    )
+    return (
+        seconds_text(figures.latency) if figures.latency else "",
+        memory_text(figures),
+        "" if first is None else seconds_text(Interval(first)),
+        graphs + ("" if compiled is None or not figures.graphs else f", {seconds_text(Interval(compiled))}"),
+        later,
+    )
+
 
 BROKEN = "broken"
 """The column that counts broken images."""
@@ -318,8 +408,3 @@ def answer_cells(option: OptionAnswer) -> tuple[str, ...]:
 
 
 SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
-
-
-def cells_of(row: Row) -> tuple[str, ...]:
-    """The cells of a row, by `HEADINGS`."""
-    return row.variant, str(row.status), row.latency, row.speedup, row.reference, row.memory, row.evidence

@@ -25,7 +25,9 @@ def exit_code(folder: Path) -> int:
     result = read_result(folder)
     measured = {row.name for row in result.variants if row.status.measured}
     uncompared = [
-        edge for edge in result.comparisons if not edge.speedup and {edge.candidate, edge.reference} <= measured
+        edge
+        for edge in result.comparisons
+        if {edge.candidate, edge.reference} <= measured and not all(at.speedup for at in edge.shapes)
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared else 0
@@ -57,7 +59,7 @@ class Sweep:
             rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
             found += [(job, row) for row in rows if row.reference or len(rows) == 1]
         for job, error in self.errors.items():
-            found.append((job, Row("", Status(error.status), "", "", "", "", "; ".join(error.problems))))
+            found.append((job, Row("", Status(error.status), "", {}, "", "", "; ".join(error.problems))))
         return sorted(found, key=lambda item: (len(item[0]), item[0]))
 
 

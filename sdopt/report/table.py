@@ -16,6 +16,7 @@ from sdopt.report.rows import (
     BROKEN,
     EFFECT_HEADINGS,
     FIRST_METRICS,
+    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     answer_cells,
@@ -26,11 +27,17 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
+    shape_of,
+    shape_rows,
+    speedup_headings,
 )
 from sdopt.results.records import Effect, Status, StudyResult
 
 _WIDE = 130
 """Columns of a terminal in which intervals stand beside their figures, and evidence in the table."""
+
+_BESIDE_SPEEDUPS, _SPEEDUP_WIDE, _SPEEDUP_NARROW = 40, 22, 15
+"""Columns that a table of several shapes takes beside its speed-ups, and those that a speed-up takes."""
 
 _STYLES = {
     Status.OK: "green",
@@ -52,10 +59,22 @@ _WORTH_STYLES = {
 def terminal_table(result: StudyResult, width: int) -> Group:
     """The table and its notes, for a terminal of that many columns."""
     header = [Text(line, "bold") for line in header_of(result)]
-    effects = [effects_table(result.effects)] if result.effects else []
-    effects += [quality_table(result)] if quality_columns(result) else []
+    more = [shapes_table(result)] if shape_rows(result) else []
+    more += [effects_table(result.effects)] if result.effects else []
+    more += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*header, *_table("", rows_of(result), width), *effects, *notes)
+    return Group(*header, *_tables("", rows_of(result), width), *more, *notes)
+
+
+def shapes_table(result: StudyResult) -> Table:
+    """What each variant takes at each shape, and what a new shape cost it."""
+    table = Table(title="shapes", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in SHAPE_HEADINGS:
+        # A name without spaces is longer than a narrow terminal leaves for it.
+        table.add_column(heading, justify="left" if heading in ("variant", "shape") else "right", overflow="fold")
+    for cells in shape_rows(result):
+        table.add_row(*map(escape, cells))
+    return table
 
 
 def quality_table(result: StudyResult) -> Table:
@@ -91,32 +110,54 @@ def effects_table(effects: Sequence[Effect]) -> Table:
 def sweep_table(rows: Sequence[tuple[str, Row]], width: int) -> Group:
     """One table of the candidates of a sweep, each with the number of its job."""
     numbers = [number for number, _ in rows]
-    table = _table(f"sweep of {len(rows)} jobs", [row for _, row in rows], width, numbers)
-    return Group(*table, Text(f"  {SWEEP_NOTE}", "dim"))
+    tables = _tables(f"sweep of {len(rows)} jobs", [row for _, row in rows], width, numbers)
+    return Group(*tables, Text(f"  {SWEEP_NOTE}", "dim"))
 
 
-def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | None = None) -> list[Table | Text]:
-    """A table; in a narrow terminal intervals and references go below their figures, and evidence below the table."""
-    wide = width >= _WIDE
+def _tables(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | None = None) -> list[Table | Text]:
+    """A table; in a narrow terminal intervals and references go below figures and names, evidence below the table.
+
+    Of several shapes there are as many side by side as fit, and the others in tables below.
+    """
+    headings, wide = speedup_headings(rows), width >= _WIDE
+    one = len(headings) == 1
+    at_once = max(1, (width - _BESIDE_SPEEDUPS) // (_SPEEDUP_WIDE if wide else _SPEEDUP_NARROW))
+    parts = [headings[start : start + at_once] for start in range(0, len(headings), at_once)]
+    tables = [_table(title, rows, wide, part, one, jobs) for part in parts]
+    if wide and one:
+        return [*tables]
+    return [*tables, *(Text(f"  {row.variant}: {row.evidence}") for row in rows if row.evidence)]
+
+
+def _table(
+    title: str, rows: Sequence[Row], wide: bool, headings: Sequence[str], one: bool, jobs: Sequence[str] | None
+) -> Table:
+    """A table with some columns of speed-ups; of a study with one shape, also with latency, memory and evidence."""
     references = {row.reference for row in rows if row.reference}
-    against = f"\nagainst {escape(references.pop())}" if len(references) == 1 else ""
+    against = f"against {references.pop()}" if len(references) == 1 else ""
+    if not one:
+        title = f"{title}: speed-up {against}".rstrip().removeprefix(": ")
     table = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD)
     if jobs is not None:
         table.add_column("job", justify="right")
     table.add_column("variant", min_width=16, overflow="fold")
     table.add_column("status", no_wrap=True)
-    table.add_column("latency", justify="right", no_wrap=True)
-    table.add_column(f"speed-up{against}", justify="right", no_wrap=True)
+    if one:
+        table.add_column("latency", justify="right", no_wrap=True)
+    for heading in headings:
+        said = f"{heading}\n{against}".rstrip() if one else shape_of(heading).replace(", ", "\n")
+        table.add_column(escape(said), justify="right", no_wrap=True)
     beside = wide and not against
     if beside:
         table.add_column("against")
-    table.add_column("memory", justify="right", no_wrap=True)
-    if wide:
+    if one:
+        table.add_column("memory", justify="right", no_wrap=True)
+    if wide and one:
         table.add_column("evidence")
     for number, row in enumerate(rows):
-        latency, speedup, memory = (
+        latency, memory, *speedups = (
             escape(figure if wide else figure.replace(" [", "\n[").replace(" (", "\n("))
-            for figure in (row.latency, row.speedup, row.memory)
+            for figure in (row.latency, row.memory, *(row.speedups.get(heading, "") for heading in headings))
         )
         table.add_row(
             *([] if jobs is None else [jobs[number]]),
@@ -124,15 +165,13 @@ def _table(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | No
                 row.variant if against or beside or not row.reference else f"{row.variant}\n against {row.reference}"
             ),
             Text(str(row.status), _STYLES.get(row.status, "red")),
-            latency,
-            speedup,
+            *([latency] if one else []),
+            *speedups,
             *([escape(row.reference)] if beside else []),
-            memory,
-            *([escape(row.evidence)] if wide else []),
+            *([memory] if one else []),
+            *([escape(row.evidence)] if wide and one else []),
         )
-    if wide:
-        return [table]
-    return [table, *(Text(f"  {row.variant}: {row.evidence}") for row in rows if row.evidence)]
+    return table
 
 
 def answer_group(result: StudyResult) -> Group:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.analysis.measures import MEASURES
+from sdopt.analysis.measures import measure_named, with_shape
 from sdopt.gate.looks import spent_of
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import markdown
@@ -78,11 +78,16 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:
     """Says which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
     claims = [(j, metric) for j in judgements for metric in j.claims]
-    kept = [f"{j.candidate} ({MEASURES[metric].claim})" for j, metric in claims if metric in j.gains]
+    kept = [f"{j.candidate} ({_claim(metric)})" for j, metric in claims if metric in j.gains]
     if not claims:
         return []
     said = f"{len(kept)} of {len(claims)} claims of a gain hold together (Holm)"
     return [f"{said}: {', '.join(kept)}." if kept else f"{said}."]
+
+
+def _claim(name: str) -> str:
+    """What is claimed, and at which shape where there are several."""
+    return with_shape(measure_named(name).claim, name.partition("/")[2])
 
 
 def floors_of(result: StudyResult) -> list[str]:

@@ -2,13 +2,13 @@
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from sdopt.schema import Gate, Hardware, Model, Protocol, Quality, Scheduler, Sheet, Task, Tracking, Workload
+from sdopt.schema import Gate, Hardware, Model, Protocol, Quality, Scheduler, Shape, Sheet, Task, Tracking, Workload
 
 SCHEMA_VERSION = 2
 """Raised with every change that a reader of the earlier schema would stumble on; see `sdopt.results.migration`."""
@@ -41,9 +41,20 @@ class RecordedConfig:
         return self.protocol.replicates or 1
 
     @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the timed calls, the main one first."""
+        return self.workload.shapes(self.model)
+
+    def at(self, place: int) -> "RecordedConfig":
+        """Returns what it would be if the shape in that place were the only one; the main one is the record itself."""
+        if not place:
+            return self
+        return replace(self, workload=self.workload.at(self.shapes[place]))
+
+    @property
     def images_per_call(self) -> int:
-        """How many images one call of the pipeline makes."""
-        return self.workload.batch_size * self.workload.images_per_prompt
+        """How many images one call of the pipeline makes, at the main shape."""
+        return self.shapes[0].batch_size * self.workload.images_per_prompt
 
     @property
     def random_weights(self) -> bool:
@@ -172,19 +183,18 @@ class Interference:
     """Mean frequency of those cores right after the call; None where nothing tells it."""
 
 
-@dataclass
-class Measurement:
-    """Raw samples of one worker process; all times in seconds."""
+@dataclass(kw_only=True)
+class ShapeSamples:
+    """Raw samples of one worker process at one shape; all times in seconds."""
 
-    replicate: int
-    session: Annotated[int, Field(alias="sitting")] = 0
-    """Number of the session that it belongs to. Only samples of one session are ever paired."""
-    load_s: float | None = None
-    """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
     cold_start_s: float | None = None
-    """The first call after loading, compilation and autotuning included; of the first process alone."""
+    """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
     compile_s: float | None = None
-    """What the compiler itself says it took, within the cold start; of the first process alone."""
+    """What the compiler itself says it took, within that call; of the first process alone."""
+    graphs: int | None = None
+    """Graphs that were compiled in that call; None where nothing is compiled."""
+    recompiles: int | None = None
+    """Graphs that were compiled in later calls at this shape; None where nothing is compiled."""
     warmup_s: list[float] = field(default_factory=list)
     """Further calls before all processes are ready, two processes at a time on a CPU."""
     discarded_s: list[float] = field(default_factory=list)
@@ -196,30 +206,52 @@ class Measurement:
     """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
     off, and its samples are paired with nothing."""
     latency_after_s: list[float] = field(default_factory=list)
-    stages_s: dict[str, list[float]] = field(default_factory=dict)
-    """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
-    energy_j: list[float] = field(default_factory=list)
-    """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
     gpu: list[GpuState] = field(default_factory=list)
     """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
     interference: list[Interference | None] = field(default_factory=list)
     """What disturbed each timed call, in the order of `latency_s`; empty where the kernel does not count."""
     left_out: list[int] = field(default_factory=list)
     """Places in `latency_s` of the rounds that decide nothing, because others disturbed them: in a session of
-    interleaved rounds the same for all processes; in blocks each block's own."""
-    denoiser_busy_s: float | None = None
-    """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
-    recompiles: int | None = None
+    interleaved rounds the same for all processes; in blocks each block's own. The same at all shapes."""
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
-    complete: bool = False
-    """Whether evidence, stages and images were taken after its rounds."""
+    denoiser_busy_s: float | None = None
+    """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
 
     @property
     def deciding_s(self) -> list[float]:
         """End-to-end times of the rounds that decide, in their order."""
         dropped = set(self.left_out)
         return [seconds for place, seconds in enumerate(self.latency_s) if place not in dropped]
+
+
+@dataclass
+class Measurement(ShapeSamples):
+    """What one worker process was asked, at the main shape of its workload and, in `further`, at all others."""
+
+    replicate: int
+    session: Annotated[int, Field(alias="sitting")] = 0
+    """Number of the session that it belongs to. Only samples of one session are ever paired."""
+    load_s: float | None = None
+    """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
+    stages_s: dict[str, list[float]] = field(default_factory=dict)
+    """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
+    energy_j: list[float] = field(default_factory=list)
+    """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
+    complete: bool = False
+    """Whether evidence, stages and images were taken after its rounds."""
+    further: list[ShapeSamples] = field(default_factory=list)
+    """Samples at the further shapes, in the order of `RecordedConfig.shapes`; each was first called after the ones
+    before it."""
+
+    @property
+    def shapes(self) -> list[ShapeSamples]:
+        """The samples at each shape, the main one first."""
+        return [self, *self.further]
+
+    def at(self, place: int) -> "Measurement":
+        """Returns what it would be if the shape in that place were its main one; samples are not copied."""
+        return Measurement(self.replicate, self.session, **vars(self.further[place - 1])) if place else self
 
 
 @dataclass
@@ -314,12 +346,26 @@ class VariantResult:
 
     @property
     def samples(self) -> dict[int, list[float]]:
-        """End-to-end times of the rounds that decide, by replicate: of all its sessions, one after the other."""
+        """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
         found: dict[int, list[float]] = {}
         for measurement in self.measurements:
             if measurement.latency_s:
                 found.setdefault(measurement.replicate, []).extend(measurement.deciding_s)
         return found
+
+    def at(self, place: int) -> "VariantResult":
+        """Returns what it would be if the shape in that place were its main one; images are of the first one alone."""
+        if not place or len(self.config.shapes) == 1:
+            return self
+        return replace(
+            self,
+            config=self.config.at(place),
+            measurements=[measurement.at(place) for measurement in self.measurements],
+            images=[],
+            quality={},
+            trips=[],
+            tflop_per_image=None,
+        )
 
     @property
     def broken_images(self) -> int:
@@ -361,24 +407,47 @@ class BreakEven:
     confidence: float | None = None
 
 
-@dataclass
-class Comparison:
-    """An edge of the study: a candidate against a reference, and the option that the difference is credited to.
+@dataclass(kw_only=True)
+class ShapeRatios:
+    """How two variants compare at one shape.
 
     `speedup` is time of the reference over time of the candidate; `memory_ratio` is memory of the candidate over that
     of the reference. `floor` is the ratio by which two identical workers differed: a claim must exceed it.
     """
 
-    candidate: str
-    reference: str
-    credit: str
     speedup: Interval | None = None
     memory_ratio: Interval | None = None
     floor: float | None = None
+
+
+@dataclass
+class Comparison(ShapeRatios):
+    """An edge of the study: a candidate against a reference, and the option that the difference is credited to.
+
+    The ratios of its own are those of the main shape.
+    """
+
+    candidate: str
+    reference: str
+    credit: str
     break_even: BreakEven | None = None
     note: str = ""
     quality: dict[str, Score] = field(default_factory=dict)
     """Distances between the paired images of both sides."""
+    further: list[ShapeRatios] = field(default_factory=list)
+    """At the further shapes, in the order of `RecordedConfig.shapes`."""
+
+    @property
+    def shapes(self) -> list[ShapeRatios]:
+        """The ratios at each shape, the main one first."""
+        return [self, *self.further]
+
+    def at(self, place: int) -> "Comparison":
+        """Returns what it would be if the shape in that place were the study's main one."""
+        if not place:
+            return self
+        sides = self.candidate, self.reference, self.credit
+        return Comparison(*sides, note=self.note, **vars(self.further[place - 1]))
 
 
 class Verdict(StrEnum):
@@ -569,6 +638,24 @@ class StudyResult:
             if variant.name == name:
                 return variant
         raise KeyError(name)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes at which all its variants were timed, the main one first; of one, a variant may have another."""
+        return self.config.shapes
+
+    def at(self, place: int) -> "StudyResult":
+        """Returns what it would be if the shape in that place were its main one, as its figures are derived."""
+        if not place:
+            return self
+        control = self.first_comparison(self.control.name) if self.control else None
+        return replace(
+            self,
+            config=self.config.at(place),
+            variants=[variant.at(place) for variant in self.variants],
+            comparisons=[comparison.at(place) for comparison in self.comparisons],
+            floor=control.shapes[place].floor if control else None,
+        )
 
     @property
     def confidence(self) -> float:

@@ -50,8 +50,8 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
         protocol: says how many other calls there are.
         batch: prompts of the quality pass in one call; None is each workload's own.
     """
-    # The first call, a discarded round, evidence and its profile, beside the warm-up and the rounds.
-    each = 4 + protocol.warmup + rounds
+    # Loading; at each shape the cold start, the discarded round and the evidence.
+    each = 1 + len(variants[0].shapes) * (3 + protocol.warmup + rounds)
     drawn = sum(draw_of(variant, batch).calls for variant in variants)
     return processes * each + len(variants) * protocol.stage_calls + drawn
 
@@ -81,9 +81,10 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
         return Forecast(processes, calls, None, weights, source, downloads)
     found, folder = earlier
     baseline = found.variant(found.baseline)
-    call = latency(baseline, "median", 0.95)
-    assert call is not None  # _earlier looks for it
-    one_call = call.estimate * config.workload.steps / found.config.workload.steps
+    # Each shape is called equally often.
+    at_shapes = [latency(baseline.at(place), "median", 0.95) for place in range(len(found.shapes))]
+    mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
+    one_call = mean * config.workload.steps / found.config.workload.steps
     load = float(np.median([m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]))
     return Forecast(
         processes, calls, calls * one_call + processes * load, peak_memory_gib(baseline), f"from {folder}", downloads
@@ -106,10 +107,9 @@ def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | N
 
 def _work(result: StudyResult) -> tuple[object, ...]:
     config: RecordedConfig = result.config
-    workload, model = config.workload, config.model
-    size = workload.size or model.size
-    images = config.images_per_call
-    return result.environment.device["name"], model, size, images, config.task.kind, config.hardware.threads
+    images = config.workload.images_per_prompt
+    threads = config.hardware.threads
+    return result.environment.device["name"], config.model, config.shapes, images, config.task.kind, threads
 
 
 def _weights_gib(model: Model) -> float | None:

@@ -23,7 +23,8 @@ T = TypeVar("T")
 def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
     """Completes the measurements of some processes, once, side by side; returns those that ran out of memory.
 
-    Every process shows evidence. Stages, energy and images are those of the first process of each variant.
+    Every process shows evidence at every shape. Stages, energy and images are those of the first process of each
+    variant.
     """
     inspection = _Inspection(run, [process for process in group if not process.measurement.complete])
     inspection.take()
@@ -37,18 +38,15 @@ class _Inspection:
     starved: Starved = field(default_factory=list)
 
     def take(self) -> None:
-        for process, compiled in self._ask(self.group, "evidence", PipelineHost.compile_report):
-            if process.graphs:
-                # A graph compiled after the first call was compiled in the warm-up or, worse, within a sample.
-                process.measurement.recompiles = compiled.graphs - process.graphs
         first = [process for process in self.group if process.first and not _inspected(process)]
         for process in first:
             self._take_stages(process)
-        for process, evidence in self._ask(self.group, "evidence", PipelineHost.prove):
-            process.measurement.evidence = evidence
-        for process, busy_s in self._ask(self.group, "evidence", PipelineHost.denoiser_busy_s):
-            process.measurement.denoiser_busy_s = busy_s
-        self.run.progress.advance(len(self.group))
+        for place in self.run.shapes:
+            for process, evidence in self._ask(self.group, "evidence", PipelineHost.prove, place):
+                process.measurement.shapes[place].evidence = evidence
+            for process, busy_s in self._ask(self.group, "evidence", PipelineHost.denoiser_busy_s):
+                process.measurement.shapes[place].denoiser_busy_s = busy_s
+            self.run.progress.advance(len(self.group))
         for process in first:
             self._take_energy(process)
             self._count_operations(process)

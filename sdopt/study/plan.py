@@ -10,6 +10,7 @@ from sdopt.results.records import (
     Comparison,
     Promise,
     RecordedConfig,
+    ShapeRatios,
     Status,
     StudyResult,
     VariantResult,
@@ -52,8 +53,13 @@ def plan_result(
         environment=describe_environment(machine, command),
         config=config,
         variants=variants,
-        comparisons=[Comparison(edge.candidate, edge.reference, edge.credit) for edge in plan.edges]
-        + [Comparison(CONTROL, plan.baseline.name, "nothing")],
+        comparisons=[
+            Comparison(*sides, further=[ShapeRatios() for _ in config.shapes[1:]])
+            for sides in (
+                *((edge.candidate, edge.reference, edge.credit) for edge in plan.edges),
+                (CONTROL, plan.baseline.name, "nothing"),
+            )
+        ],
         baseline=plan.baseline.name,
     )
 

@@ -68,52 +68,67 @@ def side_by_side(run: StudyRun) -> int:
 
 
 def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
-    """Starts the workers of a group, and calls each until it is warm; returns those that starved."""
+    """Starts the workers of a group, and calls each until it is warm at every shape; returns those that starved."""
     starved: Starved = []
     # What a variant reports of its start is that of its first process, which has the machine for itself then.
-    for part in [[process] for process in group if process.first] + [[p for p in group if not p.first]]:
+    parts = [[process] for process in group if process.first] + [[p for p in group if not p.first]]
+    for part in parts:
         starved += _start(run, part)
-    # Without a warm-up, memory is that of the first call.
-    for left in reversed(range(run.protocol.warmup)):
-        calls, missing = ask_group(run, group, "warm-up", PipelineHost.time_once, memory=not left)
-        starved += missing
-        for process, call in calls:
-            process.measurement.warmup_s.append(call.seconds)
-            _note_call(run, process, call)
+    for place in run.shapes:
+        for part in parts:
+            starved += _first_call(run, part, place)
+        # Without a warm-up, memory is that of the first call.
+        for left in reversed(range(run.protocol.warmup)):
+            calls, missing = ask_group(run, group, "warm-up", PipelineHost.time_once, place, memory=not left)
+            starved += missing
+            for process, call in calls:
+                process.measurement.shapes[place].warmup_s.append(call.seconds)
+                note_call(run, process, place, call)
     return starved
 
 
 def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
-    """Starts workers, loads their pipelines and calls each for the first time; returns those that starved."""
+    """Starts workers and loads their pipelines; returns those that starved."""
     starved: Starved = []
     for process in part:
         try:
             run.start(process)
         except WorkerError as error:
             starved += _noted(run, process, error)
-    loaded, some = ask_group(run, part, "loading", PipelineHost.prepare)
-    calls, more = ask_group(run, part, "cold start", PipelineHost.time_once, memory=not run.protocol.warmup)
-    reports, most = ask_group(run, part, "cold start", PipelineHost.compile_report)
+    loaded, missing = ask_group(run, part, "loading", PipelineHost.prepare)
     for process, load_s in loaded:
         run.progress.advance()
         if process.first:
             process.measurement.load_s = load_s
+    return [*starved, *missing]
+
+
+def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> Starved:
+    """Calls workers at a shape for the first time, which may compile; returns those that starved."""
+    memory = not run.protocol.warmup
+    calls, starved = ask_group(run, part, "cold start", PipelineHost.time_once, place, memory=memory)
     for process, call in calls:
-        _note_call(run, process, call)
+        note_call(run, process, place, call)
+        samples = process.measurement.shapes[place]
         if process.first:
-            process.measurement.cold_start_s = call.seconds
-    for process, compiled in reports:
-        process.graphs = compiled.graphs
-        if process.first and compiled.graphs:
-            process.measurement.compile_s = compiled.seconds
-    return [*starved, *some, *more, *most]
+            samples.cold_start_s = call.seconds
+        # What compiles at all does so in the first call at the main shape.
+        if process.measurement.graphs or call.compiled.graphs:
+            samples.graphs, samples.recompiles = call.compiled.graphs, 0
+            samples.compile_s = call.compiled.seconds if process.first else None
+    return starved
 
 
-def _note_call(run: StudyRun, process: VariantProcess, call: TimedCall) -> None:
+def note_call(run: StudyRun, process: VariantProcess, place: int, call: TimedCall) -> None:
+    """Notes what a call at a shape showed beside its time."""
     run.progress.advance()
+    samples = process.measurement.shapes[place]
+    if samples.recompiles is not None:
+        samples.recompiles += call.compiled.graphs
     if call.memory is not None:
-        process.measurement.memory = call.memory
-        process.footprint_gib = footprint_gib(call.memory)
+        samples.memory = call.memory
+        needed = footprint_gib(call.memory)
+        process.footprint_gib = {kind: max(gib, process.footprint_gib.get(kind, 0)) for kind, gib in needed.items()}
 
 
 def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
@@ -122,12 +137,11 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
     run.progress.phase(process.row.name, "loading")
     process.worker.prepare()
     run.progress.advance()
-    for number in range(1 + run.protocol.warmup):
-        run.progress.phase(process.row.name, "warm-up")
-        process.worker.time_once()
-        if number == 0:
-            process.graphs = process.worker.compile_report().graphs
-        run.progress.advance()
+    for place in run.shapes:
+        for _ in range(1 + run.protocol.warmup):
+            run.progress.phase(process.row.name, "warm-up")
+            process.worker.time_once(place)
+            run.progress.advance()
 
 
 def ask_group(
@@ -253,7 +267,7 @@ def _try_alone(run: StudyRun, starved: Starved) -> None:
         use_blocks(run, fitting[0])
         return
     survivors = [process for process in run.processes if process.active]
-    run.progress.more(len(survivors) * (2 + run.protocol.warmup))
+    run.progress.more(len(survivors) * (1 + len(run.shapes) * (1 + run.protocol.warmup)))
     for process in survivors:
         reason = attempt(run, process, warm_up_again)
         if reason is not None:

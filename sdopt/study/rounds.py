@@ -2,15 +2,25 @@
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
 from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.results.records import Schedule, Status
+from sdopt.results.records import Schedule, ShapeSamples, Status
 from sdopt.study.inspection import inspect_group
-from sdopt.study.preparation import Starved, ask_group, attempt, batched, side_by_side, starvation, warm_up_again
+from sdopt.study.preparation import (
+    Starved,
+    ask_group,
+    attempt,
+    batched,
+    note_call,
+    side_by_side,
+    starvation,
+    warm_up_again,
+)
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.worker.protocol import WorkerError
 from sdopt.worker.session import PipelineHost
@@ -19,7 +29,7 @@ from sdopt.worker.session import PipelineHost
 
 
 def interleaved_rounds(run: StudyRun) -> Schedule | None:
-    """Times all processes once a round, in an order shuffled anew, so that drift of the machine hits all alike.
+    """Times all processes once a round at every shape, in an order shuffled anew: drift of the machine hits all alike.
 
     A round that others disturbed is timed again, as often as is allowed; whole rounds are left out, so that pairs stay
     pairs.
@@ -53,21 +63,32 @@ def _numbers(run: StudyRun) -> Iterator[int]:
     """Yields the number of each round: those that were asked for, and further ones while too few were clean."""
     yield from range(1, run.rounds + 1)
     for number in range(run.rounds + 1, run.rounds + run.extra_rounds + 1 if run.rounds else 0):
-        timed = [process.measurement for process in run.processes if process.timed and process.active]
+        timed = _timed_samples(run)
         if enough_clean(worst_by_round(timed), run.rounds, run.protocol.interference):
             return
         run.progress.more(len(timed))
         yield number
 
 
+def _timed_samples(run: StudyRun) -> list[ShapeSamples]:
+    """Returns the samples of all processes in the rounds, at all shapes."""
+    timed = [process.measurement for process in run.processes if process.timed and process.active]
+    return [samples for measurement in timed for samples in measurement.shapes]
+
+
 def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | None:
-    """Times each process once; returns how the rest is to be measured, if a worker ran out of memory meanwhile."""
-    processes = [process for process in run.processes if process.timed and process.active]
-    shuffle.shuffle(processes)
-    for process in processes:
+    """Times each process once at each shape.
+
+    Returns:
+        how the rest is to be measured, if a worker ran out of memory meanwhile.
+    """
+    timed = [process for process in run.processes if process.timed and process.active]
+    calls = [(process, place) for process in timed for place in run.shapes]
+    shuffle.shuffle(calls)
+    for process, place in calls:
         try:
             if process.active:
-                _time(run, process, number)
+                _time(run, process, place, number)
         except WorkerError as error:
             reason = starvation(run, process, error)
             if reason is not None:
@@ -76,11 +97,11 @@ def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | Non
 
 
 def _leave_out(run: StudyRun) -> None:
-    """Notes, for all processes alike, which of the rounds so far decide nothing."""
-    timed = [process.measurement for process in run.processes if process.timed and process.active]
+    """Notes, for all processes and shapes alike, which of the rounds so far decide nothing."""
+    timed = _timed_samples(run)
     places = places_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
-    for measurement in timed:
-        measurement.left_out = list(places)
+    for samples in timed:
+        samples.left_out = list(places)
 
 
 def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
@@ -92,21 +113,22 @@ def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Sc
     return Schedule() if hopeless else Schedule("blocks", reason)
 
 
-def _time(run: StudyRun, process: VariantProcess, number: int) -> None:
-    """Times one call; beyond the rounds of the session it is one that is timed again."""
+def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> None:
+    """Times one call at a shape; beyond the rounds of the session it is one that is timed again."""
     again = number > run.rounds
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
     meter = InterferenceMeter(process.worker.pid)
-    call = process.worker.time_once()
+    call = process.worker.time_once(place)
     found = meter.stop(call.seconds)
-    process.measurement.latency_s.append(call.seconds)
+    samples = process.measurement.shapes[place]
+    samples.latency_s.append(call.seconds)
     if call.gpu is not None:
-        process.measurement.gpu.append(call.gpu)
+        samples.gpu.append(call.gpu)
     if meter.off:
         run.warn_once(meter.off)
     else:
-        process.measurement.interference.append(found)
-    run.progress.advance()
+        samples.interference.append(found)
+    note_call(run, process, place, call)
 
 
 def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
@@ -117,11 +139,11 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     """
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
-    for group in batched(waiting, side_by_side(run)):
-        calls, starved = ask_group(run, group, "discarded round", PipelineHost.time_once)
+    for group, place in product(batched(waiting, side_by_side(run)), run.shapes):
+        calls, starved = ask_group(run, group, "discarded round", PipelineHost.time_once, place)
         for process, call in calls:
-            process.measurement.discarded_s.append(call.seconds)
-            run.progress.advance()
+            process.measurement.shapes[place].discarded_s.append(call.seconds)
+            note_call(run, process, place, call)
         for process, reason in starved:
             return _after_starvation(run, process, f"{reason}, in the discarded round")
     run.checkpoint()
@@ -129,6 +151,10 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
+
+
+_Times = Sequence[Sequence[float]]
+"""Seconds of timed calls, by shape."""
 
 
 def blocks(run: StudyRun) -> None:
@@ -142,14 +168,15 @@ def blocks(run: StudyRun) -> None:
     timed = [process for process in run.processes if process.timed]
     if not timed:
         return
+    shapes = len(run.shapes)
     baseline = next(process for process in timed if process.row.name == run.result.baseline)
     others = [process for process in timed if process is not baseline]
     # Each process is loaded and warmed up again, and the baseline is timed once more for each.
-    run.progress.more(len(others) * (3 + run.rounds) + len(run.processes))
+    run.progress.more(len(others) * (1 + shapes * (2 + run.rounds)) + len(run.processes))
     before = _block(run, baseline)
     for process in others:
         # Noted first: samples of a block that breaks off must not pass for samples of interleaved rounds.
-        process.measurement.latency_before_s = before
+        _set_around(process, before)
         own = _block(run, process)
         run.retire(process)
         if not own:
@@ -157,8 +184,8 @@ def blocks(run: StudyRun) -> None:
         after = _block(run, baseline)
         if not after:
             break
-        process.measurement.latency_after_s = after
-        drift = math.exp(float(np.mean(np.log(after)) - np.mean(np.log(before))))
+        _set_around(process, before, after)
+        drift = math.exp(_mean_log(after) - _mean_log(before))
         run.result.schedule.drift[process.slug] = drift
         before = after
         run.checkpoint()
@@ -169,25 +196,42 @@ def blocks(run: StudyRun) -> None:
                 run.fail(process, WorkerError(Status.FAILED, problem))
 
 
-def _block(run: StudyRun, process: VariantProcess) -> list[float]:
-    """Times a fresh worker for all rounds, and inspects it; returns the times, or nothing if it failed."""
+def _set_around(process: VariantProcess, before: _Times, after: _Times = ()) -> None:
+    """Records the baseline's times by shape, just before a process was measured and just after."""
+    for samples, times in zip(process.measurement.shapes, before, strict=False):
+        samples.latency_before_s = list(times)
+    for samples, times in zip(process.measurement.shapes, after, strict=False):
+        samples.latency_after_s = list(times)
+
+
+def _mean_log(times: _Times) -> float:
+    return float(np.mean([np.log(of_shape).mean() for of_shape in times]))
+
+
+def _block(run: StudyRun, process: VariantProcess) -> list[list[float]]:
+    """Times a fresh worker for all rounds, and inspects it; returns the times by shape, or nothing if it failed."""
     if not process.active:
         return []
-    start = len(process.measurement.deciding_s)
+    shapes = process.measurement.shapes
+    starts = [len(samples.deciding_s) for samples in shapes]
     attempt(run, process, _measure_block)
-    return process.measurement.deciding_s[start:] if process.active else []
+    if not process.active:
+        return []
+    return [samples.deciding_s[start:] for samples, start in zip(shapes, starts, strict=True)]
 
 
 def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     warm_up_again(run, process)
-    measurement, limit = process.measurement, run.protocol.interference
-    start = len(measurement.latency_s)
+    shapes, limit = process.measurement.shapes, run.protocol.interference
+    start = len(process.measurement.latency_s)
     for number in range(1, run.rounds + run.extra_rounds + 1 if process.timed else 1):
         if number > run.rounds:
-            if enough_clean(worst_by_round([measurement])[start:], run.rounds, limit):
+            if enough_clean(worst_by_round(shapes)[start:], run.rounds, limit):
                 break
-            run.progress.more(1)
-        _time(run, process, number)
-    places = places_left_out(worst_by_round([measurement])[start:], run.rounds, limit)
-    measurement.left_out += [start + place for place in places]
+            run.progress.more(len(shapes))
+        for place in run.shapes:
+            _time(run, process, place, number)
+    left_out = places_left_out(worst_by_round(shapes)[start:], run.rounds, limit)
+    for samples in shapes:
+        samples.left_out += [start + place for place in left_out]
     inspect_group(run, [process])

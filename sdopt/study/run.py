@@ -8,7 +8,7 @@ from sdopt.analysis.effects import effects_of
 from sdopt.analysis.timing import compare
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
-from sdopt.results.records import Measurement, MeasurementSession, Schedule, Status, StudyResult
+from sdopt.results.records import Measurement, MeasurementSession, Schedule, ShapeSamples, Status, StudyResult
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.forecast import calls_ahead
@@ -126,7 +126,8 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
             if (row.name, replicate) not in missing.processes:
                 continue
             slug = f"{run.slug(row)}-{replicate}" + (f"-session-{number}" if number else "")
-            process = VariantProcess(row, variants[row.name], Measurement(replicate, number), slug, timed)
+            measurement = Measurement(replicate, number, further=[ShapeSamples() for _ in result.shapes[1:]])
+            process = VariantProcess(row, variants[row.name], measurement, slug, timed)
             row.measurements.append(process.measurement)
             run.processes.append(process)
     for sub in ("logs", "images"):

@@ -46,8 +46,6 @@ class VariantProcess:
     running: Worker | None = None
     footprint_gib: dict[str, float] = field(default_factory=dict)
     """What it needs of each memory that may run out: `device`, `host`."""
-    graphs: int = 0
-    """Graphs that its worker had compiled after the first call."""
     active: bool = True
     """False after its variant has failed."""
 
@@ -130,6 +128,11 @@ class StudyRun:
             return 0
         allowed = self.protocol.extra_rounds
         return math.ceil(self.rounds / 2) if allowed is None else allowed
+
+    @property
+    def shapes(self) -> range:
+        """The places of the shapes, at each of which every process is called, in the order of those calls."""
+        return range(len(self.result.shapes))
 
     @property
     def living(self) -> list[VariantProcess]:

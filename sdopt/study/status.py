@@ -21,17 +21,19 @@ def set_final_statuses(result: StudyResult) -> None:
 
 
 def _engagement(row: VariantResult) -> tuple[Status, str]:
-    """Returns status and reason: without evidence of every option in every replicate, a variant is not engaged."""
+    """Returns status and reason: without evidence of every option in every replicate at every shape, not engaged."""
     if not row.measurements:
         return row.status, row.reason
+    shapes = row.config.shapes
     idle = {
-        f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}"
+        f"{as_choice(evidence.axis, evidence.option)}: {evidence.summary}{f' (at {shape})' if len(shapes) > 1 else ''}"
         for measurement in row.measurements
-        for evidence in measurement.evidence
+        for shape, samples in zip(shapes, measurement.shapes, strict=True)
+        for evidence in samples.evidence
         if not evidence.engaged
     }
     # A process that was killed before it could show any is followed by another of the same replicate.
-    shown = {measurement.replicate for measurement in row.measurements if measurement.evidence}
+    shown = {each.replicate for each in row.measurements if all(samples.evidence for samples in each.shapes)}
     silent = shown != {measurement.replicate for measurement in row.measurements}
     return (Status.NOT_ENGAGED if idle or silent else Status.OK), append_reason(row, *sorted(idle))
 

@@ -44,16 +44,13 @@ def newest_note(result: StudyResult, name: str) -> str:
 
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     """The tags of a study's run and of all its variants' runs: what was measured, where, with what and by whom."""
-    environment, workload = result.environment, config.workload
+    environment = result.environment
     versions = {"sdopt": environment.sdopt_version, **environment.packages}
     return {
         **{key: str(value)[:_TAG_LIMIT] for key, value in (result.config.tracking.tags or {}).items()},
         STUDY: result.id,
         "study": result.name,
-        "model": config.model.name,
-        "size": str(workload.size or config.model.size),
-        "steps": str(workload.steps),
-        "batch": str(workload.batch_size),
+        **{name: str(value) for name, value in study_parameters(config).items()},
         "device": str(environment.device["name"]),
         **{name: versions[name] for name in ("torch", "diffusers", "sdopt") if name in versions},
         "mlflow.user": _user(),
@@ -132,11 +129,12 @@ def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
 
 def study_parameters(config: RecordedConfig) -> dict[str, Any]:
     """A few parameters: MLflow prints all of them above each image. `config.yaml` has the rest."""
+    sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
     return {
         "model": config.model.name,
-        "size": config.workload.size or config.model.size,
+        "size": ", ".join(map(str, sizes)),
         "steps": config.workload.steps,
-        "batch": config.workload.batch_size,
+        "batch": ", ".join(map(str, batches)),
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from sdopt.analysis.measures import with_shape
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
 from sdopt.report.page.files import HTML
@@ -285,9 +286,15 @@ def _log_variant(
     _log_params(client, run, variant_parameters(result, variant))
     ended = time_of(result.finished, result.started)
     metrics = [Metric(name, value, ended, 0) for name, value in metrics_of(result, variant).items()]
-    for replicate, samples in variant.samples.items():
-        name = "latency/round_s" + (f"/process_{replicate}" if len(variant.samples) > 1 else "")
-        metrics += [Metric(name, seconds, ended, step) for step, seconds in enumerate(samples, 1)]
+    several = len(result.shapes) > 1
+    # Of one shape, a variant may have another than the study's.
+    shapes = result.shapes if several else variant.config.shapes[:1]
+    views = [(shape, variant.at(place)) for place, shape in enumerate(shapes)]
+    for shape, at in views:
+        name = with_shape("latency/round_s", shape.name if several else "")
+        for replicate, samples in at.samples.items():
+            own = name + (f"/process_{replicate}" if len(at.samples) > 1 else "")
+            metrics += [Metric(own, seconds, ended, step) for step, seconds in enumerate(samples, 1)]
     for start in range(0, len(metrics), _BATCH):
         client.log_batch(run, metrics=metrics[start : start + _BATCH])
     if tracking.images:
@@ -303,12 +310,14 @@ def _log_variant(
         {
             "replicate": m.replicate,
             "session": m.session,
+            **({"shape": shape.name} if several else {}),
             "axis": e.axis,
             "option": e.option,
             "engaged": e.engaged,
             **e.facts,
         }
-        for m in variant.measurements
+        for shape, at in views
+        for m in at.measurements
         for e in m.evidence
     ]
     if evidence:

@@ -23,6 +23,8 @@ class Draw:
     batch_size: int
     """Prompts in one call."""
     seed: int
+    size: int
+    """Height and width of the images, in pixels."""
     threads: int | None = None
     """Of the CPU; None leaves them as they are."""
 
@@ -32,9 +34,10 @@ class Draw:
         return -(-len(self.prompts) // self.batch_size)
 
 
-def timed_draw(variant: Variant) -> Draw:
-    """Returns the draw of the prompts that are timed; every timed call draws its first batch."""
-    return Draw(variant.prompts, variant.workload.batch_size, variant.workload.seed)
+def timed_draw(variant: Variant, place: int = 0) -> Draw:
+    """Returns the draw of the prompts that are timed at the shape in that place; every call draws its first batch."""
+    shape = variant.shapes[place]
+    return Draw(variant.prompts, shape.batch_size, variant.workload.seed, shape.size)
 
 
 def drawing_batch(variants: Sequence[Variant], wanted: int | None) -> int | None:
@@ -50,17 +53,18 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None) -> int | None
     """
     if wanted is not None:
         return wanted
-    sizes = {(variant.size, variant.workload.batch_size) for variant in variants}
+    shapes = {variant.shapes[0] for variant in variants}
     fixed = any(option.fixed_batch for variant in variants for option in variant.optimizations.values())
-    if fixed or len(sizes) > 1:
+    if fixed or len(shapes) > 1:
         return None
-    [(size, batch_size)] = sizes
-    return max(batch_size, min(_LARGEST_BATCH, _BATCH_PIXELS // size**2))
+    [main] = shapes
+    return max(main.batch_size, min(_LARGEST_BATCH, _BATCH_PIXELS // main.size**2))
 
 
 def draw_of(variant: Variant, batch_size: int | None = None) -> Draw:
-    """Returns the draw of the images of a variant, in batches of its workload's size unless another is given."""
-    return Draw(variant.pictured, batch_size or variant.workload.batch_size, variant.workload.seed)
+    """Returns the draw of the images of a variant, in batches of its main shape's size unless another is given."""
+    main = variant.shapes[0]
+    return Draw(variant.pictured, batch_size or main.batch_size, variant.workload.seed, main.size)
 
 
 def floor_draws(variant: Variant, prompts: int, threads: int, batch_size: int | None = None) -> dict[str, list[Draw]]:
@@ -71,7 +75,7 @@ def floor_draws(variant: Variant, prompts: int, threads: int, batch_size: int | 
     """
     first = replace(draw_of(variant, batch_size), prompts=variant.pictured[:prompts])
     # The timed calls' batch, where images are drawn in another: the floor then tells what that change makes.
-    timed = variant.workload.batch_size
+    timed = variant.shapes[0].batch_size
     batches = (timed,) if timed != first.batch_size else (4, 2) if timed == 1 else (1,)
     draws = {"numerical": [replace(first, batch_size=size, threads=max(1, threads // 2)) for size in batches]}
     if variant.workload.latents is not None:

@@ -15,7 +15,7 @@ from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.draws import Draw
 from sdopt.worker.forkserver import StartContext
-from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
+from sdopt.worker.protocol import TimedCall, WorkerError
 from sdopt.worker.session import PipelineHost, serve
 
 P = ParamSpec("P")
@@ -78,17 +78,13 @@ class Worker:
         """Loads the pipeline and applies the optimizations; returns the seconds that it took."""
         return self._ask(PipelineHost.prepare)
 
-    def time_once(self, memory: bool = False) -> TimedCall:
-        """Times one call from prompts to images; with `memory`, also measures its peak memory."""
-        return self._ask(PipelineHost.time_once, memory=memory)
+    def time_once(self, place: int = 0, memory: bool = False) -> TimedCall:
+        """Times one call at the shape in that place; with `memory`, also measures its peak memory."""
+        return self._ask(PipelineHost.time_once, place, memory=memory)
 
-    def compile_report(self) -> CompileReport:
-        """Returns what the compiler has done so far."""
-        return self._ask(PipelineHost.compile_report)
-
-    def prove(self) -> list[Evidence]:
-        """Returns the evidence of each optimization that it took effect."""
-        return self._ask(PipelineHost.prove)
+    def prove(self, place: int = 0) -> list[Evidence]:
+        """Returns the evidence of each optimization that it took effect at the shape in that place."""
+        return self._ask(PipelineHost.prove, place)
 
     def time_stages(self) -> dict[str, list[float]]:
         """Returns the seconds of each stage of one call; of the denoiser a sample per step."""

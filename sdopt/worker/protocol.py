@@ -26,20 +26,21 @@ class WorkerError(Exception):
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """What compilers made within one call."""
+
+    seconds: float
+    """Time that they themselves say they took."""
+    graphs: int
+
+
+@dataclass(frozen=True)
 class TimedCall:
     """One call from prompts to images."""
 
     seconds: float
     gpu: GpuState | None
     """The state of the device right after it; None on a CPU, and without NVML."""
+    compiled: Compiled
     memory: Memory | None = None
     """Its peak, where that was asked for."""
-
-
-@dataclass(frozen=True)
-class CompileReport:
-    """What a worker's compiler has done since the worker started."""
-
-    seconds: float
-    """Time that the compiler itself says it took."""
-    graphs: int

@@ -36,7 +36,7 @@ from sdopt.results.records import Evidence, ImageRecord, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
-from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
+from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -126,7 +126,7 @@ class PipelineHost:
         self._monitor = GpuMonitor(device)
         self._busy_s: float | None = None
         self._assembly = Assembly(None, {})
-        self._inputs: Inputs = {}
+        self._inputs: list[Inputs] = []
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self.in_calls_s = 0.0
@@ -156,7 +156,7 @@ class PipelineHost:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
         self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
-        self._inputs = self._batch(0, timed_draw(self._variant))
+        self._inputs = [self._batch(0, timed_draw(self._variant, place)) for place in range(len(self._variant.shapes))]
         self._synchronize()
         load_s = time.perf_counter() - start
         gc.collect()
@@ -164,8 +164,14 @@ class PipelineHost:
         self._memory.loaded()
         return load_s
 
-    def time_once(self, memory: bool = False) -> TimedCall:
-        """Times one call from prompts to images; with `memory`, also measures its peak memory."""
+    def time_once(self, place: int = 0, memory: bool = False) -> TimedCall:
+        """Times one call from prompts to images at the shape in that place.
+
+        Args:
+            place: of the shape among the variant's.
+            memory: whether to measure its peak memory, too.
+        """
+        compiled = compiled_so_far()
         gc.collect()
         gc.disable()
         try:
@@ -174,13 +180,15 @@ class PipelineHost:
             before = self._monitor.throttled_ns()
             self._synchronize()
             start = time.perf_counter()
-            self._call()
+            self._call(place)
             self._synchronize()
             seconds = time.perf_counter() - start
             state = self._monitor.state(before, seconds)
         finally:
             gc.enable()
-        return TimedCall(seconds, state, self._memory.read() if memory else None)
+        peak = self._memory.read() if memory else None
+        compile_s, graphs = (now - then for now, then in zip(compiled_so_far(), compiled, strict=True))
+        return TimedCall(seconds, state, Compiled(compile_s, int(graphs)), peak)
 
     def measure_energy(self) -> float | None:
         """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
@@ -198,17 +206,17 @@ class PipelineHost:
         return None if after is None else (after - before) / calls
 
     def denoiser_busy_s(self) -> float | None:
-        """Returns for how long the device worked in one call of the denoiser, once it was traced; None on a CPU."""
+        """Returns for how long the device worked in the last call of the denoiser that was traced; None on a CPU."""
         return self._busy_s
 
-    def compile_report(self) -> CompileReport:
-        """Returns what compilers have made so far."""
-        return CompileReport(*compiled_so_far())
+    def prove(self, place: int = 0) -> list[Evidence]:
+        """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
 
-    def prove(self) -> list[Evidence]:
-        """Traces a call of as few steps as show every optimization, and asks each whether it took effect."""
+        Args:
+            place: of the call's shape among the variant's.
+        """
         steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
-        trace = trace_call(self._pipe, lambda: self._call(num_inference_steps=steps), self._device.is_cuda)
+        trace = trace_call(self._pipe, lambda: self._call(place, num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
@@ -286,13 +294,13 @@ class PipelineHost:
         variant, count = self._variant, self._variant.workload.images_per_prompt
         chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
         numbers = [prompt * count + image for prompt in chosen for image in range(count)]
-        inputs = inputs_of(variant.task, variant.model, variant.size, len(numbers))
+        inputs = inputs_of(variant.task, variant.model, draw.size, len(numbers))
         inputs["prompt"] = [draw.prompts[i] for i in chosen]
         generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
         if variant.task.kind != "txt2img":
             # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
             return inputs | {"generator": generators}
-        side = variant.size // self._pipe.vae_scale_factor
+        side = draw.size // self._pipe.vae_scale_factor
         shape = (1, self._pipe.vae.config.latent_channels, side, side)
         if variant.workload.latents is None:
             noise = [torch.randn(shape, generator=generator) for generator in generators]
@@ -306,13 +314,13 @@ class PipelineHost:
         # Some schedulers draw noise at every step: each image's comes from its own seed as well.
         return inputs | {"latents": latents, "generator": generators}
 
-    def _call(self, **changes: Any) -> Any:
+    def _call(self, place: int = 0, **changes: Any) -> Any:
         workload = self._variant.workload
         arguments = {
             "num_inference_steps": workload.steps,
             "guidance_scale": self._variant.guidance_scale,
             "num_images_per_prompt": workload.images_per_prompt,
-            **self._inputs,
+            **self._inputs[place],
         }
         start = time.perf_counter()
         try:

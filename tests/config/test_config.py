@@ -106,7 +106,15 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("override", "problem"),
         [
-            ("workload.size=65", "workload.size=65: must be a multiple of 8"),
+            ("workload.size=65", "workload.size=65: must be at least 8 and a multiple of 8"),
+            ("workload.size=[64,65]", "workload.size=[64, 65]: must be at least 8 and a multiple of 8"),
+            ("workload.size=[]", "workload.size=[]: must name at least one"),
+            ("workload.size=[64,null]", "workload.size: "),
+            ("workload.size=64px", "workload.size: Value '64px'"),
+            ("workload.batch_size=null", "workload.batch_size: "),
+            ("workload.batch_size=[1,0]", "workload.batch_size=[1, 0]: must be at least 1"),
+            ("workload.batch_size=[2,2]", "workload.batch_size=[2, 2]: names one twice"),
+            ("workload.batch_size=[1,two]", "workload.batch_size: Value 'two'"),
             ("workload.prompts=nowhere.txt", "workload.prompts=nowhere.txt: cannot be read"),
             ("workload.prompts=[]", "workload.prompts=[]: holds no prompt"),
             ("scheduler.class_name=DDIM", "scheduler.class_name=DDIM: unknown scheduler; diffusers has: "),

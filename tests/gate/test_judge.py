@@ -33,6 +33,8 @@ from sdopt.results.records import (
     RecordedConfig,
     Ruling,
     Score,
+    ShapeRatios,
+    ShapeSamples,
     Spread,
     Status,
     StudyResult,
@@ -600,3 +602,55 @@ class TestCodesAndReports:
     def test_a_calibration_survives(self, tmp_path: Path) -> None:
         write_calibration(CALIBRATION, tmp_path / "c.json")
         assert read_calibration(tmp_path / "c.json") == CALIBRATION
+
+
+class TestSeveralShapes:
+    """The candidate is twice as fast at the main shape; what it is at the further one decides as well."""
+
+    @staticmethod
+    def two_shapes(further: float) -> StudyResult:
+        made = study(variant("fast", seconds=0.05, claims=["latency"], contract="exact"))
+        owners: list[StudyResult | VariantResult] = [made, *made.variants]
+        for owner in owners:
+            reconfigure(owner, "workload", size=[64, 96])
+        for row in made.variants:
+            for measurement in row.measurements:
+                seconds = 0.4 / further if row.name == "fast" else 0.4
+                spread = np.random.default_rng(zlib.crc32(f"{row.name} {measurement.replicate}".encode()))
+                times = (seconds * np.exp(0.01 * spread.standard_normal(8))).tolist()
+                measurement.further = [ShapeSamples(latency_s=times, memory=Memory(1.0, 1.0))]
+        for edge in made.comparisons:
+            edge.further = [ShapeRatios()]
+        compare(made)
+        return made
+
+    @pytest.mark.parametrize(("further", "expected"), [(2.0, Verdict.PASS), (0.5, Verdict.FAIL)])
+    def test_a_rule_on_speed_holds_at_each(self, further: float, expected: Verdict) -> None:
+        rule = Rule("speedup", "at_least", limit=0.95)
+        found = verdict(self.two_shapes(further), rule, contract="exact", must_pay=False)
+        assert [ruling.metric for ruling in found.rulings if ruling.metric] == ["speedup/64x64b1", "speedup/96x96b1"]
+        assert found.verdict is expected
+
+    def test_a_rule_on_images_is_of_the_main_one(self) -> None:
+        made = self.two_shapes(2.0)
+        made.comparisons[0].quality = {"mse": Score(0.0, [0.0] * PROMPTS)}
+        found = verdict(made, Rule("mse", "exact"), contract="exact", must_pay=False)
+        assert [ruling.metric for ruling in found.rulings if ruling.metric] == ["mse"]
+        assert found.verdict is Verdict.PASS
+
+    def test_each_has_a_claim_of_its_own(self) -> None:
+        made = self.two_shapes(2.0)
+        judge(made, Gate("g"), CALIBRATION)
+        [found] = made.judgements
+        assert list(found.claims) == found.gains == ["speedup/64x64b1", "speedup/96x96b1"]
+        assert "2 of 2 claims of a gain hold together (Holm): fast (latency/64x64b1), fast (latency/96x96b1)" in (
+            verdict_markdown(made, made.judgements)
+        )
+
+    def test_a_harm_at_one_is_no_gain_of_the_option(self) -> None:
+        made = self.two_shapes(0.5)
+        judge(made, Gate("g"), CALIBRATION)
+        [found] = made.judgements
+        assert found.gains == ["speedup/64x64b1"]
+        assert paying(found).verdict is Verdict.FAIL
+        assert paying(found).reason.startswith("harm: ")

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sdopt.config.composer import HydraComposer
+from sdopt.measure.compilation import compiled_so_far
 from sdopt.optimizations.base import Contract
 from sdopt.optimizations.compiler import InductorDynamic
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.session import PipelineHost
-from tests.conftest import Load
+from tests.command import SMOKE
+from tests.conftest import CPU, Load
 from tests.optimizations.compilers import TWO_STEPS, evidence, latents
 
 pytestmark = pytest.mark.slow
@@ -50,7 +53,7 @@ def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path,
     found = evidence(compiled)
     assert found.engaged, found
     assert compiled._variant.contract is Contract.EQUIVALENT
-    assert compiled.compile_report().seconds > 0
+    assert compiled_so_far()[0] > 0
     ours, plain = (
         latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
     )
@@ -72,12 +75,13 @@ def restore(host: PipelineHost) -> None:
 def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Path) -> None:
     cold = session("compiler=aot", TWO_STEPS)
     first = latents(cold, tmp_path / "first")
+    cold_s, _ = compiled_so_far()
     assert len(list(packages.glob("*.pt2"))) == 1
     assert packages.stat().st_mode & 0o777 == 0o700
     warm = session("compiler=aot", TWO_STEPS)
     assert torch.equal(latents(warm, tmp_path / "second"), first)
     assert [said.split()[0] for said in evidence(warm).facts["packages"]] == ["loaded"]
-    assert warm.compile_report().seconds < cold.compile_report().seconds
+    assert compiled_so_far()[0] < cold_s
     # A package has no weights: with those of another model it draws other images.
     other = session("compiler=aot", TWO_STEPS)
     with torch.no_grad():
@@ -103,12 +107,33 @@ def test_any_shape_is_refuted_where_equal_sizes_must_stay_equal(
     assert found.engaged is not square
 
 
+@pytest.mark.parametrize(
+    ("option", "graphs"), [("inductor_dynamic", [1, 0, 0, 0]), ("inductor compiler.dynamic=false", [1, 1, 1, 1])]
+)
+def test_what_a_new_shape_compiles_is_counted(
+    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch, option: str, graphs: list[int]
+) -> None:
+    """With TorchDynamo alone, which decides what is compiled anew."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    shapes = ["workload.size=[64,96]", "workload.batch_size=[1,2]"]
+    chosen = composer([*SMOKE, TWO_STEPS, *shapes, *f"compiler={option}".split()])
+    host = PipelineHost(chosen.variant(None), CPU)
+    host.prepare()
+    assert [host.time_once(place).compiled.graphs for place in range(4)] == graphs
+    assert [host.time_once(place).compiled.graphs for place in range(4)] == [0] * 4
+    assert all(evidence.engaged for place in range(4) for evidence in host.prove(place))
+
+
 def test_any_shape_is_one_compilation(session: Load) -> None:
     torch._dynamo.reset()
     host = session("compiler=inductor_dynamic", TWO_STEPS)
     host._call()
-    before = host.compile_report().graphs
+    _, before = compiled_so_far()
     channels, size = host._pipe.unet.config.in_channels, 12
     for batch, height in ((1, size), (3, 8), (2, size)):
         host._call(prompt=["a"] * batch, height=None, width=None, latents=torch.randn(batch, channels, height, 8))
-    assert host.compile_report().graphs == before
+    assert compiled_so_far()[1] == before

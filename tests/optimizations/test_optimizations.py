@@ -263,7 +263,7 @@ class TestUndone:
     def test_weights_cast_back(self, session: Load, option: str) -> None:
         loaded = session(f"precision={option}")
         pipeline(loaded).to(torch.float32)
-        loaded._inputs["latents"] = loaded._inputs["latents"].float()
+        loaded._inputs[0]["latents"] = loaded._inputs[0]["latents"].float()
         assert not evidence(loaded, "precision").engaged
 
     def test_some_weights_cast_back(self, session: Load) -> None:

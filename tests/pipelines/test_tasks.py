@@ -106,7 +106,7 @@ class TestTasks:
 
     def test_image_to_image_begins_with_the_image(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
         """The less strength, the nearer to the input."""
-        given = np.asarray(session(*inputs["img2img"], "task.strength=1")._inputs["image"][0]).astype(float)
+        given = np.asarray(session(*inputs["img2img"], "task.strength=1")._inputs[0]["image"][0]).astype(float)
         distance = []
         for strength in (0.1, 0.5, 1):
             loaded = session(
@@ -119,7 +119,7 @@ class TestTasks:
 
     def test_inpainting_keeps_what_is_not_masked(self, session: Load, inputs: Inputs, tmp_path: Path) -> None:
         loaded = session(*inputs["inpaint"], "workload.steps=10")
-        given = np.asarray(loaded._inputs["image"][0]).astype(float)
+        given = np.asarray(loaded._inputs[0]["image"][0]).astype(float)
         [made] = images(loaded, tmp_path / "made")
         change = np.abs(made - given).mean(axis=(0, 2))
         # The mask's right half; the autoencoder's reach blurs its edge.

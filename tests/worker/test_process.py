@@ -12,7 +12,7 @@ import pytest
 from sdopt.results.records import Status
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.process import Worker, answers_of
-from sdopt.worker.protocol import CompileReport, TimedCall, WorkerError
+from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 from sdopt.worker.session import PipelineHost, describe_error
 from tests.command import parents
 from tests.conftest import CPU, Compose
@@ -43,7 +43,7 @@ class TestWorker:
         call = worker.time_once()
         assert call.seconds > 0
         assert call.gpu is None
-        assert worker.compile_report() == CompileReport(0.0, 0)
+        assert call.compiled == Compiled(0.0, 0)
 
     def test_says_how_long_it_was_in_calls(self, variant: Compose, tmp_path: Path) -> None:
         told: list[float] = []
@@ -89,12 +89,12 @@ class TestWorker:
                 worker.kill()
 
     def test_survives_a_request_that_fails(self, worker: Worker) -> None:
-        with pytest.raises(WorkerError, match="KeyError") as caught:
+        with pytest.raises(WorkerError, match="IndexError") as caught:
             worker.time_once()  # before there is a pipeline
         assert caught.value.status is Status.FAILED
-        assert caught.value.reason.startswith("KeyError: ")
+        assert caught.value.reason.startswith("IndexError: ")
         assert worker.alive
-        assert worker.compile_report().graphs == 0
+        assert worker.prepare() > 0
 
     def test_ends_when_told(self, worker: Worker) -> None:
         worker.hello()

@@ -100,7 +100,8 @@ def _rule(ruling: Ruling) -> str:
     """A rule by its metric's family, or by its own name."""
     if not ruling.metric:
         return ruling.rule
-    return ruling.metric if ruling.metric in MEASURES else family_of(ruling.metric).name
+    name = ruling.metric.partition("/")[0]
+    return name if name in MEASURES else family_of(name).name
 
 
 def _effect(ruling: Ruling) -> float | None:

@@ -43,6 +43,19 @@ def _arguments(option: "Inductor | Regional") -> str:
     return "".join(f", {name}={value!r}" for name, value in given.items() if value != usual[name])
 
 
+def too_many_shapes(ctx: Context, dynamic: bool | None) -> list[str]:
+    """Returns the conflict, if any, of graphs for one shape each with more shapes than TorchDynamo compiles."""
+    if dynamic is not False or ctx.shapes == 1:
+        return []
+    from torch._dynamo import config
+
+    limit: int = config.recompile_limit
+    if ctx.shapes <= limit:
+        return []
+    more = f"compiles a graph for each of {ctx.shapes} shapes, and PyTorch runs eagerly what comes after {limit}"
+    return [f"{more}: choose compiler.dynamic=null, or compiler=inductor_dynamic"]
+
+
 @dataclass(frozen=True)
 class Inductor(Compiler):
     """`torch.compile` with Inductor on the denoiser and, if they are named, on text encoders and the VAE's decoder.
@@ -70,7 +83,7 @@ class Inductor(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_inductor(ctx) + unfit_targets(ctx, self.targets)
+        return missing_for_inductor(ctx) + unfit_targets(ctx, self.targets) + too_many_shapes(ctx, self.dynamic)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -116,7 +129,7 @@ class Regional(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_inductor(ctx)
+        return missing_for_inductor(ctx) + too_many_shapes(ctx, self.dynamic)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

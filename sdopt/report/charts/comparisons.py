@@ -25,7 +25,7 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.rows import quality_heading, quality_rows, rows_of, speedup_text
+from sdopt.report.rows import memory_text, quality_heading, quality_rows, seconds_text, speedup_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
@@ -74,31 +74,30 @@ class Step:
 
 
 def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
-    """Draws the speed-ups with their intervals, the largest first; None where no comparison has one.
+    """Draws the speed-ups at each shape with their intervals, the largest first; None where no comparison has one.
 
     Args:
         result: the study.
         detailed: whether memory, images and verdict stand beside the speed-up.
     """
-    rows = [row for row in figures_of(result) if row.speedup]
+    rows = [at for row in figures_of(result) for at in row.shapes if at.speedup]
     if not rows:
         return None
-    words = {(row.variant, row.reference): row for row in rows_of(result)}
     verdicts = {(option.variant, option.reference): str(option.worth) for option in answer_of(result).options}
-    references = {row.reference for row in rows}
+    references, several = {row.reference for row in rows}, len(result.shapes) > 1
     [metric, *_] = [*_metrics_of_pairs(result), ""]
     quality = {row[0]: row[1] for row in quality_rows(result, [metric])} if metric else {}
     data = []
     for row in sorted(rows, key=lambda row: (row.variant.role == "control", -_estimate(row.speedup))):
         assert row.speedup is not None
-        found, said = row.speedup.interval, words[row.variant.name, row.reference]
+        against = "" if len(references) == 1 else f" against {row.reference}"
         data.append({
-            "name": row.variant.name if len(references) == 1 else f"{row.variant.name} against {row.reference}",
-            **_bounds(found),
+            "name": f"{row.variant.name}{f', {row.shape}' if several else ''}{against}",
+            **_bounds(row.speedup.interval),
             "speed": _SPEEDS[row.speedup.gain],
-            "figure": said.speedup,
-            "latency": said.latency,
-            "memory": said.memory,
+            "figure": speedup_text(row.speedup),
+            "latency": seconds_text(row.latency) if row.latency else "",
+            "memory": memory_text(row),
             "quality": quality.get(row.variant.name, ""),
             "worth": verdicts.get((row.variant.name, row.reference), ""),
         })  # fmt: skip
@@ -106,7 +105,8 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    floor = result.floor
+    # Each shape has a floor of its own, by which the colours go.
+    floor = None if several else result.floor
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_around(floor)])}
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}

@@ -18,11 +18,10 @@ from sdopt.report.rows import (
     BROKEN,
     EFFECT_HEADINGS,
     FIRST_METRICS,
-    HEADINGS,
+    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     answer_cells,
-    cells_of,
     effect_cells,
     notes_of,
     quality_columns,
@@ -30,6 +29,8 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
+    shape_rows,
+    table_of,
 )
 from sdopt.report.verdicts import VERDICT_HEADINGS, verdict_notes, verdict_rows
 from sdopt.results.records import BreakEven, StudyResult
@@ -71,8 +72,9 @@ def sweep_page(name: str, rows: Sequence[tuple[str, Row]], studies: Sequence[tup
         rows: the number of a job and a row of its table.
         studies: the number of each job, its study and its folder.
     """
-    headings = ("job", *HEADINGS)
-    table = Table(headings, [(number, *cells_of(row)) for number, row in rows], headings.index("status"))
+    headings, cells = table_of([row for _, row in rows])
+    numbered = [(number, *row) for (number, _), row in zip(rows, cells, strict=True)]
+    table = Table(("job", *headings), numbered, 1 + headings.index("status"))
     section = Section("jobs", "All jobs", [table, Notes([SWEEP_NOTE])])
     budget = IMAGES_BYTES // max(1, len(studies))
     pages = [study_page(study, folder, budget) for _, study, folder in studies]
@@ -110,7 +112,10 @@ def _adoption(option: OptionAnswer) -> Iterator[Block]:
 
 
 def _results(result: StudyResult) -> Section:
-    blocks: list[Block] = [Table(HEADINGS, [cells_of(row) for row in rows_of(result)], HEADINGS.index("status"))]
+    headings, cells = table_of(rows_of(result))
+    blocks: list[Block] = [Table(headings, cells, headings.index("status"))]
+    if at_shapes := shape_rows(result):
+        blocks.append(Table(SHAPE_HEADINGS, at_shapes))
     plot = forest(result)
     if plot is not None:
         caption = "Each dot is a speed-up, with its interval. The band is what two baselines differed by."
@@ -170,16 +175,16 @@ def _design(result: StudyResult) -> Iterator[Section]:
 
 def _latency(result: StudyResult) -> Section:
     blocks: list[Block] = []
-    calls, spread = rounds_plot(result), distribution_plot(result)
-    if calls is not None:
-        caption = (
-            "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
-            "Calls of rounds that other work disturbed have marks of their own."
-        )
-        blocks.append(Chart([("", calls)], caption))
-    if spread is not None:
-        caption = "Each stroke is a call that decides; the dot is the latency, with its interval."
-        blocks.append(Chart([("", spread)], caption))
+    at = {str(shape): result.at(place) for place, shape in enumerate(result.shapes)}
+    calls = (
+        "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
+        "Calls of rounds that other work disturbed have marks of their own."
+    )
+    spread = "Each stroke is a call that decides; the dot is the latency, with its interval."
+    for plot, caption in ((rounds_plot, calls), (distribution_plot, spread)):
+        views = [(shape, drawn) for shape, one in at.items() if (drawn := plot(one)) is not None]
+        if views:
+            blocks.append(Chart(views, caption, choice="shape"))
     return Section("latency", "Latency by round", blocks)
 
 

@@ -1,0 +1,155 @@
+"""A study of several shapes is a study of each, in one record: each figure of a shape is that of the shape alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from sdopt.analysis.figures import figures_by_variant, figures_of, metrics_of
+from sdopt.analysis.interference import count_rounds
+from sdopt.analysis.precision import processes_needed
+from sdopt.analysis.timing import compare
+from sdopt.report.dataframe import to_dataframe
+from sdopt.report.markdown import markdown_table
+from sdopt.results.files import parse_result, to_json
+from sdopt.results.records import (
+    Comparison,
+    Interference,
+    Measurement,
+    Memory,
+    ShapeRatios,
+    ShapeSamples,
+    StudyResult,
+    VariantResult,
+)
+from sdopt.schema import Shape
+from sdopt.study.missing import missing_of
+from tests.analysis.test_timing import study, variant
+from tests.records import reconfigure
+
+SMALL, LARGE = Shape(64, 1), Shape(96, 1)
+
+
+def two_shapes(name: str, main_s: float, further_s: float, role: str = "variant") -> VariantResult:
+    """Three processes of four rounds, a little apart from each other; the larger shape compiled two graphs."""
+    made = variant(*([main_s * (1 + 0.01 * n)] * 4 for n in range(3)), name=name, role=role, memory=Memory(0.0, 1.0))
+    for number, measurement in enumerate(made.measurements):
+        seconds = [further_s * (1 + 0.02 * number)] * 4
+        measurement.further = [ShapeSamples(latency_s=seconds, memory=Memory(0.0, 2.0), graphs=2, recompiles=1)]
+    reconfigure(made, "workload", size=[64, 96])
+    return made
+
+
+@pytest.fixture
+def result() -> StudyResult:
+    rows = [
+        two_shapes("baseline", 2.0, 6.0),
+        two_shapes("fast", 1.0, 4.0),
+        two_shapes("control", 2.02, 6.3, role="control"),
+    ]
+    edges = [Comparison(name, "baseline", "it", further=[ShapeRatios()]) for name in (row.name for row in rows[1:])]
+    made = study(*rows, comparisons=edges)
+    reconfigure(made, "workload", size=[64, 96])
+    compare(made)
+    return made
+
+
+def alone(result: StudyResult, place: int) -> StudyResult:
+    """The study of one shape, made by hand."""
+    rows = []
+    for row in result.variants:
+        measurements = [
+            Measurement(m.replicate, latency_s=m.shapes[place].latency_s, memory=m.shapes[place].memory)
+            for m in row.measurements
+        ]
+        rows.append(replace(row, measurements=measurements))
+        reconfigure(rows[-1], "workload", size=result.shapes[place].size)
+    made = study(*rows, comparisons=[Comparison(e.candidate, e.reference, e.credit) for e in result.comparisons])
+    reconfigure(made, "workload", size=result.shapes[place].size)
+    compare(made)
+    return made
+
+
+class TestEachShape:
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_has_the_ratios_and_the_floor_that_it_has_alone(self, result: StudyResult, place: int) -> None:
+        for edge, expected in zip(result.comparisons, alone(result, place).comparisons, strict=True):
+            found = edge.shapes[place]
+            assert found.speedup is not None
+            assert (found.speedup, found.memory_ratio) == (expected.speedup, expected.memory_ratio)
+            assert found.floor == expected.floor
+        assert result.at(place).floor == pytest.approx([1.01, 1.05][place])
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_has_the_figures_that_it_has_alone(self, result: StudyResult, place: int) -> None:
+        for mine, expected in zip(figures_of(result), figures_of(alone(result, place)), strict=True):
+            found = mine.shapes[place]
+            assert found.shape == (SMALL, LARGE)[place]
+            assert (found.latency, found.ratios) == (expected.latency, expected.ratios)
+            assert found.headline_memory == expected.headline_memory
+
+    def test_has_flat_figures_with_its_name_beside_those_of_the_main_shape(self, result: StudyResult) -> None:
+        flat = metrics_of(result, result.variant("fast"))
+        assert flat["speedup"] == flat["speedup/64x64b1"] == pytest.approx(2.0)
+        assert flat["speedup/96x96b1"] == pytest.approx(1.5)
+        assert flat["speedup_low/96x96b1"] < 1.5 < flat["speedup_high/96x96b1"]
+        assert flat["latency/p50_s/96x96b1"] == pytest.approx(4.08, rel=1e-3)
+        assert flat["throughput/images_per_s/96x96b1"] == pytest.approx(1 / flat["latency/p50_s/96x96b1"])
+        assert (flat["compile/graphs/96x96b1"], flat["compile/recompiles/96x96b1"]) == (2, 1)
+        assert "compile/graphs/64x64b1" not in flat
+        frame = to_dataframe(result).set_index("variant")
+        assert frame.loc["fast", "speedup/96x96b1"] == flat["speedup/96x96b1"]
+
+    def test_has_a_column_and_rows_in_the_table(self, result: StudyResult) -> None:
+        text = markdown_table(result)
+        [head] = [line for line in text.splitlines() if line.startswith("| variant | status")]
+        assert "| speed-up, 64×64, batch 1 | speed-up, 96×96, batch 1 |" in head
+        [row] = [line for line in text.splitlines() if line.startswith("| fast")]
+        assert row.index("2.00×") < row.index("1.50×")
+        [below] = [line for line in text.splitlines() if line.startswith("| 96×96, batch 1 | fast")]
+        assert "2.00 GiB (1.00×)" in below
+        assert below.endswith("| 2 graphs | 1 graph |")
+        assert "1.0 % at 64×64, batch 1; 5.0 % at 96×96, batch 1" in text
+
+    def test_decides_how_many_processes_a_precision_takes(self, result: StudyResult) -> None:
+        owners: list[StudyResult | VariantResult] = [result, *result.variants]
+        for owner in owners:
+            reconfigure(owner, "protocol", precision=0.01, replicates=3)
+        needed = processes_needed(result)["fast"]
+        main = alone(result, 0)
+        others: list[StudyResult | VariantResult] = [main, *main.variants]
+        for owner in others:
+            reconfigure(owner, "protocol", precision=0.01, replicates=3)
+        assert needed == processes_needed(result.at(1))["fast"] > processes_needed(main)["fast"]
+
+    def test_that_lacks_a_round_lets_all_be_timed_for_one_more(self, result: StudyResult) -> None:
+        for row in result.variants:
+            row.status = row.status.PENDING
+        reconfigure(result, "protocol", rounds=4, replicates=3)
+        assert not missing_of(result).timed
+        result.variant("fast").measurements[1].further[0].latency_s.pop()
+        missing = missing_of(result)
+        assert missing.rounds == 1
+        assert missing.timed == {("baseline", 1), ("fast", 1), ("control", 1)}
+
+    def test_disturbs_the_round_of_all(self, result: StudyResult) -> None:
+        for row in result.variants:
+            for measurement in row.measurements:
+                for samples in measurement.shapes:
+                    samples.interference = [Interference(0.0, 0.0)] * 4
+        result.variant("fast").measurements[0].further[0].interference[2] = Interference(0.5, 0.0)
+        counts = count_rounds(result)
+        assert counts is not None
+        assert (counts.timed, counts.disturbed) == (4, 1)
+
+
+def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
+    again = parse_result(to_json(result))
+    assert again == result
+    assert again.shapes == (SMALL, LARGE)
+
+
+def test_one_shape_is_a_study_as_it_ever_was(result: StudyResult) -> None:
+    one = alone(result, 0)
+    assert not figures_by_variant(one)["fast"].further
+    assert not [name for name in metrics_of(one, one.variant("fast")) if "64x64" in name]
+    assert "speed-up, " not in markdown_table(one)
