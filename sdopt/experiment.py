@@ -321,9 +321,13 @@ class Experiment:
         self.track(result)
 
     def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
-        """Ends a study whose candidates were all skipped: with an error, or in a sweep with a result that says so."""
+        """Ends a study whose candidates were all skipped: with an error, or in a sweep with a result that says so.
+
+        With `study.skip_conflicts` it goes on with the baseline.
+        """
         candidates = [row for row in result.variants if row.role != "control"][1:]
-        if not candidates or any(row.status is not Status.SKIPPED for row in candidates):
+        some = any(row.status is not Status.SKIPPED for row in candidates)
+        if some or not candidates or self.config.study.skip_conflicts:
             return False
         if self.alone:
             raise ConflictError([reason for variant in plan.variants for reason in variant.conflicts(machine.device)])

@@ -61,9 +61,9 @@ class Task:
     kind: str = bounded("txt2img", choices=("txt2img", "img2img", "inpaint"))
     """Text-to-image, image-to-image or inpainting."""
     image: str | None = None
-    """File of the starting image; every prompt gets the same one, scaled to the workload's size."""
+    """File of the starting image, or `packaged`; every prompt gets the same one, scaled to the workload's size."""
     mask: str | None = None
-    """For `inpaint`: file of the mask, white where the image is to be replaced."""
+    """For `inpaint`: file of the mask, white where the image is to be replaced, or `packaged`."""
     strength: float = bounded(1.0, gt=0, le=1)
     """Share of the steps that are run, from a starting image with as much noise; 1 starts from noise alone."""
 

@@ -13,6 +13,7 @@ from sdopt.report.page.html import html_page
 from sdopt.report.page.markdown import markdown_page
 from sdopt.report.page.sections import study_page
 from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
+from sdopt.report.published import published_json, published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Judgement, StudyResult
@@ -60,6 +61,8 @@ REPORTS = (
     Report("time by stage", "stages.png", lambda result, _: stages_picture(result)),
     Report("images", "comparison.png", comparison_sheet),
     Report("broken images", "broken.png", broken_sheet),
+    Report("published figures", "published.md", lambda result, _: published_markdown(result).encode() or None),
+    Report("published figures as data", "published.json", lambda result, _: published_json(result)),
     Report("verdicts", "verdicts.md", _of_verdicts(lambda *judged: verdict_markdown(*judged).encode())),
     Report("verdicts as data", "verdicts.json", _of_verdicts(verdict_json)),
     Report("verdicts as JUnit", "verdicts.xml", _of_verdicts(junit)),

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sdopt.analysis.answer import Worth, answer_of
 from sdopt.report.header import header_of
+from sdopt.report.published import published_tables
 from sdopt.report.rows import (
     BROKEN,
     EFFECT_HEADINGS,
@@ -63,7 +64,8 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     more += [effects_table(result.effects)] if result.effects else []
     more += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*header, *_tables("", rows_of(result), width), *more, *notes)
+    published = published_tables(result, width >= _WIDE)
+    return Group(*header, *_tables("", rows_of(result), width), *more, *notes, *published)
 
 
 def shapes_table(result: StudyResult) -> Table:

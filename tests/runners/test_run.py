@@ -125,10 +125,8 @@ class TestMistakes:
         assert finished.err.startswith(f"sdopt: {wrong.partition('=')[0]}: ")
         assert said in finished.err
 
-    @pytest.mark.parametrize("module", ["sdopt.cli", "runners.run"])
-    def test_in_a_process_of_its_own(self, tmp_path: Path, module: str) -> None:
-        command = ["run"] if module == "sdopt.cli" else []
-        process = start(tmp_path, *command, *SMOKE, "attention=nope", module=module)
+    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        process = start(tmp_path, "run", *SMOKE, "attention=nope")
         finished = process.finish()
         assert finished.code == 2
         assert "Available options in 'attention'" in finished.err

@@ -217,6 +217,7 @@ class TestFloors:
     def run(folder: Path, *options: str) -> Finished:
         quality = (
             "quality=default",
+            "quality.features=[]",
             "quality.cache=null",
             "quality.prompt_count=4",
             "quality.floor_prompts=4",
