@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
     for name, page in pages.items():
         print(f"  {name}: {site}/{page}")
     print(
-        "Expand a study with the + before its name: its variants' charts and images come beside each other.", flush=True
+        "Each page is a leaderboard by speed-up. In the chart view, sorted by Created, expand a study with its +: "
+        "the charts and images of its variants come beside each other.",
+        flush=True,
     )
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
@@ -77,6 +79,8 @@ def _require_store(tracking: "Tracking") -> None:
 def _require_port(port: int) -> None:
     from sdopt.errors import UsageError
 
+    if not 0 < port < 2**16:
+        raise UsageError(f"--port {port}: must be between 1 and {2**16 - 1}")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise UsageError(f"--port {port}: something listens there already; choose another")

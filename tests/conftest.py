@@ -1,6 +1,9 @@
 """Studies and sweeps that several tests look at, measured once, and what tests compose and load."""
 
+import fcntl
+import gc
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -27,6 +30,29 @@ CPU = probe_device("cpu")
 
 # Of a model this small a second thread costs more than it gives, the more so on a machine that is busy.
 torch.set_num_threads(1)
+
+
+LONGEST = (
+    "optimizations/test_pairs.py",
+    "study/test_study.py",
+    "study/test_resume.py",
+    "optimizations/test_caching.py",
+    "study/test_robustness.py",
+    "gate/test_commands.py",
+    "worker/test_draws.py",
+)
+"""Files that take longest. They are begun first, so that none keeps a single process busy at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is no garbage: to look through it takes half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,6 +114,20 @@ def session(variant: Compose) -> Load:
     return load
 
 
+def once(factory: pytest.TempPathFactory, name: str, command: Callable[[Path], Finished]) -> Finished:
+    """What a command left in a folder of its own; the first of pytest-xdist's processes that asks runs it for all."""
+    base = factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    cwd, kept = place / "cwd", place / "finished.pickle"
+    cwd.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.is_file():
+            kept.write_bytes(pickle.dumps(command(cwd)))
+    found: Finished = pickle.loads(kept.read_bytes())
+    return found
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A study with enough processes for intervals: the baseline, bfloat16, batches of four, and one that cannot run."""
@@ -97,17 +137,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         batches of four: ["workload.batch_size=4"],
         TensorFloat-32: ["precision=tf32"]
     }"""
-    return sdopt(
-        tmp_path_factory.mktemp("finished"),
+    protocol = ("replicates=3", "rounds=6", "warmup=1", "stage_calls=1")
+    arguments = (
         *("run", "study=explicit", "study.name=shared", f"study.variants={' '.join(variants.split())}", *SMALL),
-        *(
-            "protocol.replicates=3",
-            "protocol.rounds=6",
-            "protocol.warmup=1",
-            "protocol.stage_calls=1",
-            "workload.prompt_count=4",
-        ),
+        *(f"protocol.{override}" for override in protocol),
+        "workload.prompt_count=4",
+        "quality.prompt_count=4",
     )
+    return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments))
 
 
 @pytest.fixture
@@ -120,7 +157,8 @@ def result(finished: Finished) -> StudyResult:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A sweep of three jobs: the baseline itself, one more, one that cannot run; logged where MLflow is installed."""
     tracking = ["tracking=mlflow"] if find_spec("mlflow") else []
-    return sdopt(tmp_path_factory.mktemp("sweep"), "run", "-m", *SMOKE, *tracking, "attention=default,math,cudnn")
+    arguments = ("run", "-m", *SMOKE, *tracking, "attention=default,math,cudnn")
+    return once(tmp_path_factory, "sweep", lambda cwd: sdopt(cwd, *arguments))
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ class TestRun:
         [block] = re.findall(r"```python\n(import sdopt\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         assert len([line for line in block.splitlines() if line.strip()]) <= 10
         # The same study in small: few steps and images.
-        small = [*SMOKE[1:3], "workload.steps=2", "workload.prompt_count=1", "quality.prompt_count=4", "tracking=none"]
+        small = [*SMOKE[1:3], "workload.steps=1", "workload.prompt_count=1", "quality.prompt_count=4", "tracking=none"]
         more = "".join(f', "{override}"' for override in small)
         script = tmp_path / "plain.py"
         script.write_text(block.replace('"protocol=smoke"', f'"protocol=smoke"{more}'))

@@ -7,19 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import initialize_config_dir
+from hydra.core.default_element import ResultDefault
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.groups import default_choice, has_default, reject_null_groups
+from sdopt.config.loader import loader_of
 from sdopt.config.messages import in_one_line
 from sdopt.config.overrides import group_of, key_of, merge_overrides, without_plus
 from sdopt.config.parse import SECTIONS, WORK_SECTIONS, RunConfig, drawn_prompts, parse
-from sdopt.config.paths import CONF, CONFIG_NAME
+from sdopt.config.paths import CONF
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
@@ -45,9 +45,9 @@ class HydraComposer:
     """
 
     def __init__(self, overrides: Sequence[str], hydra_overrides: Sequence[str] = ()) -> None:
-        self._searchpath = [o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")]
+        self._loader = loader_of([o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")])
         self._overrides = list(overrides)
-        # To compose takes a tenth of a second, and a design asks for the same again and again.
+        # A design asks for the same again and again.
         self._parsed: dict[tuple[tuple[str, ...], frozenset[str]], RunConfig] = {}
         self._found: dict[str, dict[str, str] | None] = {}
         self._files: dict[tuple[str, str], Any] = {}
@@ -154,35 +154,10 @@ class HydraComposer:
             self._found[override] = None
             if "." not in key_of(override) and "=" in override and not override.startswith("~"):
                 with suppress(HydraException, ValueError):
-                    self._found[override] = self._chosen_options([f"+{without_plus(override)}"], None)
+                    self._found[override] = _axes_of(
+                        self._loader.merged_files([f"+{without_plus(override)}"], config_name=None)
+                    )
         return self._found[override]
-
-    def _chosen_options(self, overrides: Sequence[str], config_name: str | None = CONFIG_NAME) -> dict[str, str]:
-        """Returns the option of each axis, read from Hydra's list of the files that it merges and where it puts them.
-
-        `hydra.runtime.choices` names no option of a group that was chosen as a list.
-        """
-        loader = GlobalHydra.instance().config_loader()
-        merged = loader.compute_defaults_list(config_name, [*overrides, *self._searchpath], RunMode.RUN).defaults
-        found: dict[str, str] = {}
-        for file in merged:
-            group, _, option = file.config_path.rpartition("/")
-            # A file that another option of its group builds on is part of that option.
-            if group_of(group) in ("", "hydra") or not file.package or file.parent.startswith(f"{group}/"):
-                continue
-            if found.setdefault(file.package, option) != option:
-                raise UsageError(
-                    f"{group}=[{found[file.package]},{option}]: both set {file.package}; choose one of them"
-                )
-        for axis, option in found.items():
-            group, _, name = axis.rpartition(".")
-            if group in found:
-                whole = found[group]
-                raise UsageError(
-                    f"{group}=[{whole},{option}]: {group}/{whole}.yaml sets {group} itself; to combine it with {name}, "
-                    f"begin the file with `# @package {group}.{whole}`"
-                )
-        return found
 
     def _asis(self, run: RunConfig, axis: str) -> Any:
         """Returns the option of an axis as its file has it, to see which of its keys were changed."""
@@ -197,7 +172,7 @@ class HydraComposer:
     def _file(self, axis: str, option: str) -> Any:
         """Composes the file of an option alone; returns None if a key of it must be given."""
         try:
-            cfg = compose(None, [f"+{group_of(axis)}={option}", *self._searchpath])
+            cfg, _ = self._loader.compose([f"+{group_of(axis)}={option}"], config_name=None)
             node, problems = OmegaConf.select(cfg, axis), list[str]()
             return build_typed(axis, node, SECTIONS.get(axis, Optimization), problems)
         except (HydraException, OmegaConfBaseException, ValueError, UsageError):
@@ -231,11 +206,9 @@ class HydraComposer:
 
     def _compose(self, overrides: Sequence[str]) -> _Composition:
         reject_null_groups(overrides)
-        composed = compose(CONFIG_NAME, [*overrides, *self._searchpath], return_hydra_config=True)
-        choices: Any = OmegaConf.to_container(composed.hydra.runtime.choices)
-        cfg = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        cfg, choices = self._loader.compose(overrides)
         if any(_combines(cfg, str(key), choices) for key in cfg):
-            choices |= self._chosen_options(overrides)
+            choices |= _axes_of(self._loader.merged_files(overrides))
         return cfg, choices
 
     def _require_shared(self, name: str, run: RunConfig) -> None:
@@ -295,6 +268,30 @@ def gate_of(overrides: Sequence[str]) -> GateConfig:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         run = HydraComposer([*([] if chosen else ["gate=default"]), *overrides]).current
     return GateConfig(run.gate, run.tracking)
+
+
+def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
+    """Returns the option of each axis, read from the files that Hydra merges and where it puts them.
+
+    The choices that Hydra names hold no option of a group that was chosen as a list.
+    """
+    found: dict[str, str] = {}
+    for file in merged:
+        group, _, option = str(file.config_path).rpartition("/")
+        # A file that another option of its group builds on is part of that option.
+        if group_of(group) in ("", "hydra") or not file.package or str(file.parent).startswith(f"{group}/"):
+            continue
+        if found.setdefault(file.package, option) != option:
+            raise UsageError(f"{group}=[{found[file.package]},{option}]: both set {file.package}; choose one of them")
+    for axis, option in found.items():
+        group, _, name = axis.rpartition(".")
+        if group in found:
+            whole = found[group]
+            raise UsageError(
+                f"{group}=[{whole},{option}]: {group}/{whole}.yaml sets {group} itself; to combine it with {name}, "
+                f"begin the file with `# @package {group}.{whole}`"
+            )
+    return found
 
 
 def _combines(cfg: DictConfig, key: str, choices: Mapping[str, Any]) -> bool:

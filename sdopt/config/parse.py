@@ -31,6 +31,7 @@ from sdopt.schema import (
     Task,
     Tracking,
     Workload,
+    wrong_name,
 )
 from sdopt.study.designs import Design
 
@@ -138,6 +139,9 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
 def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong within and between the sections; a section that is not well typed is None or missing."""
     problems: list[str] = []
+    study: Design | None = sections.get("study")
+    if study and (wrong := wrong_name(study.name)):
+        problems.append(f"study.name={study.name}: {wrong}")
     checks: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
         (require_model, ("model",)),
         (require_options, ("scheduler",)),
@@ -160,11 +164,11 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
 
 
 def _settled(sections: dict[str, Any]) -> dict[str, Any]:
-    """Fills null `replicates` and `prompt_count` from the gate."""
+    """Fills null `replicates` and, where metrics are computed, `prompt_count` from the gate."""
     gate = sections["gate"]
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
-        ("quality", "prompt_count", gate.prompt_count),
+        ("quality", "prompt_count", gate.prompt_count if sections["quality"].metrics else None),
     ):
         if getattr(sections[section], key) is None:
             sections = sections | {section: replace(sections[section], **{key: value})}
@@ -172,11 +176,9 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
-    """Returns the prompts of the quality pass: the timed ones first; without metrics only those."""
-    count = run.workload.prompt_count
-    if run.quality.metrics and run.quality.prompt_count is not None:
-        count = run.quality.prompt_count
-    return resolve_prompts(replace(run.workload, prompt_count=count), run.model)
+    """Returns the prompts of the quality pass, the timed ones first; without metrics those that are asked for."""
+    count = run.quality.prompt_count or 0
+    return resolve_prompts(replace(run.workload, prompt_count=count), run.model) if count else ()
 
 
 def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems: list[str]) -> dict[str, Optimization]:

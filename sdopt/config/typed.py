@@ -16,6 +16,9 @@ from sdopt.study.designs import Design
 _TARGETED = (Design, Optimization)
 """Base classes of which a node names a subclass with `_target_`."""
 
+_BUILT: dict[tuple[str, type, str], Any] = {}
+"""What was built, by place, class and content: the variants of a study have most of their nodes in common."""
+
 
 def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     """Builds the dataclass of a node, key by key, so that every problem is found and names its key.
@@ -44,11 +47,22 @@ def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
     cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
     if cls is None:
         return None
+    said = repr(values)
+    key = path, cls, said
+    if key not in _BUILT:
+        made = _build_anew(path, node, cls, values, problems)
+        if made is None or "${" in said:  # an interpolation says another thing in another configuration
+            return made
+        _BUILT[key] = made
+    return _BUILT[key]
+
+
+def _build_anew(path: str, node: DictConfig, cls: Any, values: Mapping[Any, Any], problems: list[str]) -> Any:
     try:
         schema = OmegaConf.structured(cls)
     except OmegaConfBaseException as error:
         reason = f"{str(error).splitlines()[0]} of its field {error.full_key}"
-        problems.append(f"{path}._target_={target}: {reason}; a yaml holds numbers, strings, lists and mappings")
+        problems.append(f"{path}._target_={node._target_}: {reason}; a yaml holds numbers, strings, lists and mappings")
         return None
     OmegaConf.set_readonly(schema, False)
     within = _set_fields(schema, cls, path, node, values, problems)

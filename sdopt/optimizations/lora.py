@@ -18,7 +18,7 @@ from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
 from sdopt.pipelines.parts import denoiser_of, hook_of, unwrapped
 from sdopt.reference import MODEL
-from sdopt.schema import Model
+from sdopt.schema import Model, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -86,6 +86,13 @@ class Lora(Optimization):
     def files(self, model: Model, fetch: bool) -> list[Path]:
         return [lora_file(self.path, name, fetch) for name in self.names]
 
+    def _lines(self, *then: str) -> tuple[str, ...]:
+        """Returns diffusers' code that loads the LoRA, and what follows it; () for the packaged ones."""
+        if self.path is None:
+            return ()
+        file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
+        return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
+
     def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         pipe.load_lora_weights(
@@ -97,8 +104,13 @@ class Lora(Optimization):
 class Loaded(Lora):
     """A LoRA in layers of its own, beside those that it updates: it can be taken out, and costs two products each."""
 
-    scale: float = 1.0
+    scale: float = bounded(1.0, ge=-100, le=100)
     """How strongly it is applied."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return self._lines(f"pipe.set_adapters({_NAME!r}, adapter_weights={self.scale})")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -113,8 +125,13 @@ class Fused(Lora):
 
     beside_the_weights: ClassVar[bool] = False
 
-    scale: float = 1.0
+    scale: float = bounded(1.0, ge=-100, le=100)
     """How strongly it is applied."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return self._lines(f"pipe.fuse_lora(lora_scale={self.scale})", "pipe.unload_lora_weights()")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -146,7 +163,7 @@ class Hotswap(Lora):
 
     other: str | None = None
     """The file, in the same folder or repository, that takes its place to show that it can; null is the other style."""
-    target_rank: int | None = None
+    target_rank: int | None = bounded(None, ge=1, le=100_000)
     """The highest rank of any LoRA to come; null is that of the two."""
 
     @property

@@ -105,6 +105,11 @@ class Status(StrEnum):
         return self in (Status.OK, Status.NOT_ENGAGED)
 
     @property
+    def failure(self) -> bool:
+        """Whether something went wrong, so that `retry_failed=true` measures it again."""
+        return self in (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
+
+    @property
     def timed(self) -> bool:
         """Whether what it has of samples may be compared: also those of a study that was interrupted."""
         return self.measured or self is Status.INTERRUPTED
@@ -337,6 +342,9 @@ class VariantResult:
     """How often one call of the pipeline ran the denoiser."""
     promises: dict[str, Promise] = field(default_factory=dict)
     """By axis, what its optimizations promise."""
+    snippets: dict[str, list[str]] = field(default_factory=dict)
+    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] where only sdopt has
+    one."""
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""

@@ -1,13 +1,13 @@
 """Imported once by the fork server, so that each worker starts with the libraries in place.
 
-Imports only: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
+No computing: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
 import importlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 MODULES = (
     "diffusers.guiders",
@@ -77,8 +77,16 @@ def _quiet(names: Iterable[str]) -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _prepare_loading() -> None:
+    """Makes the table of names by which transformers converts weights: a third of what a worker takes to load."""
+    with suppress(Exception):  # a version without such a table makes none in a worker either
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("clip")
+
+
 FAILED = import_all(MODULES)
 """Why modules are missing here, by name."""
+
+_prepare_loading()
 
 SERVER_PID = os.getpid()
 """The process that imported this: a worker that finds its own pid here was not forked from a warm server."""

@@ -120,10 +120,11 @@ class TestEveryOption:
         assert evidence(loaded).engaged
         assert np.isfinite(image(loaded)).all()
 
-    @pytest.mark.parametrize("option", EVERY)
-    def test_saves_operations(self, session: Load, option: str) -> None:
-        plain, saved = session(STEPS).count_operations(), session(f"caching={option}", STEPS).count_operations()
-        assert 0 < saved < plain
+    def test_saves_operations(self, session: Load) -> None:
+        plain = session(STEPS).count_operations()
+        for option in OPTIONS:
+            if option != "tome" or find_spec("tomesd"):
+                assert 0 < session(f"caching={option}", STEPS).count_operations() < plain, option
 
     def test_operations_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""

@@ -1,6 +1,5 @@
 """Whole studies on the packaged model: what they measure and keep, and how they end when a variant does not."""
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.session import PipelineHost
@@ -215,10 +215,8 @@ class TestBlocks:
     def test_no_round_is_discarded_right_after_a_warm_up(self, blocks: Finished) -> None:
         assert all(m.discarded_s == [] for row in blocks.result.variants for m in row.measurements)
 
-    def test_each_process_compiles_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_process_compiles_once(self, tmp_path: Path) -> None:
         """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
-        (tmp_path / "temporary").mkdir()
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
         finished = sdopt(
             tmp_path,
             *("run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=blocks", "protocol.stage_calls=0"),
@@ -230,7 +228,7 @@ class TestBlocks:
             assert found[0] == "cache: cold"
             assert len(found) > 1
             assert set(found[1:]) == {"cache: warm"}
-        assert not list((tmp_path / "temporary").glob("sdopt-inductor-*"))
+        assert not list(own_folder().glob("study-*"))
 
     def test_says_so(self, blocks: Finished) -> None:
         assert "Measured in blocks (protocol.schedule=blocks)" in blocks.shown
@@ -243,18 +241,16 @@ class TestBlocks:
         assert all(row.status is Status.OK for row in found.variants)
 
 
-def test_replicates_are_processes(tmp_path: Path) -> None:
-    finished = sdopt(tmp_path, "run", *SMOKE, "protocol.replicates=3", "precision=bf16", "workload.steps=1")
-    assert finished.code == 0, finished.err
-    for row in finished.result.variants:
-        assert [measured.replicate for measured in row.measurements] == [0, 1, 2]
-        assert all(len(measured.latency_s) == 2 and measured.evidence for measured in row.measurements)
-        assert len(row.images) == 1
-    for edge in finished.result.comparisons:
-        assert edge.speedup is not None
-        assert (edge.speedup.n, edge.speedup.unit) == (3, "process")
-        assert edge.speedup.low is not None
-    assert len(list((finished.folder / "logs").iterdir())) == 9
+def test_replicates_are_processes(finished: Finished, result: StudyResult) -> None:
+    for row in result.variants:
+        if row.measurements:
+            assert [measured.replicate for measured in row.measurements] == [0, 1, 2]
+            assert all(len(measured.latency_s) == 6 and measured.evidence for measured in row.measurements)
+    compared = [edge.speedup for edge in result.comparisons if edge.speedup is not None]
+    assert len(compared) == 3
+    for speedup in compared:
+        assert (speedup.n, speedup.unit) == (3, "process")
+        assert speedup.low is not None
     assert "3 processes per variant" in finished.shown
 
 
@@ -277,7 +273,7 @@ def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
 
 
 def test_prompts_may_be_written_out(tmp_path: Path) -> None:
-    finished = sdopt(tmp_path, "run", *SMOKE, "workload.prompts=[red apple,cat face]", "workload.prompt_count=9")
+    finished = sdopt(tmp_path, "run", *SMOKE, "workload.prompts=[red apple,cat face]", "quality.prompt_count=9")
     assert finished.code == 0, finished.err
     assert [record.prompt for record in finished.result.variants[0].images] == ["red apple", "cat face"]
 
@@ -447,7 +443,8 @@ class TestProcess:
     """The command as a process: what it prints, how it ends, and what it leaves behind."""
 
     def test_a_worker_writes_to_its_log_alone(self, tmp_path: Path) -> None:
-        process = start(tmp_path, "run", *SABOTAGE, *SMOKE, *explicit({"talks": "talks", "fails": "raises_in_apply"}))
+        variants = explicit({"talks": "talks", "fails": "raises_in_apply"})
+        process = start(tmp_path, *SABOTAGE, *SMOKE, *variants, module="runners.run")  # the command, in another way
         finished = process.finish()
         assert finished.code == 3
         assert finished.err == ""
@@ -512,18 +509,6 @@ class TestProcess:
         assert finished.err == "sdopt: interrupted\n"
         # The server ends once it has imported what it was told to.
         assert process.left_behind(patience_s=60) == []
-
-    def test_a_parent_that_is_killed_takes_its_workers_along(self, tmp_path: Path) -> None:
-        process = start(tmp_path, "run", *SMALL, "protocol.rounds=100000", "protocol.warmup=1")
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.rglob("result.json")) and process.popen.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(1)
-        assert len(process.descendants()) > 2
-        process.popen.kill()
-        process.popen.communicate()
-        assert process.left_behind(patience_s=30) == []
-        assert json.loads(next(tmp_path.rglob("result.json")).read_text())["status"] == "running"
 
 
 def test_the_sabotages_are_all_used() -> None:
