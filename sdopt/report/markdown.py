@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from sdopt.report.rows import (
     EFFECT_HEADINGS,
-    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     effect_cells,
@@ -14,9 +13,9 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
-    shape_rows,
     table_of,
 )
+from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import StudyResult
 
 

@@ -55,7 +55,7 @@ def _row(result: StudyResult, figures: Figures) -> Row:
             for at in figures.shapes
         },
         reference=figures.reference,
-        memory=_memory(figures),
+        memory=memory_text(figures),
         evidence=_explanation(result, figures),
     )
 
@@ -81,7 +81,8 @@ def ratio_text(interval: Interval) -> str:
     return f"{interval.estimate:.2f}×{bounds}"
 
 
-def _memory(figures: Figures) -> str:
+def memory_text(figures: Figures) -> str:
+    """Writes the peak of memory with its ratio to the reference's."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
@@ -293,39 +294,6 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         for row in rows
     ]
     return list(cells[0]), [list(row.values()) for row in cells]
-
-
-SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compiled in it", "compiled later")
-
-
-def shape_rows(result: StudyResult) -> list[tuple[str, ...]]:
-    """A row of cells, by `SHAPE_HEADINGS`, for each variant at each shape; none where there is one shape."""
-    rows = [
-        figures
-        for figures in figures_by_variant(result).values()
-        if figures.further and figures.latency and figures.variant.role != "control"
-    ]
-    return [
-        (str(at.shape), at.variant.name, *_cells_at(at))
-        for of_shape in zip(*(figures.shapes for figures in rows), strict=True)
-        for at in of_shape
-    ]
-
-
-def _cells_at(figures: Figures) -> tuple[str, ...]:
-    """What a variant takes at one shape, and what its first call there cost."""
-    first, compiled = (figures.latency_s.get(name) for name in ("cold_start", "compile"))
-    graphs, later = (
-        "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"
-        for count in (figures.graphs, figures.recompiles)
-    )
-    return (
-        seconds_text(figures.latency) if figures.latency else "",
-        _memory(figures),
-        "" if first is None else seconds_text(Interval(first)),
-        graphs + ("" if compiled is None or not figures.graphs else f", {seconds_text(Interval(compiled))}"),
-        later,
-    )
 
 
 BROKEN = "broken"

@@ -13,7 +13,6 @@ from sdopt.report.published import published_tables
 from sdopt.report.rows import (
     EFFECT_HEADINGS,
     FIRST_METRICS,
-    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     effect_cells,
@@ -24,9 +23,9 @@ from sdopt.report.rows import (
     quality_rows,
     rows_of,
     shape_of,
-    shape_rows,
     speedup_headings,
 )
+from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import Effect, Status, StudyResult
 
 _WIDE = 130
