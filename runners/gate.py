@@ -97,7 +97,7 @@ def _judge(
     if against is None:
         console.print(answer_group(result))
         if output is None:
-            for _ in write_reports(result, folder, pictures=False):
+            for _ in write_reports(result, folder):
                 pass
             _update_tracker(result, folder, config, console)
     return exit_code(judgements, config.gate.report_only)

@@ -384,7 +384,7 @@ class Experiment:
         for report, error in write_reports(result, self.folder):
             if error is not None:
                 _print_problems([f"no {report.name}: {type(error).__name__}: {error}"])
-            elif report.is_picture:
+            elif report.is_looked_at:
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
 

@@ -148,6 +148,15 @@ class Figures:
         return self.comparison.reference if self.comparison else ""
 
     @property
+    def call_ms(self) -> dict[str, float]:
+        """What each stage takes of one call: a step of the denoiser as often as a call runs it."""
+        calls = self.variant.denoiser_calls or self.variant.config.workload.steps
+        return {
+            stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
+            for stage, value in self.stages_ms.items()
+        }
+
+    @property
     def speedup(self) -> Ratio | None:
         """The speed-up of this comparison, from calls that are paired by round."""
         return self.ratios.get(SPEEDUP.name)

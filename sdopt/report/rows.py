@@ -340,7 +340,7 @@ def quality_columns(result: StudyResult) -> list[str]:
 
 def quality_heading(name: str) -> str:
     """A column's heading: the metric, its unit, and the direction that is better (↑ or ↓)."""
-    family = _family(name)
+    family = known_family(name)
     if family is None:
         return name
     unit = f" ({family.unit})" if family.unit else ""
@@ -350,13 +350,13 @@ def quality_heading(name: str) -> str:
 
 def quality_notes(names: Sequence[str]) -> list[str]:
     """What the metrics are, and what their arrows mean."""
-    families = {family.name: family for name in names if (family := _family(name)) is not None}
+    families = {family.name: family for name in names if (family := known_family(name)) is not None}
     said = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
     return [f"↑ more is better, ↓ less is better. {said}."] if families else []
 
 
-def _family(name: str) -> Family | None:
-    """None of the count of broken images, and of a metric that this sdopt does not have."""
+def known_family(name: str) -> Family | None:
+    """The kind of a metric; None of the count of broken images, and of a metric that this sdopt does not have."""
     try:
         return family_of(name)
     except UsageError:
@@ -366,13 +366,14 @@ def _family(name: str) -> Family | None:
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
     """A row of cells for each variant that has images: its name and a score for each of the metrics."""
     return [
-        (variant, *(_quality_cell(figures, name) for name in names))
+        (variant, *(metric_text(figures, name) for name in names))
         for variant, figures in figures_by_variant(result).items()
         if figures.variant.images
     ]
 
 
-def _quality_cell(figures: Figures, name: str) -> str:
+def metric_text(figures: Figures, name: str) -> str:
+    """A variant's score in one metric as tables show it; "" where it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""

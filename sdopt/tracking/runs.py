@@ -16,6 +16,8 @@ from PIL import Image
 from sdopt.analysis.measures import with_shape
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
+from sdopt.report.page.files import HTML
+from sdopt.report.page.gallery import has_images
 from sdopt.results.files import to_json
 from sdopt.results.records import StudyResult, VariantResult
 from sdopt.schema import Tracking
@@ -182,6 +184,47 @@ def _log_sweep(
     return run, not whole
 
 
+def log_report(
+    studies: Sequence[StudyResult], files: Sequence[Path], tracking: Tracking, *, swept: bool, replace: bool
+) -> str | None:
+    """Adds files to the artifacts of a study that is logged, or of the sweep of several.
+
+    Args:
+        studies: one study, or those of a sweep.
+        files: go to the top of the artifacts.
+        tracking: the store.
+        swept: whether the run above the studies of a sweep gets them.
+        replace: whether they take the place of artifacts of the same name.
+
+    Returns:
+        The id of the run, or None where none is logged.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+
+    def add(client: "MlflowClient") -> tuple[str, bool]:
+        run = _run_of(client, studies[0], swept)
+        there = {item.path for item in client.list_artifacts(run)} if run and not replace else set()
+        for file in files:
+            if run and file.name not in there:
+                client.log_artifact(run, str(file))
+        return run, False
+
+    return with_store(tracking, studies[0].id, add)[0] or None
+
+
+def _run_of(client: "MlflowClient", study: StudyResult, swept: bool) -> str:
+    """The run of a study, or that above those of its sweep; "" where there is none."""
+    experiment = client.get_experiment_by_name(study.name)
+    if experiment is None:
+        return ""
+    role = "sweep" if swept else "study"
+    mine = f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'" if swept else f"tags.`{STUDY}` = '{study.id}'"
+    runs = client.search_runs([experiment.experiment_id], f"{mine} and tags.`sdopt.role` = '{role}'")
+    return str(runs[0].info.run_id) if runs else ""
+
+
 def _logged(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
     """The parent run of this very result, logged as a whole."""
     query = f"tags.`{STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
@@ -214,6 +257,8 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
 def _log_reports(client: "MlflowClient", run: str, result: StudyResult, folder: Path, images: bool) -> None:
     for report in REPORTS:
         if not report.is_picture:
+            if report.file == HTML and not images and not has_images(result, folder):
+                continue  # the one that is logged has them
             content = report.render(result, folder)
             if content is not None:
                 client.log_text(run, content.decode(), report.file)

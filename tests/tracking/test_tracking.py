@@ -93,6 +93,42 @@ def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
 
 
 @needs_mlflow
+class TestReport:
+    def test_is_among_the_artifacts_and_a_later_one_takes_its_place(
+        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        result, folder = copied
+        with chdir(tmp_path):
+            run, _ = log_study(result, folder, store.tracking)
+        parent, _ = store.of_study(result)
+        assert {"report.html", "report.md"} <= set(store.artifacts(parent))
+        result.environment.warnings = ["a warning of later"]
+        write_result(result, folder)
+        done = sdopt(tmp_path, "report", str(folder), *store.overrides)
+        assert done.out.splitlines()[1] == f"MLflow: among the artifacts of run {run}"
+        page = store.client.download_artifacts(run, "report.html")
+        assert "a warning of later" in Path(page).read_text()
+
+    def test_of_a_run_id_leaves_the_one_with_images(
+        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        result, folder = copied
+        with chdir(tmp_path):
+            run, _ = log_study(result, folder, store.tracking)
+        done = sdopt(tmp_path, "report", run, *store.overrides)
+        assert done.code == 0, done.err
+        mine = (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
+        assert "data:image/webp" not in mine
+        assert "data:image/webp" in Path(store.client.download_artifacts(run, "report.html")).read_text()
+
+    def test_a_store_that_is_not_there_is_not_made(self, copied: tuple[StudyResult, Path], tmp_path: Path) -> None:
+        _, folder = copied
+        done = sdopt(tmp_path, "report", str(folder), "tracking.uri=sqlite:///nowhere.db")
+        assert done.out.splitlines()[1] == "not logged: sqlite:///nowhere.db is not there"
+        assert not (tmp_path / "nowhere.db").exists()
+
+
+@needs_mlflow
 class TestStudy:
     def test_is_an_experiment_with_a_run_for_the_study_and_for_each_variant(
         self, logged: Store, result: StudyResult
