@@ -8,6 +8,7 @@ from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.optimizations.lora import NoLora
+from sdopt.pipelines.catalog import retired
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -106,7 +107,7 @@ class Variant:
         return [
             reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + self._undistilled()
+        ] + [*self._undistilled(), *retired(self.model)]
 
     def _undistilled(self) -> list[str]:
         """Returns the conflict of a scheduler for few steps with a model that was not distilled to them."""

@@ -10,6 +10,7 @@ from sdopt.doctor.options import Composer, compose_options, runs_on
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
+from sdopt.pipelines.catalog import retired
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
@@ -121,10 +122,12 @@ class Matrix:
 
 
 def _model(composer: Composer, name: str) -> Model | None:
-    """Returns a model that needs no hub; None if a key of it is missing."""
+    """Returns a model that needs no hub; None if a key of it is missing, or sdopt cannot load it anywhere."""
     try:
         model = composer.variant(name, [f"model={name}"]).model
     except UsageError:
+        return None
+    if retired(model):
         return None
     return replace(model, weights="random") if model.weights == "hub" else model
 

@@ -9,6 +9,21 @@ PACKAGED = Path(__file__).parents[1] / "reference"
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
 
+_RETIRED = {"altdiffusion": "AltDiffusionPipeline"}
+"""By a model's name, its pipeline in diffusers."""
+
+RETIRED = (
+    "which diffusers has deprecated: it no longer finds the text encoder that such a folder names, so that none can be "
+    "loaded; sdopt runs StableDiffusionPipeline and StableDiffusionXLPipeline"
+)
+"""Why the pipelines of such models cannot be loaded."""
+
+
+def retired(model: Model) -> list[str]:
+    """Returns why a model cannot be loaded by any diffusers that sdopt runs on; [] if it can, as far as is known."""
+    pipeline = _RETIRED.get(model.name)
+    return [f"model={model.name}: is an {pipeline}, {RETIRED}"] if pipeline else []
+
 
 def names_in_folder(folder: Path) -> str:
     """Lists the models whose files a folder holds, for messages."""

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED, architecture_folder, class_name_of, names_in_folder
+from sdopt.pipelines.catalog import (
+    ARCHITECTURES,
+    PACKAGED,
+    RETIRED,
+    architecture_folder,
+    class_name_of,
+    names_in_folder,
+)
 from sdopt.pipelines.tokenizer import has_vocabulary
 from sdopt.schema import Model
 
@@ -79,11 +86,7 @@ def require_folder(folder: Path, model: Model) -> None:
         raise UsageError(f"{at}: holds no model_index.json; save a pipeline there with save_pretrained")
     index = _read_json(folder / "model_index.json", at)
     if str(index.get("_class_name")).startswith("AltDiffusion"):
-        raise UsageError(
-            f"{at}: is a {index['_class_name']}, which diffusers has deprecated: it no longer finds the text "
-            "encoder that such a folder names, so that none can be loaded; sdopt runs StableDiffusionPipeline and "
-            "StableDiffusionXLPipeline"
-        )
+        raise UsageError(f"{at}: is a {index['_class_name']}, {RETIRED}")
     if index.get("_class_name") not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
         raise UsageError(
             f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "

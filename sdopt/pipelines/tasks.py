@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
+_PACKAGED_INPUT = "packaged"
+"""Names the image, or the mask, that comes with sdopt: enough for speed and memory, with any model."""
+
 _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "InpaintPipeline"}
 
 
@@ -37,7 +40,7 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
             continue
         path = _input(task, model, name)
         if path is None:
-            problems.append(f"task.{name}: task={task.kind} needs it, as in task.{name}=/path/of/a.png")
+            problems.append(f"task.{name}: task={task.kind} needs it: task.{name}=/path/of/a.png, or packaged")
             continue
         try:
             _open(path)
@@ -59,12 +62,13 @@ def files_of(task: Task, model: Model) -> dict[str, Path]:
 
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
-    """Returns the user's file for a role or, for the packaged model, the file that comes with it."""
+    """Returns the user's file for a role; the packaged one if it is asked for, or the model is the packaged one."""
     given = getattr(task, name)
-    if given is not None:
-        return Path(given).expanduser()
-    packaged = PACKAGED / "inputs" / f"{name}.webp"
-    return packaged if (PACKAGED / model.name).is_dir() and packaged.is_file() else None
+    if given is None and (PACKAGED / model.name).is_dir():
+        given = _PACKAGED_INPUT
+    if given == _PACKAGED_INPUT:
+        return PACKAGED / "inputs" / f"{name}.webp"
+    return None if given is None else Path(given).expanduser()
 
 
 def _open(path: Path) -> "Image":

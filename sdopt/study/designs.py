@@ -10,6 +10,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from sdopt.analysis.article import Published, require_published
 from sdopt.errors import UsageError
 from sdopt.results.choices import NONE, listed
 from sdopt.schema import ExplicitEdge
@@ -82,6 +83,9 @@ class Design:
 
     name: str = "study"
     """The name of the study, of its MLflow experiment and of its folder."""
+    skip_conflicts: bool = False
+    """Whether the baseline is measured even if no other variant can run here; else that is an error. In either case
+    each variant that cannot run is listed as `skipped`, with the reason."""
 
     def plan(self, composer: Composer) -> Plan:
         """Returns the study's variants and comparisons. Raises UsageError if the design does not fit the job."""
@@ -218,6 +222,9 @@ class Explicit(Design):
     """The overrides of each variant, by its name."""
     edges: list[ExplicitEdge] = field(default_factory=list)
     """The comparisons, as in `{candidate: a, reference: b}`; without them, each variant against the first."""
+    published: Published | None = None
+    """What an article says of these variants: `published.md` puts it beside what is measured. The presets that
+    reproduce an article have it."""
 
     @override
     def plan(self, composer: Composer) -> Plan:
@@ -233,6 +240,8 @@ class Explicit(Design):
                 problems += error.problems
         if problems:
             raise UsageError(problems)
+        if self.published is not None:
+            require_published(self.published, list(variants))
         first, *others = variants
         edges = self.edges or [ExplicitEdge(name, first) for name in others]
         unknown = [name for edge in edges for name in (edge.candidate, edge.reference) if name not in variants]

@@ -1,5 +1,6 @@
 """A gate whose rules could not be judged ends before anything is loaded."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from sdopt.errors import UsageError
 from sdopt.gate.rules import require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.results.records import ImageRecord, Score, Verdict
-from sdopt.schema import Gate, Rule
+from sdopt.schema import Gate, Model, Rule
 from tests.command import sdopt
 from tests.gate.test_judge import study, variant, verdict
 
@@ -28,6 +29,15 @@ class TestMeasured:
     def test_the_packaged_gates_judge_the_packaged_model(self, composer: type[HydraComposer]) -> None:
         for gate in ("default", "strict", "report_only", "none"):
             assert problems(composer, f"gate={gate}", "precision=bf16") == []
+
+    def test_the_windows_of_mlperf_are_judged_by_its_two_features(self, composer: type[HydraComposer]) -> None:
+        made = composer(["gate=mlperf_sdxl", "precision=bf16"])
+        features = ["clip:openai/clip-vit-base-patch32", "inception"]
+        quality = replace(made.current.quality, features=features, prompt_count=5000)
+        plan = made.current.study.plan(made)
+        require_measured(plan, made.current.gate, quality, Model(name="sdxl", weights="hub", hub_id="x/y"))
+        with pytest.raises(UsageError, match="fid_inception"):
+            require_measured(plan, made.current.gate, replace(quality, features=features[:1]), Model(name="sdxl"))
 
     def test_features_that_are_not_named_are_asked_for(self, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "run", "model=sdxl", "gate=default", "precision=bf16", "tracking=none")

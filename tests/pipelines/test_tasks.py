@@ -10,7 +10,9 @@ import torch
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.measure.stages import observed
+from sdopt.pipelines.tasks import inputs_of
 from sdopt.results.records import Status
+from sdopt.schema import Model
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE, sdopt
@@ -162,6 +164,12 @@ class TestConfiguration:
         with pytest.raises(UsageError) as caught:
             composer(["model=sd15", "model.weights=random", "task=inpaint"])
         assert [problem.partition(":")[0] for problem in caught.value.problems] == ["task.image", "task.mask"]
+
+    def test_any_model_may_start_from_the_packaged_image(self, composer: type[HydraComposer]) -> None:
+        inputs = ["task=inpaint", "task.image=packaged", "task.mask=packaged"]
+        task = composer(["model=sd15", "model.weights=random", *inputs]).current.task
+        made = inputs_of(task, Model(name="sd15", weights="random"), 64, 2)
+        assert [image.size for image in (*made["image"], *made["mask_image"])] == [(64, 64)] * 4
 
     def test_is_part_of_the_name_and_of_the_baseline(self, composer: type[HydraComposer], inputs: Inputs) -> None:
         job = composer([*inputs["img2img"], "task.strength=0.5", "attention=sliced", "attention.slice_size=2"])

@@ -1,0 +1,348 @@
+"""Puts the figures of an article beside what a study measured, and says which of them were reproduced.
+
+Compared are speed-ups and ratios of memory, each within one machine, and limits of memory that an article names. Times
+of different machines are never compared.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from pydantic import TypeAdapter
+
+from sdopt.analysis.article import Printed, Published, PublishedTable, other_setup, read_figure
+from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.results.records import Interval, Status, StudyResult, VariantResult
+
+_GIB_IN_GB = 2**30 / 1e9
+
+MEMORY = "memory"
+"""What a claim is called that an amount of memory suffices; the others are called as their measures are."""
+
+_SYMBOLS = {SPEEDUP.name: "×", MEMORY_RATIO.name: "×", MEMORY: " GB"}
+
+
+class Reproduction(StrEnum):
+    """What became of one published figure here."""
+
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not reproduced"
+    UNDECIDED = "undecided"
+    """It was measured without an interval."""
+    NOT_COMPARABLE = "not comparable"
+    """What was measured here is something else."""
+    NOT_RUN = "not run"
+    NO_FIGURE = "no figure"
+    """The article gives none."""
+
+
+_JUDGED = (Reproduction.REPRODUCED, Reproduction.NOT_REPRODUCED, Reproduction.UNDECIDED)
+"""Verdicts on two figures of the same; of others no ratio is made."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One published figure of one variant on one card, and what was measured of it here."""
+
+    variant: str
+    reference: str
+    shape: str
+    """Size or batch, where the study has several; else ""."""
+    gpu: str
+    """The article's; "" where it gives no figure."""
+    place: str
+    measure: str
+    """`speedup`, `memory_ratio`, or `memory`: a limit in GB."""
+    printed: str
+    """The article's own figures, as in `8.0 s → 4.1 s`."""
+    published: Printed | None
+    measured: Interval | None
+    ratio: Interval | None
+    """Measured over published; None where they are figures of different things."""
+    latency: Interval | None
+    """One call here, in seconds: it is not compared."""
+    verdict: Reproduction
+    reason: str = ""
+
+    @property
+    def published_text(self) -> str:
+        """The published figure with its unit."""
+        if self.published is None:
+            return ""
+        value = f"{self.published.value:{'g' if self.measure == MEMORY else '.2f'}}"
+        return ("<" if self.published.below else "") + value + _SYMBOLS[self.measure]
+
+    @property
+    def measured_text(self) -> str:
+        """The measured figure with its unit and interval."""
+        return "" if self.measured is None else _interval(self.measured, _SYMBOLS[self.measure])
+
+    @property
+    def ratio_text(self) -> str:
+        """Measured over published, with its interval."""
+        return "" if self.ratio is None else _interval(self.ratio, "")
+
+
+def _interval(found: Interval, unit: str) -> str:
+    bounds = "" if found.low is None or found.high is None else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.estimate:.2f}{unit}{bounds}"
+
+
+_PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)
+
+
+def published_of(result: StudyResult) -> Published | None:
+    """Returns the article's figures that a study brings, or None if it reproduces no article."""
+    found = result.config.study.get("published")
+    return None if found is None else _PUBLISHED.validate_python(found)
+
+
+def claims_of(result: StudyResult) -> list[Claim]:
+    """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
+
+    A comparison of which the article says nothing has one claim without a figure, so that no row is left out.
+    """
+    published = published_of(result)
+    if published is None:
+        return []
+    found: list[Claim] = []
+    for figures in figures_of(result):
+        if figures.variant.role == "control":
+            continue
+        claims = [claim for table in published.tables for claim in _of_table(result, published, table, figures)]
+        # A limit is the variant's own: it is not said again of its further comparisons.
+        claims = [claim for claim in claims if claim not in found]
+        if figures.comparison is not None and not claims:
+            nothing = PublishedTable(place="", gpus=[])
+            claims = [_judged(result, published, figures, figures, _Figure(SPEEDUP.name, "", None), nothing, "")]
+        found += claims
+    return found
+
+
+def shown_claims(result: StudyResult, claims: Sequence[Claim]) -> list[Claim]:
+    """Returns the claims for this machine's card, where the article has it; else those for the card of its headline."""
+    published = published_of(result)
+    if published is None:
+        return []
+    cards = {claim.gpu for claim in claims if claim.gpu and is_card(claim.gpu, str(result.environment.device["name"]))}
+    return [claim for claim in claims if claim.gpu in (cards or {published.gpu}) or not claim.gpu]
+
+
+def is_card(gpu: str, device: str) -> bool:
+    """Returns whether a driver's name of a device is of the card that an article names: `A10` is no `A100`."""
+    words = [word.upper() for word in re.findall(r"\w+", gpu) if word.upper() not in ("NVIDIA", "TESLA")]
+    return set(words) <= set(re.findall(r"\w+", device.upper()))
+
+
+def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
+    """Returns what a reader has to know beside the claims."""
+    published = published_of(result)
+    if published is None:
+        return []
+    counts = {verdict: sum(claim.verdict is verdict for claim in claims) for verdict in Reproduction}
+    interval, device = f"{100 * result.confidence:g} % interval", result.environment.device["name"]
+    return [
+        f"Published: {published.article}.",
+        "; ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) + ".",
+        f"Reproduced: the published figure lies within the {interval} measured here, or is exceeded.",
+        f"Speed-ups and memory are compared, times of different machines are not: this is {device}.",
+        *(f"{table.place}: {table.note}" for table in published.tables if table.note),
+        *published.notes,
+    ]
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """One figure as it stands in a table: without a value where the run ran out of memory, or there is none."""
+
+    measure: str
+    printed: str
+    value: Printed | None
+    out_of_memory: bool = False
+
+
+def _of_table(result: StudyResult, published: Published, table: PublishedTable, figures: Figures) -> Iterator[Claim]:
+    """Yields what a table says of one comparison, for each card."""
+    there = next((at for at in figures.shapes if table.is_of(at.shape)), None)
+    for column, gpu in enumerate(table.gpus):
+        for find in (_speedup, _memory, _limit):
+            figure = find(table, figures, column)
+            if figure is not None:
+                yield _judged(result, published, figures, there, figure, table, gpu)
+
+
+def _speedup(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
+    candidate, reference = figures.variant.name, figures.reference
+    mine, other = read_figure(table.time.get(candidate), column), read_figure(table.time.get(reference), column)
+    printed = _arrow(table.time, reference, candidate, column, f" {table.unit}")
+    if mine and other and "OOM" in (mine, other):
+        return _Figure(SPEEDUP.name, printed, None, out_of_memory=True)
+    if reference == table.reference:
+        saved = read_figure(table.time_saved.get(candidate), column)
+        factor = read_figure(table.speedup.get(candidate), column)
+        said = [] if not printed else [printed]
+        if isinstance(saved, Printed):
+            factors = [1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)]
+            value = Printed(factors[0], factors[1], factors[2], below=saved.below)
+            text = f"{table.time_saved[candidate].split()[column]} % of the time saved"
+            return _Figure(SPEEDUP.name, "; ".join([text, *said]), value)
+        if isinstance(factor, Printed):
+            text = f"×{table.speedup[candidate].split()[column]}"
+            return _Figure(SPEEDUP.name, "; ".join([text, *said]), factor)
+    if isinstance(mine, Printed) and isinstance(other, Printed):
+        value = _quotient(mine, other) if table.unit == "it/s" else _quotient(other, mine)
+        return _Figure(SPEEDUP.name, printed, value)
+    return None
+
+
+def _memory(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
+    candidate, reference = figures.variant.name, figures.reference
+    mine, other = (
+        read_figure(table.memory_gb.get(candidate), column),
+        read_figure(table.memory_gb.get(reference), column),
+    )
+    printed = _arrow(table.memory_gb, reference, candidate, column, " GB")
+    if mine and other and "OOM" in (mine, other):
+        return _Figure(MEMORY_RATIO.name, printed, None, out_of_memory=True)
+    if isinstance(mine, Printed) and isinstance(other, Printed):
+        return _Figure(MEMORY_RATIO.name, printed, _quotient(mine, other))
+    return None
+
+
+def _limit(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
+    name, lines = figures.variant.name, table.memory_limit_gb
+    limit = read_figure(lines.get(name), column)
+    if not isinstance(limit, Printed):
+        return None
+    return _Figure(MEMORY, f"{lines[name].split()[column]} GB", limit)
+
+
+def _quotient(over: Printed, under: Printed) -> Printed:
+    return Printed(over.value / under.value, over.low / under.high, over.high / under.low)
+
+
+def _arrow(lines: dict[str, str], reference: str, candidate: str, column: int, unit: str) -> str:
+    """Returns the printed figures of reference and candidate, as in `8.0 s → 4.1 s`; "" without the candidate's."""
+    texts = [lines[name].split()[column] for name in (reference, candidate) if name in lines]
+    if candidate not in lines or texts[-1] == "-":
+        return ""
+    return " → ".join(text if text == "OOM" else text + unit for text in texts if text != "-")
+
+
+def _judged(
+    result: StudyResult,
+    published: Published,
+    figures: Figures,
+    there: Figures | None,
+    figure: _Figure,
+    table: PublishedTable,
+    gpu: str,
+) -> Claim:
+    """Puts what was measured beside one figure, and says what became of it.
+
+    Args:
+        result: the study.
+        published: the article.
+        figures: a comparison.
+        there: the same at the table's shape; None where that was not measured.
+        figure: one of the table's.
+        table: where it stands.
+        gpu: the card that it is of.
+    """
+    measured = _measured(there, figure.measure) if there else None
+    verdict, reason = _not_run(result, figures, figure) or (
+        _verdict(result, published, there, figure, measured, gpu)
+        if there
+        else (Reproduction.NOT_COMPARABLE, f"not measured at {table.shape}")
+    )
+    ratio = None
+    if measured is not None and figure.value is not None and verdict in _JUDGED:
+        scale = figure.value.value
+        low, high = (None if bound is None else bound / scale for bound in (measured.low, measured.high))
+        ratio = replace(measured, estimate=measured.estimate / scale, low=low, high=high)
+    return Claim(
+        variant=figures.variant.name,
+        reference="" if figure.measure == MEMORY else figures.reference,
+        shape=table.shape,
+        gpu=gpu,
+        place=table.place,
+        measure=figure.measure,
+        printed=figure.printed,
+        published=figure.value,
+        measured=measured,
+        ratio=ratio,
+        latency=there.latency if there else None,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _measured(figures: Figures, measure: str) -> Interval | None:
+    if measure != MEMORY:
+        ratio = figures.ratios.get(measure)
+        return ratio.interval if ratio else None
+    if figures.headline_memory is None:
+        return None
+    return Interval(figures.headline_memory[1] * _GIB_IN_GB)
+
+
+_Said = tuple[Reproduction, str]
+"""A verdict and its reason."""
+
+
+def _verdict(
+    result: StudyResult,
+    published: Published,
+    figures: Figures,
+    figure: _Figure,
+    measured: Interval | None,
+    gpu: str,
+) -> _Said:
+    """Judges a figure of a comparison both of whose sides ran."""
+    if figure.out_of_memory:
+        return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
+    if figure.value is None:
+        return Reproduction.NO_FIGURE, "the article gives none"
+    others = other_setup(published.setup, result.config)
+    if others:
+        return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
+    if figure.measure != SPEEDUP.name and (figures.headline_memory or ("",))[0] != "peak_allocated_gib":
+        return Reproduction.NOT_COMPARABLE, "memory of a process on a CPU, where the article's is of a GPU"
+    return _compared(figure.measure, figure.value, measured)
+
+
+def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | None:
+    """Returns why one of the sides has no figure here; running out of memory may be just what the article says."""
+    sides = [figures.variant, *([] if figure.measure == MEMORY else [result.variant(figures.reference)])]
+    if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
+        return Reproduction.REPRODUCED, "ran out of memory here too"
+    stopped = [side for side in sides if side.status is not Status.OK]
+    if not stopped:
+        return None
+    said = [("" if side is figures.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
+    return Reproduction.NOT_RUN, "; ".join(said)
+
+
+def _why_not_run(side: VariantResult) -> str:
+    reason = side.reason or {Status.NOT_ENGAGED: "no evidence that its options took effect"}.get(side.status, "")
+    return f"{side.status} ({reason})" if reason else str(side.status)
+
+
+def _compared(measure: str, published: Printed, measured: Interval | None) -> _Said:
+    """Says whether a figure lies within the interval here, which rounding of the printed one widens, or is exceeded."""
+    if measured is None:
+        return Reproduction.NOT_RUN, "it was not measured"
+    if measure == MEMORY:
+        enough = measured.estimate <= published.high
+        return (Reproduction.REPRODUCED, "it suffices") if enough else (Reproduction.NOT_REPRODUCED, "it takes more")
+    if measured.low is None or measured.high is None:
+        return Reproduction.UNDECIDED, "no interval: protocol.replicates=3 gives one"
+    if measure == SPEEDUP.name:
+        reached, exceeded = measured.high >= published.low, measured.low > published.high
+    else:  # less memory is better
+        reached, exceeded = measured.low <= published.high, measured.high < published.low
+    if not reached:
+        return Reproduction.NOT_REPRODUCED, "the whole interval falls short of it"
+    return Reproduction.REPRODUCED, "exceeded" if exceeded else "within its interval"

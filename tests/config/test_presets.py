@@ -1,0 +1,84 @@
+"""The presets of published studies, each run with the packaged model on a CPU, where some of their rows cannot run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from sdopt.analysis.published import Reproduction, claims_of
+from sdopt.config.paths import CONF
+from sdopt.results.records import Status
+from tests.command import SMOKE, Finished, sdopt
+
+STUDIES = sorted(
+    path.stem
+    for path in (CONF / "experiment").glob("*.yaml")
+    if OmegaConf.select(OmegaConf.load(path), "study.published") is not None
+)
+LIGHT = {"hf_memory_speed", "lightning_sd15"}
+"""The others compile, or draw many images in half precision, which takes a CPU a minute or more."""
+LESS = {
+    "blade_sd15": ["workload.size=[64,96]"],
+    "pytorch2_sd21": ["workload.batch_size=[1,2]"],
+}
+"""Lists of sizes and batches for a CPU."""
+
+
+def run(folder: Path, name: str, *overrides: str) -> Finished:
+    return sdopt(folder, "run", f"experiment={name}", "model=emoji", *SMOKE, "protocol.stage_calls=0", *overrides)
+
+
+def test_there_are_the_five_articles() -> None:
+    articles = {OmegaConf.load(CONF / "experiment" / f"{name}.yaml").study.published.article for name in STUDIES}
+    assert len(articles) == 5
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in LIGHT else pytest.mark.slow) for name in STUDIES]
+)
+def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(tmp_path: Path, name: str) -> None:
+    finished = run(tmp_path, name, *LESS.get(name, []))
+    assert finished.code == 0, finished.shown
+    result = finished.result
+    skipped = [row for row in result.variants if row.status is Status.SKIPPED]
+    ran = [row for row in result.variants if row.status is Status.OK]
+    assert len(skipped) + len(ran) == len(result.variants), finished.shown
+    assert len(ran) >= 3, "the baseline, its control and another row"
+    table, published = ((finished.folder / f"{page}.md").read_text() for page in ("table", "published"))
+    data = json.loads((finished.folder / "published.json").read_text())
+    for row in skipped:
+        assert row.reason
+        assert row.name in finished.shown
+        assert row.name in table
+        assert any(c["variant"] == row.name and c["verdict"] == "not run" and c["reason"] for c in data["claims"])
+    claims = claims_of(result)
+    compared = [(edge.candidate, edge.reference) for edge in result.comparisons if edge.reference != edge.candidate]
+    assert {edge for edge in compared if "control" not in edge[0]} <= {(c.variant, c.reference) for c in claims}
+    # The packaged model reproduces no article.
+    assert {claim.verdict for claim in claims} <= {
+        Reproduction.NOT_RUN,
+        Reproduction.NOT_COMPARABLE,
+        Reproduction.NO_FIGURE,
+    }
+    assert "| not comparable: measured here with model emoji" in published or not data["claims"][0]["printed"]
+
+
+@pytest.mark.slow
+def test_the_rules_of_mlperf(tmp_path: Path) -> None:
+    (tmp_path / "captions.tsv").write_text("id\tcaption\n1\ta red apple\n2\ta dog\n")
+    torch.save(torch.randn(1, 4, 8, 8), tmp_path / "latents.pt")
+    given = [f"workload.prompts={tmp_path / 'captions.tsv'}", f"workload.latents={tmp_path / 'latents.pt'}"]
+    finished = run(tmp_path, "mlperf_sdxl", "gate=none", "precision=bf16", "workload.batch_size=2", *given)
+    assert finished.code == 0, finished.shown
+    assert [row.status for row in finished.result.variants] == [Status.OK] * 3
+    assert finished.result.config.scheduler.class_name == "EulerDiscreteScheduler"
+
+
+def test_where_nothing_else_can_run_the_baseline_is_measured_if_asked_for(tmp_path: Path) -> None:
+    study = ["study=explicit", 'study.variants={plain: [], cudnn: ["attention=cudnn"]}', "workload.steps=1"]
+    finished = sdopt(tmp_path, "run", *SMOKE, *study, "study.skip_conflicts=true")
+    assert finished.code == 0, finished.shown
+    assert [row.status for row in finished.result.variants] == [Status.OK, Status.SKIPPED, Status.OK]
+    assert "needs a CUDA device" in finished.result.variants[1].reason
