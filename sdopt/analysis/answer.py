@@ -14,6 +14,7 @@ from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
 from sdopt.analysis.measures import MEASURES, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
+from sdopt.schema import CHOICES, WORK
 
 
 class Worth(StrEnum):
@@ -110,7 +111,14 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         for name, ratio in at.ratios.items()
     }
     judged = None if left_out else _judgement(result, row)
+    work = [
+        key
+        for key in row.variant.config.differing(reference.config, (*WORK, "hardware"))
+        if not key.startswith(CHOICES)
+    ]
     worth, because = _worth(result, row.variant, reference, ratios, judged)
+    if work and worth in (Worth.WORTH_IT, Worth.HARMFUL):
+        worth, because = Worth.UNPROVEN, f"not the same work: {', '.join(work)}"
     credit = row.comparison.credit if row.comparison else ""
     return OptionAnswer(
         option=credit if credit not in ("", "nothing") else row.variant.name,

@@ -36,10 +36,7 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import WORK, Gate, Rule
-
-_CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
-"""Settings that a candidate may choose: where they differ, that is what is judged."""
+from sdopt.schema import CHOICES, WORK, Gate, Rule
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
@@ -155,7 +152,7 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
     other = [
         f"{key} ({mine} against {theirs})"
         for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
-        if not key.startswith(_CHOICES)
+        if not key.startswith(CHOICES)
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))

@@ -1,6 +1,7 @@
 """The answer follows the gate where one judged, else the intervals; its code and its command do what they say."""
 
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,20 @@ import pytest
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
 from sdopt.results.files import read_result
-from sdopt.results.records import BrokenImage, Interval, Judgement, Ruling, Score, Status, StudyResult, Verdict
+from sdopt.results.records import (
+    BrokenImage,
+    Interval,
+    Judgement,
+    Ruling,
+    Score,
+    ShapeRatios,
+    ShapeSamples,
+    Status,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
+from tests.records import reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "quickstart"
 NAME = "channels last"
@@ -82,6 +96,34 @@ class TestWithoutAGate:
         assert only(study).because == "less memory, at the cost of slower"
         study.variant(NAME).promises["layout"].claims = ["latency", "memory"]
         assert only(study).worth is Worth.HARMFUL
+
+    def test_other_work_is_neither_a_gain_nor_a_harm(self, study: StudyResult) -> None:
+        reconfigure(study.variant(NAME), "workload", steps=10)
+        assert timed(study, 2.0, 1.9, 2.1).worth is Worth.WORTH_IT, "fewer steps are a choice"
+        reconfigure(study.variant(NAME), "workload", batch_size=4)
+        option = timed(study, 0.5, 0.45, 0.55)
+        assert (option.worth, option.because) == (Worth.UNPROVEN, "not the same work: workload.batch_size")
+
+    def test_of_several_shapes_one_that_is_slower_is_a_harm(self, study: StudyResult) -> None:
+        owners: list[StudyResult | VariantResult] = [study, *study.variants]
+        for owner in owners:
+            reconfigure(owner, "workload", size=[64, 96])
+        for row in study.variants:
+            for measurement in row.measurements:
+                samples = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
+                measurement.further = [ShapeSamples(**samples)]
+        edge = study.comparisons[0]
+        for compared in study.comparisons:
+            compared.further = [ShapeRatios(floor=1.02)]
+        edge.speedup = Interval(1.3, 1.2, 1.4, 0.95, 3, "process")
+        edge.further[0].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
+        option = only(study)
+        assert (option.worth, option.because) == (Worth.WORTH_IT, "faster at 64x64b1 and faster at 96x96b1")
+        assert option.figure == "1.30× [1.20, 1.40] at 64x64b1, 1.20× [1.10, 1.30] at 96x96b1"
+        assert "'workload.size=[64,96]'" in option.command
+        edge.further[0].speedup = Interval(0.8, 0.7, 0.9, 0.95, 3, "process")
+        option = only(study)
+        assert (option.worth, option.because) == (Worth.HARMFUL, "slower at 96x96b1")
 
     def test_identical_images_need_no_judge(self, study: StudyResult) -> None:
         study.comparisons[0].quality["mse"] = Score(0.0, per_prompt=[0.0, 0.0])
