@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from . import end_with_code
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sdopt.config.composer import GateConfig
     from sdopt.results.records import StudyResult
 
@@ -39,6 +41,7 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError
+    from sdopt.tracking.finding import find_results
 
     config = gate_of(arguments.overrides)
     if not config.gate.judges:
@@ -46,7 +49,7 @@ def main(argv: list[str]) -> int:
     waived = tuple(filter(None, arguments.waive.split(",")))
     codes = [
         _judge(found, folder, config, arguments.against, waived, arguments.output)
-        for found, folder in _results(arguments.result, config)
+        for found, folder in find_results(arguments.result, config.tracking)
     ]
     # A regression is worth more notice than what could not be judged.
     return 1 if 1 in codes else max(codes)
@@ -66,18 +69,21 @@ def _judge(
     from sdopt.gate.calibration import calibration_for
     from sdopt.gate.drift import WAIVERS, judge_drift
     from sdopt.gate.judge import exit_code, judge
+    from sdopt.report.catalog import write_reports
+    from sdopt.report.table import answer_group
     from sdopt.report.verdicts import verdict_table, write_verdicts
+    from sdopt.tracking.finding import find_result
 
     calibration = calibration_for(result, config.gate.calibration)
     if against is None:
         judge(result, config.gate, calibration)
-        _keep_looks(result, folder)
+        _keep(result, folder, verdicts=output is None)
         judgements = result.judgements
     else:
         unknown = sorted(set(waived) - set(WAIVERS))
         if unknown:
             raise UsageError(f"--waive {','.join(unknown)}: there are {', '.join(WAIVERS)}")
-        ((earlier, then),) = _results(against, config)
+        earlier, then = find_result(against, config.tracking)
         result.gate = config.gate.name
         judgements = judge_drift(
             result, earlier, config.gate, calibration, waived, _with_images(result, folder, earlier, then)
@@ -88,45 +94,51 @@ def _judge(
     target.mkdir(parents=True, exist_ok=True)
     write_verdicts(result, judgements, target)
     console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
+    if against is None:
+        console.print(answer_group(result))
+        if output is None:
+            for _ in write_reports(result, folder):
+                pass
+            _update_tracker(result, folder, config, console)
     return exit_code(judgements, config.gate.report_only)
 
 
-def _keep_looks(result: "StudyResult", folder: Path) -> None:
-    """Notes in the run's own `result.json` that it was judged, so that a study extended later has spent this look."""
+def _keep(result: "StudyResult", folder: Path, verdicts: bool) -> None:
+    """Notes in the run's own `result.json` that it was judged, so that a study extended later has spent this look.
+
+    What the gate said is kept there too, unless the verdicts go elsewhere.
+    """
     from contextlib import suppress
 
     from sdopt.results.files import read_result, write_result
 
     kept = read_result(folder)
     # A folder that cannot be written, as CI's may be, still gets its verdicts.
-    if kept.id == result.id and kept.status == "finished" and kept.looks != result.looks:
+    if kept.id == result.id and kept.status == "finished":
+        before = kept.looks, kept.judgements, kept.gate
         kept.looks = result.looks
-        with suppress(OSError):
-            write_result(kept, folder)
+        if verdicts:
+            kept.judgements, kept.gate = result.judgements, result.gate
+        if before != (kept.looks, kept.judgements, kept.gate):
+            with suppress(OSError):
+                write_result(kept, folder)
 
 
-def _results(name: str, config: "GateConfig") -> "list[tuple[StudyResult, Path]]":
-    """The result of a run, those of a sweep, or that of an MLflow run."""
-    from sdopt.errors import UsageError
-    from sdopt.report.sweep import read_sweep
-    from sdopt.results.files import read_result
-    from sdopt.results.folders import read_error
-    from sdopt.tracking.runs import download_result
+def _update_tracker(result: "StudyResult", folder: Path, config: "GateConfig", console: "Console") -> None:
+    """Tells MLflow, where the study was logged, what the gate said."""
+    from sdopt.schema import Tracking
+    from sdopt.tracking.runs import update_verdicts
+    from sdopt.tracking.store import TrackingError
 
-    path = Path(name)
-    if path.name == "result.json" or (path / "result.json").is_file():
-        return [(read_result(path), path if path.is_dir() else path.parent)]
-    if path.is_dir():
-        studies = read_sweep(path).studies
-        if not studies and (error := read_error(path)) is not None:
-            raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
-        if not studies:
-            raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
-        return [(study, path / job) for job, study in studies.items()]
-    if path.exists() or "/" in name:
-        raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    file = download_result(name, config.tracking)
-    return [(read_result(file), file.parent)]
+    # The result says where it was logged, unless the command names another place.
+    tracking = config.tracking if config.tracking != Tracking() else result.config.tracking
+    try:
+        run = update_verdicts(result, folder, tracking)
+    except TrackingError as error:
+        print(f"sdopt: MLflow does not know of these verdicts: {error}", file=sys.stderr)
+        return
+    if run is not None:
+        console.print(f"MLflow: the verdicts of run {run} are up to date", markup=False, highlight=False)
 
 
 def _with_images(result: "StudyResult", folder: Path, earlier: "StudyResult", then: Path) -> tuple[Path, Path] | None:

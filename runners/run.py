@@ -1,8 +1,15 @@
 """sdopt run: measure a study, or with -m a sweep of them."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from . import end_with_code, exit_code_of, interrupts_deferred
+
+if TYPE_CHECKING:
+    from sdopt.config.command import Folders
 
 
 @end_with_code
@@ -11,12 +18,30 @@ def main(argv: list[str]) -> int:
     from sdopt.config.command import is_informative
     from sdopt.worker.forkserver import start_fork_server
 
-    if not is_informative(argv):
+    informative = is_informative(argv)
+    if not informative:
         # Started before anything heavy is imported here, so that the server imports the same beside this process.
         start_fork_server()
-    with interrupts_deferred():
-        from sdopt.experiment import InterruptedStudy, launch, summarise_sweep
-        from sdopt.report.sweep import exit_code
+    with ExitStack() as stack:
+        with interrupts_deferred():
+            # The thread that shows it is begun here, so that it takes no Ctrl-C either.
+            ready = (lambda: None) if informative else stack.enter_context(_starting())
+            from sdopt.experiment import launch
+        return _run(argv, partial(launch, ready=ready))
+
+
+@contextmanager
+def _starting() -> Iterator[Callable[[], None]]:
+    """Shows that the command has begun, in a terminal; yields what ends that."""
+    from rich.console import Console
+
+    with Console().status("starting: PyTorch and diffusers are imported, the study is composed") as status:
+        yield status.stop
+
+
+def _run(argv: list[str], launch: "Callable[[list[str]], Folders]") -> int:
+    from sdopt.experiment import InterruptedStudy, summarise_sweep
+    from sdopt.report.sweep import exit_code
 
     code = 0
     try:

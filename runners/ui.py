@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
     for name, page in pages.items():
         print(f"  {name}: {site}/{page}")
     print(
-        "Expand a study with the + before its name: its variants' charts and images come beside each other.", flush=True
+        "Each page is a leaderboard by speed-up. In the chart view, sorted by Created, expand a study with its +: "
+        "the charts and images of its variants come beside each other.",
+        flush=True,
     )
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]

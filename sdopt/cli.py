@@ -6,8 +6,11 @@ from pathlib import Path
 
 COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
+    "show": "print a finished result again: tables, verdicts and the answer",
+    "compare": "show two finished results side by side, and what differs between them",
     "gate": "judge a result that exists, or hold it against an earlier one",
     "gate-trial": "try the gate on sabotaged options, and on pairs that differ by chance",
+    "report": "write a result as one page to send: the answer, tables, plots and images",
     "calibrate": "measure what a gate's margins are made of, for a model",
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",

@@ -6,7 +6,7 @@ The command line, a Python program, a launcher in another process and a test all
 import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,13 +32,15 @@ from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
 from sdopt.report.dry_run import show_plan
+from sdopt.report.header import announce
 from sdopt.report.outcome import Outcome, load_result
-from sdopt.report.table import show, terminal_table
+from sdopt.report.table import answer_group, show, terminal_table
 from sdopt.report.verdicts import append_step_summary, verdict_table
 from sdopt.results.files import read_result, write_at_last, write_result
 from sdopt.results.folders import JobError, write_error
 from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
+from sdopt.study.forecast import forecast
 from sdopt.study.missing import missing_of
 from sdopt.study.plan import plan_result, require_room
 from sdopt.study.progress import Progress
@@ -46,7 +48,7 @@ from sdopt.study.resume import merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
-from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store
+from sdopt.tracking.store import TrackingError, import_in_background, page_of, require_mlflow, require_store
 from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
@@ -76,11 +78,12 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     return load_result(folder)
 
 
-def launch(argv: Sequence[str]) -> Folders:
+def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Folders:
     """Runs the studies that a command line asks for, and returns where they were written.
 
     Args:
         argv: overrides and Hydra's flags; `resume=<folder>` stands for the command line recorded there.
+        ready: called when the first study is about to print, once all is imported and composed.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
@@ -89,7 +92,7 @@ def launch(argv: Sequence[str]) -> Folders:
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
-    folders = Folders()
+    folders = Folders(ready=ready)
     try:
         run_hydra(job, argv, folders)
         if folders.error is not None:
@@ -107,6 +110,8 @@ def launch(argv: Sequence[str]) -> Folders:
         if begun:
             raise
         raise UsageError(explain(error) or type(error).__name__) from error
+    if folders.dry:
+        folders.remove_plans()
     return folders
 
 
@@ -230,7 +235,11 @@ class Experiment:
         self.timeline.enter("composing and planning")
         plan, result, machine = self.plan()
         if self.config.dry_run:
-            show_plan(result, self.console)
+            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
+            # The baseline is measured twice.
+            show_plan(result, forecast([*runnable, plan.baseline], result, Path("outputs")), self.console)
+            if (folders := current_folders()) is not None:
+                folders.dry = True
             return None
         if (self.folder / "result.json").is_file():
             result = merge_resumed(read_result(self.folder), result, plan, self.folder, self.config.retry_failed)
@@ -242,6 +251,7 @@ class Experiment:
         if self._nothing_to_compare(plan, result, machine):
             return result
         require_room(plan, self.folder)
+        announce(result, self.console)
         write_result(result, self.folder)  # a disk that is full is better found before measuring than after it
         try:
             self.measure(plan, result, machine)
@@ -256,6 +266,7 @@ class Experiment:
             self.track(result)
             with suppress(OSError):  # the result is what counts, and it is written
                 self.timeline.write(self.folder)
+        self.console.print(answer_group(result))
         return result
 
     def _require_free_folder(self) -> None:
@@ -282,6 +293,8 @@ class Experiment:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+        if (folders := current_folders()) is not None:
+            folders.ready()
         for warning in machine.warnings:
             print(f"sdopt: {warning}", file=sys.stderr)
         if not config.dry_run:
@@ -371,7 +384,7 @@ class Experiment:
         for report, error in write_reports(result, self.folder):
             if error is not None:
                 _print_problems([f"no {report.name}: {type(error).__name__}: {error}"])
-            elif report.is_picture:
+            elif report.is_looked_at:
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
 
@@ -381,12 +394,13 @@ class Experiment:
             return
         try:
             with self.console.status("logging to MLflow"):
-                log_study(result, self.folder, self.config.tracking)
+                run, _ = log_study(result, self.folder, self.config.tracking)
         except TrackingError as error:
             _print_problems([f"not logged to {error}"])
             print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
             return
-        self.console.print("MLflow: sdopt ui")
+        page = page_of(self.config.tracking, run)
+        self.console.print(f"MLflow: {page or 'sdopt ui'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:

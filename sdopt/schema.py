@@ -13,6 +13,9 @@ from typing import Any
 WORK = ("model", "task", "scheduler", "workload")
 """The sections that say which images are asked for: two variants that agree in all of them do the same work."""
 
+CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
+"""Settings that a candidate may choose: where they differ, that is what is judged."""
+
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
     """Returns a dataclass field with limits, required if it has no default.
@@ -248,6 +251,10 @@ class Tracking:
     """Folder for the artifacts of a local store; null leaves the choice to a tracking server."""
     images: bool = True
     """Also log the images and the contact sheet."""
+    tags: dict[str, str] | None = None
+    """Tags of your own on a study's runs, as in `tracking.tags={team: vision}`."""
+    note: str | None = None
+    """A note of your own, above the answer in a study's run."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +262,10 @@ class Quality:
     """The quality pass: images drawn after timing, same prompts and noise for all variants, and their metrics."""
 
     metrics: bool = True
-    """Whether metrics are computed from the images; if not, those of the workload's prompts are drawn to look at."""
+    """Whether metrics are computed from the images."""
     prompt_count: int | None = bounded(None, ge=1)
-    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24."""
+    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24, and without
+    metrics none."""
     batch_size: int | None = bounded(None, ge=1)
     """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
     for large ones, where an option compiled its own, and where a gate judges."""

@@ -31,6 +31,7 @@ SMALL = (
     "workload.prompt_count=1",
     "protocol.replicates=1",
     "quality=none",
+    "quality.prompt_count=1",
     # As many rounds as are asked for, whatever else the machine does.
     "protocol.interference=null",
 )

@@ -142,6 +142,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         *("run", "study=explicit", "study.name=shared", f"study.variants={' '.join(variants.split())}", *SMALL),
         *(f"protocol.{override}" for override in protocol),
         "workload.prompt_count=4",
+        "quality.prompt_count=4",
     )
     return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments))
 

@@ -59,7 +59,14 @@ def break_even_text(found: BreakEven) -> str:
     """Writes when the start is repaid, as in "after 310 images [220, 520]"."""
     if found.images is None:
         return "never repaid: its calls are no faster"
-    text = f"repaid after {_count(found.images)} images"
+    return f"repaid after {images_text(found, ' images')}"
+
+
+def images_text(found: BreakEven, unit: str = "") -> str:
+    """Writes after how many images the start is repaid, with its bounds; "never" where it never is."""
+    if found.images is None:
+        return "never"
+    text = f"{_count(found.images)}{unit}"
     if found.confidence is None:
         return text
     low = "0" if found.images_low is None else _count(found.images_low)

@@ -2,6 +2,12 @@
 
 from collections.abc import Sequence
 
+PAYS = "it pays"
+"""How a gate's reason begins where a gain holds together with all other claims of the study."""
+
+NO_BENEFIT = "no benefit"
+"""How a gate's reason begins where an option does no harm, and a gain that counts is excluded."""
+
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:
     """Says which of several claims hold together: the chance of any false one is at most `level` (Holm 1979)."""

@@ -148,6 +148,15 @@ class Figures:
         return self.comparison.reference if self.comparison else ""
 
     @property
+    def call_ms(self) -> dict[str, float]:
+        """What each stage takes of one call: a step of the denoiser as often as a call runs it."""
+        calls = self.variant.denoiser_calls or self.variant.config.workload.steps
+        return {
+            stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
+            for stage, value in self.stages_ms.items()
+        }
+
+    @property
     def speedup(self) -> Ratio | None:
         """The speed-up of this comparison, from calls that are paired by round."""
         return self.ratios.get(SPEEDUP.name)
@@ -203,6 +212,12 @@ class Figures:
         for row in self.shapes if self.further else ():
             found |= {with_shape(name, row.shape.name): value for name, value in row.flat_of_shape.items()}
         return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def ratio_text(interval: Interval) -> str:
+    """Writes a ratio with its bounds."""
+    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.estimate:.2f}×{bounds}"
 
 
 def figures_of(result: StudyResult) -> list[Figures]:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sdopt.analysis.timing import LogRatio, log_memory_ratio, log_speedup, memory_floor
+from sdopt.analysis.timing import LogRatio, log_memory_ratio, log_speedup, memory_floor, peak_memory_gib
 from sdopt.results.records import Comparison, Interval, StudyResult, VariantResult
+from sdopt.schema import Gate
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
 """By name, in the order in which they are shown."""
+
+
+def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
+    """Returns the smallest factor, at least 1, by which a measure must differ from that of a reference to count."""
+    if measure is SPEEDUP:
+        return 1 + gate.smallest_speedup
+    peak = peak_memory_gib(reference)
+    return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
 
 
 def with_shape(name: str, shape: str) -> str:

@@ -1,9 +1,10 @@
 """Runs Hydra on a command line, and remembers where it put the run or the sweep."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,10 @@ class Folders:
     """Whether a job refused its folder because another process writes it: its files say nothing of this command."""
     error: Exception | None = None
     """What ended the job of a single run."""
+    dry: bool = False
+    """Whether a job only showed its plan: then nothing of the folders is kept."""
+    ready: Callable[[], None] = lambda: None
+    """Called before the command prints for the first time, to end what was shown until then."""
 
     @property
     def jobs(self) -> list[Path]:
@@ -42,6 +47,22 @@ class Folders:
         if self.run is not None:
             return [self.run]
         return [path for path in self.sweep.iterdir() if path.is_dir()] if self.sweep and self.sweep.is_dir() else []
+
+    def remove_plans(self) -> None:
+        """Removes the folders of a dry run, if they hold nothing but what Hydra wrote there."""
+        folder = self.run or self.sweep
+        if folder is None:
+            return
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        if any(".hydra" not in file.parts and file.name != "multirun.yaml" for file in files):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        self.run = self.sweep = None
+        for parent in folder.absolute().parents:
+            if parent == Path.cwd() or Path.cwd() not in parent.parents:
+                break
+            with suppress(OSError):  # other runs lie there
+                parent.rmdir()
 
 
 _current: ContextVar[Folders | None] = ContextVar("folders", default=None)
@@ -64,6 +85,7 @@ class RememberFolder(Callback):
         """Notes the folder of a sweep."""
         if (folders := current_folders()) is not None:
             folders.sweep = Path(config.hydra.sweep.dir)
+            folders.ready()  # jobs may print from other processes
 
 
 def is_informative(argv: Sequence[str]) -> bool:

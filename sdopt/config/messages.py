@@ -17,11 +17,31 @@ def explain(error: Exception) -> str:
     said = str(error).partition("Config search path")[0].strip()
     unknown = re.match(r"Could not override '([^']+)'", said)
     if unknown is None:
-        return said
+        return _within_list(str(getattr(error, "override", ""))) or said
+    if designs := _designs_with(unknown[1]):
+        chosen = " or ".join(f"study={design}" for design in designs)
+        return f"{unknown[1]}: the chosen study has no such key; choose {chosen} beside it"
     near = difflib.get_close_matches(unknown[1], _known_keys(), n=2)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
     added = f"what is not among the defaults, as a group of your own, takes a +, as in +{unknown[1]}=…"
     return f"{unknown[1]}: there is no such key; {advice}`sdopt run --help` lists all; {added}"
+
+
+def _within_list(override: str) -> str:
+    """Says how options are written within a list, where an override has them as on a command line; else ""."""
+    key, _, value = override.partition("=")
+    options = re.findall(r"[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
+    if not options:
+        return ""
+    written = ", ".join(f"{option.replace('=', ':', 1)} for {option}" for option in options)
+    return f"{key}: within a list write {written}"
+
+
+def _designs_with(key: str) -> list[str]:
+    """Returns the study designs that have a key of `study`."""
+    group, _, name = key.partition(".")
+    files = sorted((CONF / "study").glob("*.yaml")) if group == "study" else []
+    return [file.stem for file in files if name in OmegaConf.load(file)]
 
 
 def _known_keys() -> list[str]:

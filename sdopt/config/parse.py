@@ -160,11 +160,11 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
 
 
 def _settled(sections: dict[str, Any]) -> dict[str, Any]:
-    """Fills null `replicates` and `prompt_count` from the gate."""
+    """Fills null `replicates` and, where metrics are computed, `prompt_count` from the gate."""
     gate = sections["gate"]
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
-        ("quality", "prompt_count", gate.prompt_count),
+        ("quality", "prompt_count", gate.prompt_count if sections["quality"].metrics else None),
     ):
         if getattr(sections[section], key) is None:
             sections = sections | {section: replace(sections[section], **{key: value})}
@@ -172,11 +172,9 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
-    """Returns the prompts of the quality pass: the timed ones first; without metrics only those."""
-    count = run.workload.prompt_count
-    if run.quality.metrics and run.quality.prompt_count is not None:
-        count = run.quality.prompt_count
-    return resolve_prompts(replace(run.workload, prompt_count=count), run.model)
+    """Returns the prompts of the quality pass, the timed ones first; without metrics those that are asked for."""
+    count = run.quality.prompt_count or 0
+    return resolve_prompts(replace(run.workload, prompt_count=count), run.model) if count else ()
 
 
 def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems: list[str]) -> dict[str, Optimization]:

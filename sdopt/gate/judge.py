@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
-from sdopt.analysis.measures import MEASURES, SPEEDUP, with_shape
-from sdopt.analysis.timing import exceeds, paired, peak_memory_gib
+from sdopt.analysis.measures import MEASURES, SPEEDUP, smallest_factor, with_shape
+from sdopt.analysis.timing import exceeds, paired
 from sdopt.gate.calibration import Calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
@@ -36,10 +36,7 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import WORK, Gate, Rule
-
-_CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
-"""Settings that a candidate may choose: where they differ, that is what is judged."""
+from sdopt.schema import CHOICES, WORK, Gate, Rule
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
@@ -155,7 +152,7 @@ def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruli
     other = [
         f"{key} ({mine} against {theirs})"
         for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
-        if not key.startswith(_CHOICES)
+        if not key.startswith(CHOICES)
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
@@ -266,10 +263,7 @@ class RuleContext:
 
     def smallest(self, metric: str, gate: Gate) -> float:
         """The smallest factor, at least 1, by which a measure must differ to count."""
-        if metric == SPEEDUP.name:
-            return 1 + gate.smallest_speedup
-        peak = peak_memory_gib(self.reference)
-        return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
+        return smallest_factor(MEASURES[metric], gate, self.reference)
 
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
         """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why.

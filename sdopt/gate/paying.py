@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.analysis.claims import holm
+from sdopt.analysis.claims import NO_BENEFIT, PAYS, holm
 from sdopt.analysis.measures import Measure, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
@@ -147,7 +147,7 @@ def must_pay(results: Sequence[ClaimResult]) -> Ruling:
     if Answer.HARM in answers:
         return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
     if Answer.GAIN in answers:
-        return Ruling("must pay", "", Verdict.PASS, f"it pays: {reason}")
+        return Ruling("must pay", "", Verdict.PASS, f"{PAYS}: {reason}")
     if Answer.OPEN in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"unproven: {reason}")
-    return Ruling("must pay", "", Verdict.FAIL, f"no benefit: {reason}")
+    return Ruling("must pay", "", Verdict.FAIL, f"{NO_BENEFIT}: {reason}")

@@ -52,6 +52,11 @@ class Default(Optimization):
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ("pipe.unet.set_default_attn_processor()",)
+
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         chosen = _processors(denoiser_of(pipe))
@@ -75,6 +80,12 @@ class Vanilla(Optimization):
     @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        name = "AttnProcessor"
+        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -197,6 +208,12 @@ class Sliced(Optimization):
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        size = "auto" if self.slice_size is None else self.slice_size
+        return (f"pipe.unet.set_attention_slice({size!r})",)
+
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         heads = fewest_heads(ctx.model)
@@ -238,6 +255,12 @@ class Xformers(Optimization):
     @override
     def claims(self) -> frozenset[str]:
         return frozenset({"latency", "memory"})
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        name = "XFormersAttnProcessor"
+        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -286,6 +309,11 @@ class FusedProjections(Optimization):
     @override
     def claims(self) -> frozenset[str]:
         return frozenset({"latency"})
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ("pipe.unet.fuse_qkv_projections()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -107,6 +107,14 @@ class Optimization:
         """What the option promises about the images; a gate judges it by the rules of this promise."""
         return Contract.EXACT
 
+    @property
+    def diffusers_lines(self) -> tuple[str, ...]:
+        """Code that does the same by hand to a pipeline `pipe` of diffusers; () where only sdopt has the option.
+
+        A line that begins with `with` goes around each call of the pipeline.
+        """
+        return ()
+
     def conflicts(self, ctx: Context) -> list[str]:
         """Returns why it cannot run on this device, with this model or beside the other choices; [] if it can."""
         return []

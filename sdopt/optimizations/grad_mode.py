@@ -30,6 +30,12 @@ class GradMode(Optimization):
     def claims(self) -> frozenset[str]:
         return frozenset({"latency"}) if self.mode == "inference_mode" else frozenset()
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        # diffusers' pipelines turn recording off within each call, which nothing around it can undo.
+        return () if self.mode == "enabled" else ("import torch", f"with torch.{self.mode}():")
+
     @override
     @contextmanager
     def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:

@@ -34,6 +34,12 @@ class Layout(Optimization):
     def claims(self) -> frozenset[str]:
         return frozenset() if self.memory_format == "contiguous" else frozenset({"latency"})
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        order = f"torch.{'contiguous_format' if self.memory_format == 'contiguous' else 'channels_last'}"
+        return "import torch", f"pipe.unet.to(memory_format={order})", f"pipe.vae.to(memory_format={order})"
+
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         modules = [denoiser_of(pipe), pipe.vae]

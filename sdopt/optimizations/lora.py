@@ -86,6 +86,13 @@ class Lora(Optimization):
     def files(self, model: Model, fetch: bool) -> list[Path]:
         return [lora_file(self.path, name, fetch) for name in self.names]
 
+    def _lines(self, *then: str) -> tuple[str, ...]:
+        """Returns diffusers' code that loads the LoRA, and what follows it; () for the packaged ones."""
+        if self.path is None:
+            return ()
+        file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
+        return f"pipe.load_lora_weights({self.path!r}{file}, adapter_name={_NAME!r})", *then
+
     def _load(self, pipe: "DiffusionPipeline", name: str | None, **how: Any) -> None:
         file = lora_file(self.path, name)
         pipe.load_lora_weights(
@@ -99,6 +106,11 @@ class Loaded(Lora):
 
     scale: float = 1.0
     """How strongly it is applied."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return self._lines(f"pipe.set_adapters({_NAME!r}, adapter_weights={self.scale})")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -115,6 +127,11 @@ class Fused(Lora):
 
     scale: float = 1.0
     """How strongly it is applied."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return self._lines(f"pipe.fuse_lora(lora_scale={self.scale})", "pipe.unload_lora_weights()")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

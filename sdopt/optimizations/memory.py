@@ -64,6 +64,11 @@ class VaeSlicing(VaeInPieces):
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ("pipe.vae.enable_slicing()",)
+
     @override
     def ineffective(self, ctx: Context) -> list[str]:
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
@@ -94,6 +99,14 @@ class VaeTiling(VaeInPieces):
     @override
     def contract(self) -> Contract:
         return Contract.LOSSY
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        if self.tile_size is None:
+            return ("pipe.vae.enable_tiling()",)
+        latents = f"pipe.vae.tile_latent_min_size = {self.tile_size} // pipe.vae_scale_factor"
+        return "pipe.vae.enable_tiling()", f"pipe.vae.tile_sample_min_size = {self.tile_size}", latents
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -300,6 +313,12 @@ class LayerwiseCasting(Optimization):
     @override
     def contract(self) -> Contract:
         return Contract.LOSSY
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        types = f"storage_dtype=torch.{self.storage}, compute_dtype=pipe.unet.dtype"
+        return "import torch", f"pipe.unet.enable_layerwise_casting({types})"
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

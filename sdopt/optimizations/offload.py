@@ -58,6 +58,11 @@ class ModelOffload(Offload):
     diffusers' `enable_model_cpu_offload`: text encoder, denoiser and VAE take turns, so that the device holds one.
     """
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ("pipe.enable_model_cpu_offload()",)
+
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         return super().conflicts(ctx) + _needs_a_gpu(ctx.device)
@@ -83,6 +88,11 @@ class SequentialOffload(Offload):
 
     diffusers' `enable_sequential_cpu_offload`: the least memory of all, and by far the slowest.
     """
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ("pipe.enable_sequential_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

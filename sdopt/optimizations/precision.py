@@ -55,6 +55,20 @@ class Precision(Optimization):
         reduced = {"latency"} if self.contract is Contract.LOSSY else set()
         return frozenset(reduced | ({"memory"} if self.weights != "float32" else set()))
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        lines = ["import torch"]
+        if self.weights != "float32":
+            lines.append(f"pipe.to(torch.{self.weights})")
+        if self.tf32 != "default":
+            level = "high" if self.tf32 == "on" else "highest"
+            lines.append(f'torch.set_float32_matmul_precision("{level}")')
+            lines.append(f"torch.backends.cudnn.allow_tf32 = {self.tf32 == 'on'}")
+        if self.autocast:
+            lines.append(f"with torch.autocast(pipe.device.type, dtype=torch.{self.autocast}):")
+        return tuple(lines) if len(lines) > 1 else ("import torch", "pipe.to(torch.float32)")
+
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = []
@@ -123,6 +137,11 @@ class FullVae(Precision):
     memory between calls. For other models diffusers decodes in half precision, which may overflow.
     """
 
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ()
+
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
@@ -162,6 +181,11 @@ class FixedVae(Precision):
     """The folder of the VAE, instead of a repository."""
     hub_id: str = "madebyollin/sdxl-vae-fp16-fix"
     """The repository of the VAE, as in `owner/name`."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return ()
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from sdopt.errors import UsageError
@@ -50,6 +51,28 @@ def hub_folder(model: Model, fetch: bool) -> Path:
         return Path(
             snapshot_download(repository, revision=model.revision, allow_patterns=wanted, local_files_only=not fetch)
         )
+
+
+def download_bytes(model: Model) -> int | None:
+    """Returns how much `fetch_models` would download of a model at most; None where the hub cannot be asked."""
+    from huggingface_hub import HfApi
+
+    repository = str(model.hub_id)
+    with suppress(UsageError):
+        hub_folder(model, fetch=False)
+        return 0
+    try:
+        with _explained(repository, f"model.hub_id={model.hub_id}", _PIPELINE, model.revision):
+            found = HfApi().model_info(repository, revision=model.revision, files_metadata=True, timeout=10)
+    except UsageError:
+        return None
+    siblings = found.siblings or []
+    # Its index is not there yet: every folder is taken for a part of the pipeline.
+    parts: dict[str, object] = {
+        file.rfilename.partition("/")[0]: ["diffusers", ""] for file in siblings if "/" in file.rfilename
+    }
+    wanted = _files(parts, model.variant)
+    return sum(file.size or 0 for file in siblings if any(fnmatch(file.rfilename, pattern) for pattern in wanted))
 
 
 def hub_network(repository: str, key: str, fetch: bool) -> Path:

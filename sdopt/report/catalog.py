@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
+from sdopt.report.dataframe import to_dataframe
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
-from sdopt.report.plots import study_plot
+from sdopt.report.page.files import HTML, MARKDOWN
+from sdopt.report.page.html import html_page
+from sdopt.report.page.markdown import markdown_page
+from sdopt.report.page.sections import study_page
+from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
 from sdopt.report.published import published_json, published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
@@ -33,6 +38,11 @@ class Report:
         """Whether it is an image, which takes longer to draw than a text does."""
         return self.file.endswith(".png")
 
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether a person opens it: the end of a run names it."""
+        return self.is_picture or self.file.endswith(".html")
+
 
 def _of_verdicts(
     render: Callable[[StudyResult, Sequence[Judgement]], bytes],
@@ -42,7 +52,13 @@ def _of_verdicts(
 
 REPORTS = (
     Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
+    Report("report", HTML, lambda result, folder: html_page(study_page(result, folder))),
+    # It shows the pictures beside it, so that no image need be encoded.
+    Report("report as Markdown", MARKDOWN, lambda result, folder: markdown_page(study_page(result, folder, 0))),
+    Report("table as data", "table.csv", lambda result, _: to_dataframe(result).to_csv(index=False).encode()),
     Report("plot", "plot.png", lambda result, _: study_plot(result)),
+    Report("speed against quality", "tradeoff.png", lambda result, _: tradeoff_picture(result)),
+    Report("time by stage", "stages.png", lambda result, _: stages_picture(result)),
     Report("images", "comparison.png", comparison_sheet),
     Report("broken images", "broken.png", broken_sheet),
     Report("published figures", "published.md", lambda result, _: published_markdown(result).encode() or None),

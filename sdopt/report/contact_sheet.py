@@ -4,30 +4,42 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from sdopt.analysis.figures import figures_by_variant
-from sdopt.report.rows import ratio_text
+from sdopt.report.rows import metric_text, quality_heading, rows_of
 from sdopt.results.records import StudyResult, VariantResult
 
 _CELL = 160
 
 _GAP = 8
 
-_HEAD = 50
-
 _SIDE = 150
 
+_LINE = 17
+"""Height of a line of text."""
 
-def comparison_sheet(result: StudyResult, folder: Path, rows: int = 8) -> bytes | None:
-    """Draws a PNG with a row for each of the first images and a column per variant, headed by its speed-up.
+_AMPLIFIED = 16
 
-    The A/A control is left out: its images are the baseline's.
+_LETTERS = str.maketrans({"×": "x", "≈": "~", "↑": "", "↓": ""})
+"""For the font that comes with Pillow, which has no others."""
+
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+_Row = tuple[str, Sequence[Image.Image | None]]
+"""The title of a row of images, and an image for each column."""
+
+
+def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> bytes | None:
+    """Draws a PNG with a column per variant, and for each of the first images two rows: it, and what differs in it.
+
+    The difference is that to the baseline's image, amplified. Below each column are its figures. The A/A control is
+    left out: its images are the baseline's.
 
     Args:
         result: the study.
         folder: the run's, where its images are.
-        rows: how many images of each variant are shown.
+        prompts: how many images of each variant are shown.
 
     Returns:
         None where no variant has images.
@@ -35,13 +47,14 @@ def comparison_sheet(result: StudyResult, folder: Path, rows: int = 8) -> bytes 
     columns = [variant for variant in result.variants if variant.images and variant.role != "control"]
     if not columns:
         return None
-    shown = [
-        (record.prompt, [_find(variant, record.prompt_index, record.image_index) for variant in columns])
-        for record in columns[0].images[:rows]
-    ]
-    speedups = {name: figures.speedup for name, figures in figures_by_variant(result).items()}
-    captions = [ratio_text(found.interval) if (found := speedups[variant.name]) else "" for variant in columns]
-    return _draw([variant.name for variant in columns], captions, shown, folder)
+    rows: list[_Row] = []
+    for record in columns[0].images[:prompts]:
+        images = [_opened(folder, _find(variant, record.prompt_index, record.image_index)) for variant in columns]
+        rows.append((record.prompt, [_cell(image) for image in images]))
+        if len(columns) > 1:
+            differences = [None, *(_difference(image, images[0]) for image in images[1:])]
+            rows.append((f"difference, amplified {_AMPLIFIED} times", [_cell(image) for image in differences]))
+    return _draw([variant.name for variant in columns], rows, _feet(result, columns))
 
 
 def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
@@ -63,26 +76,51 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
             if wires:
                 beside = _find(baseline, record.prompt_index, record.image_index)
                 shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record.path]))
-    return _draw(["baseline", "broken"], ["", ""], shown[:rows], folder) if shown else None
+    if not shown:
+        return None
+    drawn = [(title, [_cell(_opened(folder, path)) for path in paths]) for title, paths in shown[:rows]]
+    return _draw(["baseline", "broken"], drawn, [])
 
 
-def _draw(
-    heads: Sequence[str], captions: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], folder: Path
-) -> bytes:
-    """Draws a grid of images, whose paths are relative to the folder ("" leaves a gap), with heads and row titles."""
-    width = _SIDE + len(heads) * (_CELL + _GAP)
-    sheet = Image.new("RGB", (width, _HEAD + len(rows) * (_CELL + _GAP)), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for x, (head, caption) in enumerate(zip(heads, captions, strict=True)):
-        left = _SIDE + x * (_CELL + _GAP)
-        pen.text((left, 4), _wrapped(head, _CELL, font, lines=2), fill="black", font=font, spacing=1)
-        pen.text((left, _HEAD - 16), caption, fill="#0072B2", font=font)
-    for y, (title, paths) in enumerate(rows):
-        top = _HEAD + y * (_CELL + _GAP)
-        pen.text((4, top + _CELL // 3), _wrapped(title, _SIDE - 12, font, lines=4), fill="black", font=font)
-        for x, path in enumerate(paths):
-            if path:
-                sheet.paste(_cell(folder / path), (_SIDE + x * (_CELL + _GAP), top))
+def _feet(result: StudyResult, columns: Sequence[VariantResult]) -> list[tuple[str, list[str]]]:
+    """The figures below the columns, a line each: what they are, and one for each column."""
+    figures = figures_by_variant(result)
+    # Of a variant that is compared several times the first comparison counts, as everywhere.
+    rows = {row.variant: row for row in reversed(rows_of(result))}
+    named = [variant.name for variant in columns]
+    lines = [
+        ("latency", [rows[name].latency for name in named]),
+        ("speed-up", [rows[name].speedup for name in named]),
+        ("memory", [rows[name].memory for name in named]),
+        (quality_heading("psnr_db"), [metric_text(figures[name], "psnr_db") for name in named]),
+    ]
+    return [(title, cells) for title, cells in lines if any(cells)]
+
+
+def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, Sequence[str]]]) -> bytes:
+    """Draws a grid of images with heads, titles of rows and lines below; a missing image leaves a gap."""
+    font = ImageFont.load_default(13)
+    wrapped = [_wrapped(head, _CELL, font) for head in heads]
+    top = 10 + _LINE * max(len(lines) for lines in wrapped)
+    bottom = top + len(rows) * (_CELL + _GAP)
+    sheet = Image.new(
+        "RGB", (_SIDE + len(heads) * (_CELL + _GAP), bottom + _LINE * len(feet) + 4 * bool(feet)), "white"
+    )
+    pen = ImageDraw.Draw(sheet)
+    for x, lines in enumerate(wrapped):
+        pen.text((_SIDE + x * (_CELL + _GAP), 4), "\n".join(lines), fill="black", font=font, spacing=1)
+    for y, (title, images) in enumerate(rows):
+        at = top + y * (_CELL + _GAP)
+        lines = _wrapped(title, _SIDE - 12, font)[: _CELL // _LINE]
+        pen.text((4, at), "\n".join(lines), fill="black", font=font, spacing=1)
+        for x, image in enumerate(images):
+            if image is not None:
+                sheet.paste(image, (_SIDE + x * (_CELL + _GAP), at))
+    for y, (title, cells) in enumerate(feet):
+        at = bottom + y * _LINE
+        pen.text((4, at), title.translate(_LETTERS), fill="#5d6b79", font=font)
+        for x, cell in enumerate(cells):
+            pen.text((_SIDE + x * (_CELL + _GAP), at), cell.translate(_LETTERS), fill="#0072b2", font=font)
     stream = BytesIO()
     sheet.save(stream, "PNG")
     return stream.getvalue()
@@ -95,19 +133,39 @@ def _find(variant: VariantResult, prompt_index: int, image_index: int) -> str:
     return ""
 
 
-def _cell(path: Path) -> Image.Image:
-    with Image.open(path) as image:
-        # Small images are enlarged pixel by pixel, so that nothing is smoothed away.
-        method = Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
-        return image.convert("RGB").resize((_CELL, _CELL), method)
+def _opened(folder: Path, path: str) -> Image.Image | None:
+    if not path:
+        return None
+    with Image.open(folder / path) as image:
+        return image.convert("RGB")
 
 
-def _wrapped(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, lines: int) -> str:
-    found: list[str] = []
+def _difference(image: Image.Image | None, other: Image.Image | None) -> Image.Image | None:
+    if image is None or other is None or image.size != other.size:
+        return None
+    return ImageChops.difference(image, other).point(lambda value: min(255, _AMPLIFIED * value))
+
+
+def _cell(image: Image.Image | None) -> Image.Image | None:
+    if image is None:
+        return None
+    # Small images are enlarged pixel by pixel, so that nothing is smoothed away.
+    method = Image.Resampling.NEAREST if image.width < _CELL else Image.Resampling.LANCZOS
+    return image.resize((_CELL, _CELL), method)
+
+
+def _wrapped(text: str, width: int, font: _Font) -> list[str]:
+    """Breaks a text into lines of a width in pixels, within a word only where that alone is wider."""
+    found = [""]
     for word in text.split():
-        longer = f"{found[-1]} {word}" if found else word
-        if found and font.getlength(longer) <= width:
+        longer = f"{found[-1]} {word}".strip()
+        if font.getlength(longer) <= width:
             found[-1] = longer
-        else:
-            found.append(word)
-    return "\n".join(found[:lines])
+            continue
+        if found[-1]:
+            found.append("")
+        for letter in word:
+            if font.getlength(found[-1] + letter) > width:
+                found.append("")
+            found[-1] += letter
+    return found

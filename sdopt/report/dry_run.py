@@ -7,10 +7,11 @@ from rich.table import Table
 from sdopt.results.choices import listed
 from sdopt.results.records import StudyResult
 from sdopt.study.designs import difference
+from sdopt.study.forecast import Forecast
 
 
-def show_plan(result: StudyResult, console: Console) -> None:
-    """Prints the variants of a plan, what keeps a variant from running, and the comparisons."""
+def show_plan(result: StudyResult, expected: Forecast, console: Console) -> None:
+    """Prints the variants of a plan, what keeps a variant from running, the comparisons, and what it will take."""
     environment = result.environment
     # A plan is only ever made with a sheet of the device that is meant; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
@@ -34,3 +35,24 @@ def show_plan(result: StudyResult, console: Console) -> None:
     for edge in result.comparisons:
         edges.add_row(*map(escape, (edge.candidate, edge.reference, edge.credit)))
     console.print(edges)
+    for line in expectations(expected):
+        console.print(line, markup=False, highlight=False)
+
+
+def expectations(expected: Forecast) -> list[str]:
+    """Returns what a study will take, a line for each kind of thing."""
+    time = "unknown" if expected.seconds is None else f"about {_duration(expected.seconds)}"
+    memory = "unknown" if expected.memory_gib is None else f"about {expected.memory_gib:.2f} GiB a process"
+    lines = [
+        f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes",
+        f"time: {time}; memory: {memory} ({expected.based_on})",
+    ]
+    for repository, size in expected.downloads.items():
+        said = "unknown, the hub cannot be asked" if size is None else f"up to {size / 2**30:.2f} GiB"
+        lines.append(f"download of {repository}: {'nothing, it is in the cache' if size == 0 else said}")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 
+from sdopt.analysis.answer import Answer, answer_of
+from sdopt.report.header import header_of
 from sdopt.report.rows import (
+    ANSWER_HEADINGS,
     EFFECT_HEADINGS,
     SWEEP_NOTE,
     Row,
+    answer_cells,
     effect_cells,
     notes_of,
     quality_columns,
@@ -20,14 +24,28 @@ from sdopt.results.records import StudyResult
 
 
 def markdown_table(result: StudyResult) -> str:
-    """The table of a study with its notes, its shapes, its effects and its quality scores."""
+    """The answer, what was measured, and the table with its notes, its shapes, its effects and its quality scores."""
     columns = quality_columns(result)
     heads = ("variant", *map(quality_heading, columns))
     quality = markdown(heads, quality_rows(result, columns), quality_notes(columns)) if columns else ""
     effects = markdown(EFFECT_HEADINGS, list(map(effect_cells, result.effects)), []) if result.effects else ""
     several = shape_rows(result)
     shapes = markdown(SHAPE_HEADINGS, several, []) + "\n" if several else ""
-    return markdown(*table_of(rows_of(result)), notes_of(result)) + "\n" + shapes + effects + quality
+    table = markdown(*table_of(rows_of(result)), notes_of(result))
+    header = " · ".join(map(_cell, header_of(result)))
+    return "\n".join([answer_markdown(answer_of(result)), f"{header}\n", table, shapes + effects + quality])
+
+
+def answer_markdown(answer: Answer) -> str:
+    """The sentence, a verdict on each option, and how to take over the best one."""
+    parts = [f"**{_cell(answer.sentence)}**\n"]
+    if answer.options:
+        parts.append(markdown(ANSWER_HEADINGS, [answer_cells(option) for option in answer.options], answer.notes))
+    if (best := answer.best) is not None:
+        code = "\n".join(best.lines)
+        parts.append(f"To turn on {_cell(best.option)} for a pipeline `pipe`:\n\n```python\n{code}\n```\n")
+        parts.append(f"To measure it again: `{' '.join(best.command.split())}`\n")
+    return "\n".join(parts)
 
 
 def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.analysis.answer import Answer, answer_of
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result
@@ -25,6 +26,10 @@ class Outcome(StudyResult):
     def table(self) -> "pd.DataFrame":
         """Returns a row per comparison with all its figures: see `to_dataframe`."""
         return to_dataframe(self)
+
+    def answer(self) -> Answer:
+        """Returns the verdict on each option, with its reason, its command and the code that turns it on."""
+        return answer_of(self)
 
     def _repr_markdown_(self) -> str:
         """Returns the table that a notebook shows."""

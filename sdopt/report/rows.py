@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sdopt.analysis.answer import OptionAnswer
 from sdopt.analysis.break_even import break_even_text
-from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of
+from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.interference import count_rounds
 from sdopt.analysis.measures import MEMORY_RATIO
@@ -75,14 +76,8 @@ def speedup_text(ratio: Ratio) -> str:
     return ("≈" if ratio.within_floor else "") + ratio_text(ratio.interval)
 
 
-def ratio_text(interval: Interval) -> str:
-    """Writes a ratio with its bounds."""
-    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.estimate:.2f}×{bounds}"
-
-
 def memory_text(figures: Figures) -> str:
-    """Writes the peak of memory with its ratio to the reference's."""
+    """Writes the peak of memory, with its ratio; "" where it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
@@ -312,7 +307,7 @@ def quality_columns(result: StudyResult) -> list[str]:
 
 def quality_heading(name: str) -> str:
     """A column's heading: the metric, its unit, and the direction that is better (↑ or ↓)."""
-    family = _family(name)
+    family = known_family(name)
     if family is None:
         return name
     unit = f" ({family.unit})" if family.unit else ""
@@ -322,13 +317,13 @@ def quality_heading(name: str) -> str:
 
 def quality_notes(names: Sequence[str]) -> list[str]:
     """What the metrics are, and what their arrows mean."""
-    families = {family.name: family for name in names if (family := _family(name)) is not None}
+    families = {family.name: family for name in names if (family := known_family(name)) is not None}
     said = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
     return [f"↑ more is better, ↓ less is better. {said}."] if families else []
 
 
-def _family(name: str) -> Family | None:
-    """None of the count of broken images, and of a metric that this sdopt does not have."""
+def known_family(name: str) -> Family | None:
+    """The kind of a metric; None of the count of broken images, and of a metric that this sdopt does not have."""
     try:
         return family_of(name)
     except UsageError:
@@ -338,13 +333,14 @@ def _family(name: str) -> Family | None:
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
     """A row of cells for each variant that has images: its name and a score for each of the metrics."""
     return [
-        (variant, *(_quality_cell(figures, name) for name in names))
+        (variant, *(metric_text(figures, name) for name in names))
         for variant, figures in figures_by_variant(result).items()
         if figures.variant.images
     ]
 
 
-def _quality_cell(figures: Figures, name: str) -> str:
+def metric_text(figures: Figures, name: str) -> str:
+    """A variant's score in one metric as tables show it; "" where it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""
@@ -367,6 +363,15 @@ def effect_cells(effect: Effect) -> tuple[str, ...]:
         return kind, " × ".join(effect.options), f"aliased with {', '.join(effect.aliased_with)}", ""
     figures = [ratio_text(figure) if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
     return kind, " × ".join(effect.options), *figures
+
+
+ANSWER_HEADINGS = ("verdict", "option", "speed-up", "because")
+
+
+def answer_cells(option: OptionAnswer) -> tuple[str, ...]:
+    """The cells of the verdict on one option, by `ANSWER_HEADINGS`."""
+    images = [option.images] if option.ratios else []
+    return str(option.worth), option.option, option.figure, "; ".join([*images, option.because])
 
 
 SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."

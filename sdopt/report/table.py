@@ -4,17 +4,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.analysis.answer import Worth, answer_of
+from sdopt.report.header import header_of
 from sdopt.report.published import published_tables
 from sdopt.report.rows import (
+    BROKEN,
     EFFECT_HEADINGS,
     FIRST_METRICS,
     SWEEP_NOTE,
     Row,
+    answer_cells,
     effect_cells,
     notes_of,
     quality_columns,
@@ -42,15 +47,24 @@ _STYLES = {
     Status.INTERRUPTED: "yellow",
 }
 
+_WORTH_STYLES = {
+    Worth.WORTH_IT: "bold green",
+    Worth.UNPROVEN: "yellow",
+    Worth.HARMFUL: "red",
+    Worth.BROKEN: "red",
+    Worth.NOT_MEASURED: "dim",
+}
+
 
 def terminal_table(result: StudyResult, width: int) -> Group:
     """The table and its notes, for a terminal of that many columns."""
-    title = f"{result.name} on {result.environment.device['name']}"
+    header = [Text(line, "bold") for line in header_of(result)]
     more = [shapes_table(result)] if shape_rows(result) else []
     more += [effects_table(result.effects)] if result.effects else []
     more += [quality_table(result)] if quality_columns(result) else []
     notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
-    return Group(*_tables(title, rows_of(result), width), *more, *notes, *published_tables(result, width >= _WIDE))
+    published = published_tables(result, width >= _WIDE)
+    return Group(*header, *_tables("", rows_of(result), width), *more, *notes, *published)
 
 
 def shapes_table(result: StudyResult) -> Table:
@@ -67,10 +81,14 @@ def shapes_table(result: StudyResult) -> Table:
 def quality_table(result: StudyResult) -> Table:
     """What the images are worth: the variant's own scores, and how far they are from the reference's."""
     table = Table(title="quality", title_justify="left", box=box.SIMPLE_HEAD)
-    names = _first_metrics(result)
-    table.add_column("variant")
+    broken = any(variant.trips for variant in result.variants)
+    names = [name for name in _first_metrics(result) if name != BROKEN or broken]
+    table.add_column("variant", min_width=14, overflow="fold")
     for name in names:
-        table.add_column(quality_heading(name).replace("_", " "), justify="right")
+        # On two lines, the features or the unit below the metric: a narrow terminal would cut the last columns.
+        heading = quality_heading(name)
+        heading = "\n".join(heading.rsplit("_", 1)) if "_" in heading else heading.replace(" ", "\n", 1)
+        table.add_column(heading.replace("_", " "), justify="right")
     for cells in quality_rows(result, names):
         table.add_row(*map(escape, cells))
     return table
@@ -98,7 +116,7 @@ def sweep_table(rows: Sequence[tuple[str, Row]], width: int) -> Group:
 
 
 def _tables(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | None = None) -> list[Table | Text]:
-    """A table; where the terminal is narrow, intervals go below their figures, and evidence below the table.
+    """A table; in a narrow terminal intervals and references go below figures and names, evidence below the table.
 
     Of several shapes there are as many side by side as fit, and the others in tables below.
     """
@@ -119,8 +137,8 @@ def _table(
     references = {row.reference for row in rows if row.reference}
     against = f"against {references.pop()}" if len(references) == 1 else ""
     if not one:
-        title = f"{title}: speed-up {against}".rstrip()
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+        title = f"{title}: speed-up {against}".rstrip().removeprefix(": ")
+    table = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD)
     if jobs is not None:
         table.add_column("job", justify="right")
     table.add_column("variant", min_width=16, overflow="fold")
@@ -130,7 +148,8 @@ def _table(
     for heading in headings:
         said = f"{heading}\n{against}".rstrip() if one else shape_of(heading).replace(", ", "\n")
         table.add_column(escape(said), justify="right", no_wrap=True)
-    if not against:
+    beside = wide and not against
+    if beside:
         table.add_column("against")
     if one:
         table.add_column("memory", justify="right", no_wrap=True)
@@ -143,15 +162,36 @@ def _table(
         )
         table.add_row(
             *([] if jobs is None else [jobs[number]]),
-            escape(row.variant),
+            escape(
+                row.variant if against or beside or not row.reference else f"{row.variant}\n against {row.reference}"
+            ),
             Text(str(row.status), _STYLES.get(row.status, "red")),
             *([latency] if one else []),
             *speedups,
-            *([] if against else [escape(row.reference)]),
+            *([escape(row.reference)] if beside else []),
             *([memory] if one else []),
             *([escape(row.evidence)] if wide and one else []),
         )
     return table
+
+
+def answer_group(result: StudyResult) -> Group:
+    """The answer of a study: a sentence, a verdict on each option, and how to take over the best one."""
+    answer = answer_of(result)
+    table = Table.grid(padding=(0, 2))
+    for option in answer.options:
+        verdict, name, figure, because = answer_cells(option)
+        table.add_row("", Text(verdict, _WORTH_STYLES[option.worth]), Text(f"{name}  {figure}\n{because}"))
+    parts: list[RenderableType] = [Text(f"\nAnswer: {answer.sentence}", "bold"), *([table] if answer.options else [])]
+    parts += [Text(f"  {note}", "dim") for note in answer.notes]
+    if (best := answer.best) is not None:
+        parts += [Text(f"To turn on {best.option} for a pipeline `pipe`:"), _code("\n".join(best.lines))]
+        parts += [Text("To measure it again:"), _code(best.command)]
+    return Group(*parts)
+
+
+def _code(text: str) -> Padding:
+    return Padding(Text(text, "cyan"), (0, 0, 0, 4))
 
 
 def show(result: StudyResult, console: Console, folder: Path) -> None:

@@ -47,15 +47,25 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
-    notes = [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
-    return Group(table, *(Text(f"  {note}", "dim") for note in notes))
+    return Group(table, *(Text(f"  {note}", "dim") for note in verdict_notes(result, judgements)))
+
+
+VERDICT_HEADINGS = ("variant", "against", "contract", "verdict", "because")
+
+
+def verdict_rows(judgements: Sequence[Judgement]) -> list[tuple[str, ...]]:
+    """A row of cells for each comparison, by `VERDICT_HEADINGS`."""
+    return [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
+
+
+def verdict_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
+    """What a reader needs to know beside the verdicts."""
+    return [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     """The same as Markdown, and every ruling below it."""
-    rows = [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
-    notes = [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
-    summary = markdown(("variant", "against", "contract", "verdict", "because"), rows, notes)
+    summary = markdown(VERDICT_HEADINGS, verdict_rows(judgements), verdict_notes(result, judgements))
     rulings = [
         (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
         for j in judgements

@@ -337,6 +337,9 @@ class VariantResult:
     """How often one call of the pipeline ran the denoiser."""
     promises: dict[str, Promise] = field(default_factory=dict)
     """By axis, what its optimizations promise."""
+    snippets: dict[str, list[str]] = field(default_factory=dict)
+    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] where only sdopt has
+    one."""
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     """Digests of the weights, prompts and user's code that it was measured with."""

@@ -75,6 +75,7 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         promises={
             axis: Promise(str(option.contract), sorted(option.claims)) for axis, option in variant.optimizations.items()
         },
+        snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
         status=Status.SKIPPED if conflicts else Status.PENDING,
         reason="; ".join(conflicts),
     )

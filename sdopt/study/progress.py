@@ -4,10 +4,22 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+from typing_extensions import override
 
 from sdopt.study.timeline import Timeline
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """The time that remains, in words; nothing as long as nothing is known."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        found = super().render(task)
+        return Text.assemble(found, " left", style=found.style) if found.plain.strip("-: ") else Text()
 
 
 class Progress:
@@ -28,13 +40,17 @@ class Progress:
         self._begun = time.monotonic()
         self._bar = RichProgress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.fields[variant]}[/] · {task.fields[phase]}"),
-            BarColumn(bar_width=24),
+            # What is too long for the terminal is cut here, and never the time that is left.
+            TextColumn(
+                "{task.fields[phase]} [bold]{task.fields[variant]}[/]",
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("calls ·"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("left"),
+            TextColumn("calls"),
+            _TimeLeft(),
             console=console,
+            expand=True,
             disable=quiet or not console.is_terminal,
             transient=True,
         )
@@ -81,5 +97,8 @@ class Progress:
             self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, calls: int = 1) -> None:
-        """Says that calls of the pipeline have been made."""
+        """Says that calls of the pipeline have been made; of more than were foreseen, the total grows with them."""
         self._bar.advance(self._task, calls)
+        task = self._bar.tasks[self._task]
+        if task.total is not None and task.completed > task.total:
+            self._bar.update(self._task, total=task.completed)

@@ -11,6 +11,7 @@ from sdopt.results.files import write_at_last
 from sdopt.results.records import Measurement, MeasurementSession, Schedule, ShapeSamples, Status, StudyResult
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.forecast import calls_ahead
 from sdopt.study.image_cache import ImageCache
 from sdopt.study.missing import Missing, missing_of
 from sdopt.study.precision import PrecisionPlan
@@ -19,7 +20,6 @@ from sdopt.study.progress import Progress
 from sdopt.study.rounds import blocks, interleaved_rounds
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason, now, progress_of, set_final_statuses
-from sdopt.worker.draws import draw_of
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
@@ -133,8 +133,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
     for sub in ("logs", "images"):
         with suppress(OSError):  # who needs it will say so
             (run.folder / sub).mkdir(exist_ok=True)
-    # Loading; at each shape the cold start, the discarded round and the evidence.
-    calls = 1 + len(run.shapes) * (3 + protocol.warmup + run.rounds)
-    drawn = sum(draw_of(variants[row.name], run.drawing_batch).calls for row in rows)
-    run.progress.start(len(run.processes) * calls + len(rows) * protocol.stage_calls + drawn, run.rounds)
+    taking_part = [variants[row.name] for row in rows]
+    calls = calls_ahead(taking_part, len(run.processes), run.rounds, protocol, run.drawing_batch)
+    run.progress.start(calls, run.rounds)
     run.checkpoint()

@@ -13,28 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.analysis.interference import count_rounds
 from sdopt.analysis.measures import with_shape
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
-from sdopt.report.markdown import markdown_table
-from sdopt.report.verdicts import verdict_markdown
+from sdopt.report.page.files import HTML
+from sdopt.report.page.gallery import has_images
 from sdopt.results.files import to_json
-from sdopt.results.records import RecordedConfig, StudyResult, VariantResult
+from sdopt.results.records import StudyResult, VariantResult
 from sdopt.schema import Tracking
+from sdopt.tracking.projection import (
+    NOTE,
+    STUDY,
+    config_yaml,
+    judged_tags,
+    metrics_of,
+    newest_note,
+    note_of,
+    run_name,
+    study_parameters,
+    study_tags,
+    time_of,
+    variant_parameters,
+    variant_tags,
+    verdict_tags,
+)
+from sdopt.tracking.store import TrackingError, connect, find_experiment, store_exists, with_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-from sdopt.tracking.store import TrackingError, connect, find_experiment, with_store
-
-_NOTE_LIMIT = 8000
 
 _PARAM_LIMIT = 6000
 
 _BATCH = 100
 
-_STUDY, _DIGEST, _SWEEP = "sdopt.study_id", "sdopt.digest", "sdopt.sweep"
+_DIGEST, _SWEEP = "sdopt.digest", "sdopt.sweep"
 
 _SHORT = 12  # digits of a study's id where many are listed
 
@@ -56,16 +68,56 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
     # What is there is half logged, or of a time when the study was not finished.
     _drop_all_but(client, experiment, result, ())
     parent = _log_parent(client, experiment, result, folder, tracking.images)
-    # The UI lists the latest run first: so the baseline comes last.
     children = [
-        _log_variant(client, experiment, parent, result, figures, folder, tracking)
-        for figures in reversed(figures_by_variant(result).values())
+        _log_variant(client, experiment, parent, result, variant, folder, tracking) for variant in result.variants
     ]
     # A run whose making was not confirmed, because the server died of it, was made twice.
     _drop_all_but(client, experiment, result, (parent, *children))
-    client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED")
+    ended = time_of(result.finished, result.started)
+    client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED", ended)
     client.set_tag(parent, _DIGEST, _digest(result))
+    client.set_experiment_tag(experiment, NOTE, newest_note(result, run_name(result, folder.name)))
     return parent, True
+
+
+def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> str | None:
+    """Tells the runs of a study, where it was logged, what a gate said of it since.
+
+    Returns:
+        the id of the study's run; None where it was not logged there.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    if tracking.kind == "none" or not store_exists(tracking):
+        return None
+    found, _ = with_store(tracking, result.id, lambda client: _update_verdicts(client, result, folder, tracking))
+    return found or None
+
+
+def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
+    experiment = client.get_experiment_by_name(result.name)
+    if experiment is None:
+        return "", False
+    parent = ""
+    variants = {variant.name: variant for variant in result.variants}
+    for run in client.search_runs([experiment.experiment_id], f"tags.`{STUDY}` = '{result.id}'"):
+        run_id = str(run.info.run_id)
+        if run.data.tags.get("sdopt.role") == "study":
+            parent, tags = run_id, judged_tags(result)
+            _log_reports(client, run_id, result, folder, images=False)
+            client.log_text(run_id, to_json(result).decode(), "result.json")
+        else:
+            variant = variants[str(run.info.run_name)]
+            tags = verdict_tags(result, variant)
+            if (passed := metrics_of(result, variant).get("gate/passed")) is not None:
+                client.log_metric(run_id, "gate/passed", passed)
+        for name, value in tags.items():
+            client.set_tag(run_id, name, value)
+    if parent:
+        # What is logged there is this result again, so that nothing logs it a second time.
+        client.set_tag(parent, _DIGEST, _digest(result))
+    return parent, False
 
 
 def download_result(run: str, tracking: Tracking) -> Path:
@@ -117,7 +169,7 @@ def _log_sweep(
     if whole:
         run = whole[0]
     else:
-        tags = {"mlflow.note.content": _note(table), "sdopt.role": "sweep", _SWEEP: ids}
+        tags = {NOTE: note_of(table), "sdopt.role": "sweep", _SWEEP: ids}
         run = str(client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id)
         client.log_text(run, table, "sweep.md")
     for study in studies:
@@ -132,9 +184,50 @@ def _log_sweep(
     return run, not whole
 
 
+def log_report(
+    studies: Sequence[StudyResult], files: Sequence[Path], tracking: Tracking, *, swept: bool, replace: bool
+) -> str | None:
+    """Adds files to the artifacts of a study that is logged, or of the sweep of several.
+
+    Args:
+        studies: one study, or those of a sweep.
+        files: go to the top of the artifacts.
+        tracking: the store.
+        swept: whether the run above the studies of a sweep gets them.
+        replace: whether they take the place of artifacts of the same name.
+
+    Returns:
+        The id of the run, or None where none is logged.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+
+    def add(client: "MlflowClient") -> tuple[str, bool]:
+        run = _run_of(client, studies[0], swept)
+        there = {item.path for item in client.list_artifacts(run)} if run and not replace else set()
+        for file in files:
+            if run and file.name not in there:
+                client.log_artifact(run, str(file))
+        return run, False
+
+    return with_store(tracking, studies[0].id, add)[0] or None
+
+
+def _run_of(client: "MlflowClient", study: StudyResult, swept: bool) -> str:
+    """The run of a study, or that above those of its sweep; "" where there is none."""
+    experiment = client.get_experiment_by_name(study.name)
+    if experiment is None:
+        return ""
+    role = "sweep" if swept else "study"
+    mine = f"tags.`{_SWEEP}` LIKE '%{study.id[:_SHORT]}%'" if swept else f"tags.`{STUDY}` = '{study.id}'"
+    runs = client.search_runs([experiment.experiment_id], f"{mine} and tags.`sdopt.role` = '{role}'")
+    return str(runs[0].info.run_id) if runs else ""
+
+
 def _logged(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
     """The parent run of this very result, logged as a whole."""
-    query = f"tags.`{_STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
+    query = f"tags.`{STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
     runs = client.search_runs([experiment], query)
     return str(runs[0].info.run_id) if runs else None
 
@@ -144,46 +237,34 @@ def _digest(result: StudyResult) -> str:
 
 
 def _drop_all_but(client: "MlflowClient", experiment: str, result: StudyResult, runs: Sequence[str]) -> None:
-    for run in client.search_runs([experiment], f"tags.`{_STUDY}` = '{result.id}'"):
+    for run in client.search_runs([experiment], f"tags.`{STUDY}` = '{result.id}'"):
         if run.info.run_id not in runs:
             client.delete_run(run.info.run_id)
 
 
 def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, folder: Path, images: bool) -> str:
-    environment, counts = result.environment, count_rounds(result)
-    verdicts = [verdict_markdown(result, result.judgements)] if result.judgements else []
-    tags = {
-        _STUDY: result.id,
-        "sdopt.role": "study",
-        "sdopt.design": result.design,
-        "sdopt.status": result.status,
-        "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
-        "sdopt.sessions": str(len(result.sessions)),
-        "sdopt.disturbed": str(
-            any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
-        ).lower(),
-        "device": str(environment.device["name"]),
-        "mlflow.note.content": _note("\n".join([markdown_table(result), *verdicts])),
-    }
-    run = client.create_run(experiment, run_name=f"{result.name} {folder.name}", tags=tags).info.run_id
-    _log_params(client, run, {f"package.{name}": version for name, version in environment.packages.items()})
-    _log_params(client, run, _parameters(result.config))
-    if result.floor is not None:
-        client.log_metric(run, "floor/ratio", result.floor)
-    if counts is not None:
-        for name in ("timed", "disturbed", "left_out"):
-            client.log_metric(run, f"rounds/{name}", getattr(counts, name))
+    started = time_of(result.started, result.started)
+    name = run_name(result, folder.name)
+    run = client.create_run(experiment, started, study_tags(result), name).info.run_id
+    _log_params(client, run, study_parameters(result.config))
     # Not the files, which may be older ones where the disk is full.
     client.log_text(run, to_json(result).decode(), "result.json")
+    client.log_text(run, config_yaml(result), "config.yaml")
+    _log_reports(client, run, result, folder, images)
+    return str(run)
+
+
+def _log_reports(client: "MlflowClient", run: str, result: StudyResult, folder: Path, images: bool) -> None:
     for report in REPORTS:
         if not report.is_picture:
+            if report.file == HTML and not images and not has_images(result, folder):
+                continue  # the one that is logged has them
             content = report.render(result, folder)
             if content is not None:
                 client.log_text(run, content.decode(), report.file)
         elif images and (folder / report.file).is_file():
             with Image.open(folder / report.file) as image:
                 client.log_image(run, image.convert("RGB"), key=report.file.removesuffix(".png"))
-    return str(run)
 
 
 def _log_variant(
@@ -191,42 +272,37 @@ def _log_variant(
     experiment: str,
     parent: str,
     result: StudyResult,
-    figures: Figures,
+    variant: VariantResult,
     folder: Path,
     tracking: Tracking,
 ) -> str:
     from mlflow.entities import Metric
 
-    variant = figures.variant
-    tags = {
-        _STUDY: result.id,
-        "mlflow.parentRunId": parent,
-        "sdopt.role": variant.role,
-        "status": str(variant.status),
-        "contract": variant.contract,
-        **variant.choices,
-    }
-    verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
-    if verdicts:
-        tags |= {"verdict": "; ".join(verdicts), "gate": result.gate}
-    if variant.reason:
-        tags["mlflow.note.content"] = _note(variant.reason)
-    run = client.create_run(experiment, run_name=variant.name, tags=tags).info.run_id
-    # Only what tells the variants apart: the UI prints all parameters of a run above each of its images.
-    _log_params(client, run, variant.choices | _own_parameters(result, variant))
-    now = client.get_run(run).info.start_time
-    metrics = [Metric(name, value, now, 0) for name, value in figures.flat.items()]
-    for at in figures.shapes:
-        name = with_shape("latency/round_s", at.shape.name if figures.further else "")
-        for replicate, samples in at.variant.samples.items():
-            own = name + (f"/process_{replicate}" if len(at.variant.samples) > 1 else "")
-            metrics += [Metric(own, seconds, now, step) for step, seconds in enumerate(samples, 1)]
+    started = time_of(result.started, result.started)
+    # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
+    place = len(result.variants) - [row.name for row in result.variants].index(variant.name)
+    tags = variant_tags(result, variant) | {"mlflow.parentRunId": parent}
+    run = client.create_run(experiment, started + place, tags, variant.name).info.run_id
+    _log_params(client, run, variant_parameters(result, variant))
+    ended = time_of(result.finished, result.started)
+    metrics = [Metric(name, value, ended, 0) for name, value in metrics_of(result, variant).items()]
+    several = len(result.shapes) > 1
+    # Of one shape, a variant may have another than the study's.
+    shapes = result.shapes if several else variant.config.shapes[:1]
+    views = [(shape, variant.at(place)) for place, shape in enumerate(shapes)]
+    for shape, at in views:
+        name = with_shape("latency/round_s", shape.name if several else "")
+        for replicate, samples in at.samples.items():
+            own = name + (f"/process_{replicate}" if len(at.samples) > 1 else "")
+            metrics += [Metric(own, seconds, ended, step) for step, seconds in enumerate(samples, 1)]
     for start in range(0, len(metrics), _BATCH):
         client.log_batch(run, metrics=metrics[start : start + _BATCH])
     if tracking.images:
         # To look at; the quality pass draws many more, which the run's folder keeps.
         workload = variant.config.workload
         for record in variant.images[: workload.prompt_count * workload.images_per_prompt]:
+            if not (folder / record.path).is_file():
+                continue  # a record that is kept without its images
             key = f"{record.prompt_index:02d} {_image_key(record.prompt)}"
             with Image.open(folder / record.path) as image:
                 client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
@@ -234,19 +310,19 @@ def _log_variant(
         {
             "replicate": m.replicate,
             "session": m.session,
-            **({"shape": at.shape.name} if figures.further else {}),
+            **({"shape": shape.name} if several else {}),
             "axis": e.axis,
             "option": e.option,
             "engaged": e.engaged,
             **e.facts,
         }
-        for at in figures.shapes
-        for m in at.variant.measurements
+        for shape, at in views
+        for m in at.measurements
         for e in m.evidence
     ]
     if evidence:
         client.log_dict(run, {"evidence": evidence}, "evidence.json")
-    client.set_terminated(run, "FINISHED" if variant.status.measured else "FAILED")
+    client.set_terminated(run, "FINISHED" if variant.status.measured else "FAILED", ended)
     return str(run)
 
 
@@ -256,28 +332,6 @@ def _log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> Non
     params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in values.items()]
     for start in range(0, len(params), _BATCH):
         client.log_batch(run, params=params[start : start + _BATCH])
-
-
-def _parameters(config: RecordedConfig) -> dict[str, Any]:
-    """A configuration by full names; the study's own keys are the same in all its variants, and in result.json."""
-    return {key: value for key, value in config.flat().items() if key.partition(".")[0] != "study"}
-
-
-def _own_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
-    """The keys by which a variant differs from another one, and which its choices do not name already."""
-    others = [_parameters(other.config).items() for other in result.variants]
-    named = tuple(f"{axis}." for axis in variant.choices)
-    return {
-        key: value
-        for key, value in _parameters(variant.config).items()
-        if not f"{key}.".startswith(named) and any((key, value) not in other for other in others)
-    }
-
-
-def _note(text: str) -> str:
-    if len(text) <= _NOTE_LIMIT:
-        return text
-    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: table.md among the artifacts is whole."
 
 
 def _image_key(prompt: str) -> str:

@@ -1,5 +1,6 @@
 """Connects to the MLflow store; MLflow is imported only when it is used."""
 
+import json
 import logging
 import os
 import socket
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-_RUNS_VIEW = "workflowType=machine_learning&compareRunsMode=CHART"
+_VIEW = "sdopt"
+"""The name of the shared view, in an experiment's tag and in a link to its page."""
+
+_RUNS_VIEW = f"workflowType=machine_learning&compareRunsMode=TABLE&viewStateShareKey={_VIEW}"
+
+_COLUMNS = (
+    *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
+    *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
+)
+"""Of the leaderboard, beside the name of a run."""
 
 _ATTEMPTS = 4
 
@@ -108,13 +118,38 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
     raise AssertionError("unreachable")
 
 
+def store_exists(tracking: Tracking) -> bool:
+    """Whether a store may hold runs: a local database that is not there, or no MLflow, holds none."""
+    if find_spec("mlflow") is None:
+        return False
+    file = tracking.uri.removeprefix("sqlite:///")
+    return file == tracking.uri or Path(file).is_file()
+
+
 def is_server(tracking: Tracking) -> bool:
     """Whether a tracking server keeps the runs, rather than a database of one's own."""
     return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
+def page_of(tracking: Tracking, run: str) -> str | None:
+    """The address of the leaderboard that holds a run, on a tracking server that answers; None of a local database."""
+    if urlparse(tracking.uri).scheme not in ("http", "https"):
+        return None
+    from mlflow.exceptions import MlflowException
+
+    try:
+        experiment = connect(tracking).get_run(run).info.experiment_id
+    except (MlflowException, TrackingError):
+        return None
+    return f"{tracking.uri.rstrip('/')}/{_page(experiment)}"
+
+
+def _page(experiment: str) -> str:
+    return f"#/experiments/{experiment}/runs?{_RUNS_VIEW}"
+
+
 def ui_pages(tracking: Tracking) -> dict[str, str]:
-    """The page of each study in MLflow's UI, in its view of runs, charts and images, relative to the site.
+    """The page of each study in MLflow's UI, as a leaderboard, relative to the site.
 
     Raises:
         TrackingError: the store cannot be opened.
@@ -127,9 +162,7 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
     except MlflowException as error:
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
     return {
-        experiment.name: f"#/experiments/{experiment.experiment_id}/runs?{_RUNS_VIEW}"
-        for experiment in experiments
-        if experiment.name != "Default"
+        experiment.name: _page(experiment.experiment_id) for experiment in experiments if experiment.name != "Default"
     }
 
 
@@ -166,12 +199,20 @@ def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> st
         local = tracking.artifacts and not is_server(tracking)
         artifacts = Path(str(tracking.artifacts)).resolve() / name if local else None
         try:
-            # The tag opens the UI in its view of runs, metrics and images rather than that of language models.
-            tags = {"mlflow.experimentKind": "custom_model_development"}
+            tags = _experiment_tags()
             return str(client.create_experiment(name, artifacts.as_uri() if artifacts else None, tags))
         except MlflowException:
             # Another process made it in the meantime.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
+    for key, value in _experiment_tags().items():
+        if found.tags.get(key) != value:  # made by an earlier version, or by hand
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
+
+
+def _experiment_tags() -> dict[str, str]:
+    """The tags by which MLflow's UI shows an experiment as a leaderboard of runs, rather than traces of agents."""
+    view = {"selectedColumns": _COLUMNS, "orderByKey": "metrics.`speedup`", "orderByAsc": False}
+    return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{_VIEW}": json.dumps(view)}

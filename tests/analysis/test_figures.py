@@ -2,11 +2,11 @@
 
 import pytest
 
-from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, metrics_of
+from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, metrics_of, ratio_text
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, SPEEDUP
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.outcome import Outcome
-from sdopt.report.rows import ratio_text, rows_of, seconds_text
+from sdopt.report.rows import rows_of, seconds_text
 from sdopt.results.records import Interval, Status, StudyResult
 from tests.records import reconfigure
 

@@ -2,14 +2,18 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.hf_api import ModelInfo
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.hub import fetch_models, hub_folder
+from sdopt.pipelines.hub import download_bytes, fetch_models, hub_folder
 from sdopt.results.records import Status
 from sdopt.schema import Model
 from tests.command import SMOKE, sdopt, start
@@ -56,6 +60,29 @@ class TestCache:
         planned = sdopt(tmp_path, "run", *SMOKE, "model.weights=hub", MINE, "dry_run=true")
         assert planned.code == 0, planned.err
         assert not list(tmp_path.rglob("*.log")), "no worker was started"
+        assert "download of somebody/small-emoji: unknown, the hub cannot be asked" in planned.shown
+
+    def test_what_would_be_downloaded_is_what_a_pipeline_needs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        sizes = {
+            "model_index.json": 1,
+            "unet/config.json": 20,
+            "unet/diffusion_pytorch_model.safetensors": 3000,
+            "unet/diffusion_pytorch_model.fp16.safetensors": 1500,
+            "unet/diffusion_pytorch_model.bin": 3000,
+            "safety_checker/model.safetensors": 900,
+            "sd-v1-5.ckpt": 9000,
+        }
+        siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+        made: Any = ModelInfo
+        info = made(id="somebody/small-emoji", siblings=siblings)
+        monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: info)
+        model = Model(weights="hub", hub_id="somebody/small-emoji")
+        assert download_bytes(model) == 1 + 20 + 3000
+        assert download_bytes(replace(model, variant="fp16")) == 1 + 20 + 1500
 
     def test_with_a_file_missing(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
@@ -63,6 +90,7 @@ class TestCache:
         model = Model(weights="hub", hub_id="somebody/small-emoji")
         assert hub_folder(model, fetch=False) == hub_folder(model, fetch=True)
         fetch_models([model, model])
+        assert download_bytes(model) == 0
         [file] = cache.glob("*/snapshots/*/vae/*.safetensors")
         file.unlink()
         with pytest.raises(UsageError, match=r"model\.hub_id=somebody/small-emoji: .*(vae/ holds no|not complete in)"):

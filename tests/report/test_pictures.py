@@ -1,4 +1,4 @@
-"""The pictures of a study: contact sheets and plots, and the list of all reports."""
+"""The pictures of a study, which stand alone: contact sheets and plots; and the list of all reports."""
 
 from io import BytesIO
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sdopt.analysis.figures import Ratio
-from sdopt.analysis.measures import SPEEDUP
 from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
-from sdopt.report.plots import Bar, _chained, study_plot
-from sdopt.results.records import BrokenImage, Interval, Judgement, StudyResult, Verdict
+from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
+from sdopt.results.records import BrokenImage, Interval, Judgement, Score, StudyResult, Verdict
 from tests.command import Finished
 from tests.report.test_table import renamed
+
+_CELL = 168
+"""Of a sheet, with the gap beside it."""
 
 
 def opened(content: bytes | None) -> Image.Image:
@@ -22,8 +23,8 @@ def opened(content: bytes | None) -> Image.Image:
     return Image.open(BytesIO(content)).convert("RGB")
 
 
-class TestPictures:
-    def test_a_sheet_has_a_column_for_each_variant_and_a_row_for_each_prompt(
+class TestSheets:
+    def test_has_a_column_for_each_variant_and_two_rows_for_each_prompt(
         self, finished: Finished, result: StudyResult
     ) -> None:
         with Image.open(finished.folder / "comparison.png") as picture:
@@ -32,8 +33,29 @@ class TestPictures:
         result.variant("baseline").images = result.variant("baseline").images[:2]
         result.comparisons = [edge for edge in result.comparisons if edge.candidate != "bfloat16"]
         sheet = opened(comparison_sheet(result, finished.folder))
-        assert whole[0] - sheet.size[0] == 168
-        assert whole[1] - sheet.size[1] == 2 * 168
+        assert whole[0] - sheet.size[0] == _CELL
+        assert whole[1] - sheet.size[1] == 2 * 2 * _CELL
+
+    def test_the_second_row_is_the_amplified_difference_to_the_baseline(
+        self, finished: Finished, result: StudyResult, tmp_path: Path
+    ) -> None:
+        for name, level in (("baseline", 100), ("bfloat16", 103), ("batches of four", 140)):
+            result.variant(name).images = result.variant(name).images[:1]
+            record = result.variant(name).images[0]
+            record.path = f"{name}.png"
+            Image.new("RGB", (8, 8), (level, 100, 100)).save(tmp_path / record.path)
+        sheet = opened(comparison_sheet(result, tmp_path))
+        found = {
+            sheet.getpixel((150 + column * _CELL + 80, row))
+            for column in (1, 2)
+            for row in range(_CELL, sheet.height - 100)
+        }
+        assert {(3 * 16, 0, 0), (255, 0, 0)} <= found
+
+    def test_a_long_name_is_not_cut(self, finished: Finished, result: StudyResult) -> None:
+        before = opened(comparison_sheet(result, finished.folder)).height
+        after = opened(comparison_sheet(renamed(result, "bfloat16", "precision=" + "b" * 200), finished.folder)).height
+        assert after >= before + 5 * 17
 
     def test_without_images_there_is_none(self, result: StudyResult, tmp_path: Path) -> None:
         for row in result.variants:
@@ -51,16 +73,18 @@ class TestPictures:
             BrokenImage("alike", "", "all images"),
         ]
         sheet = opened(broken_sheet(result, finished.folder))
-        assert sheet.size == (150 + 2 * 168, 50 + 168)
-        for left, shown in ((150, "baseline"), (318, "bfloat16")):
-            with Image.open(finished.folder / result.variant(shown).images[1].path) as image:
+        assert sheet.size == (150 + 2 * _CELL, 27 + _CELL)
+        for left, name in ((150, "baseline"), (150 + _CELL, "bfloat16")):
+            with Image.open(finished.folder / result.variant(name).images[1].path) as image:
                 expected = image.convert("RGB").resize((160, 160), Image.Resampling.NEAREST)
-            assert sheet.crop((left, 50, left + 160, 210)).tobytes() == expected.tobytes()
+            assert sheet.crop((left, 27, left + 160, 187)).tobytes() == expected.tobytes()
 
+
+class TestPlots:
     @pytest.mark.parametrize("design", ["explicit", "cumulative"])
     def test_a_plot_of_the_comparisons(self, result: StudyResult, design: str) -> None:
         result.design = design
-        picture = opened(study_plot(renamed(result, "bfloat16", "$cost$ [of] |it|")))
+        picture = opened(study_plot(renamed(result, "bfloat16", "$cost$ [of] |it| <b> %d 'quoted' \"twice\"")))
         assert len(set(picture.getdata())) > 10
 
     def test_a_gain_a_loss_and_what_is_neither_have_colours_of_their_own(self, result: StudyResult) -> None:
@@ -68,25 +92,25 @@ class TestPictures:
         for name, interval in (("gain", Interval(2.0, 1.8, 2.2)), ("loss", Interval(0.5, 0.4, 0.6)), ("", Interval(1))):
             for edge in result.comparisons:
                 edge.speedup, edge.floor = interval, 1.01
-            shown[name] = {colour for _, colour in opened(study_plot(result)).getcolors(1 << 20) or []}
+            picture = opened(study_plot(result))
+            # Without the legend, which has all of them.
+            shown[name] = set(picture.crop((0, 110, *picture.size)).getdata())
         blue, orange = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
         assert [blue in shown[name] for name in ("gain", "loss", "")] == [True, False, False]
         assert [orange in shown[name] for name in ("gain", "loss", "")] == [False, True, False]
 
-    def test_a_waterfall_goes_on_from_step_to_step_by_the_paired_speedups(self) -> None:
-        def step(name: str, reference: str, interval: Interval) -> Bar:
-            return Bar(name, reference, Ratio(SPEEDUP, interval, 1.0))
+    def test_speed_against_quality_and_the_stages(self, result: StudyResult) -> None:
+        assert tradeoff_picture(result) is None
+        for edge in result.comparisons:
+            edge.quality["psnr_db"] = Score(30.0)
+        assert opened(tradeoff_picture(result)).width == opened(stages_picture(result)).width
 
-        steps = [step("+ a", "baseline", Interval(2.0, 1.8, 2.2)), step("+ b", "+ a", Interval(0.5, 0.4, 0.6))]
-        chained = _chained([*steps, step("+ d", "+ c", Interval(3.0))])
-        assert [(bar.start, bar.end) for bar in chained] == [(1.0, 2.0), (2.0, 1.0), (1.0, 3.0)]
-        assert chained[1].whiskers == (0.8, 1.2)
-        assert chained[2].whiskers is None
-
-    def test_without_a_comparison_there_is_none(self, result: StudyResult) -> None:
+    def test_without_figures_there_is_none(self, result: StudyResult) -> None:
         for edge in result.comparisons:
             edge.speedup = None
-        assert study_plot(result) is None
+        for row in result.variants:
+            row.measurements = []
+        assert study_plot(result) is tradeoff_picture(result) is stages_picture(result) is None
 
 
 class TestCatalog:
@@ -95,13 +119,18 @@ class TestCatalog:
 
     def test_a_run_has_those_that_show_something(self, finished: Finished) -> None:
         there = {report.file for report in REPORTS if (finished.folder / report.file).is_file()}
-        assert there == {"table.md", "plot.png", "comparison.png"}
+        assert there == {
+            *("table.md", "table.csv", "report.html", "report.md"),
+            *("plot.png", "stages.png", "comparison.png"),
+        }
+        assert f"report: {finished.folder / 'report.html'}" in finished.out
 
     def test_of_a_judged_study_the_verdicts_too(self, finished: Finished, result: StudyResult) -> None:
         result.judgements = [Judgement("bfloat16", "baseline", "it", "lossy", Verdict.PASS, [])]
         contents = {report.file: report.render(result, finished.folder) for report in REPORTS if not report.is_picture}
         assert all(contents.values())
-        assert set(contents) == {"table.md", "verdicts.md", "verdicts.json", "verdicts.xml"}
+        verdicts = {"verdicts.md", "verdicts.json", "verdicts.xml"}
+        assert set(contents) == {"table.md", "table.csv", "report.html", "report.md", *verdicts}
 
     def test_one_that_cannot_be_made_keeps_no_other_from_being_written(
         self, result: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,9 +6,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from sdopt.analysis.answer import answer_of
 from sdopt.report.markdown import markdown_table, sweep_markdown
 from sdopt.report.rows import quality_heading, rows_of
-from sdopt.report.table import sweep_table, terminal_table
+from sdopt.report.table import answer_group, sweep_table, terminal_table
 from sdopt.results.records import Evidence, Interval, Score, Status, StudyResult
 from tests.records import reconfigure
 
@@ -120,6 +121,36 @@ class TestTerminal:
                     assert "".join(part.split()) in shown, part
             assert "".join(row.evidence.split())[:20] in shown
 
+    def test_a_narrow_terminal_keeps_the_last_column_beside_several_references(self, result: StudyResult) -> None:
+        renamed(result, "batches of four", "+ memory=vae_slicing")
+        result.comparisons[0].reference = "+ memory=vae_slicing"
+        text = rendered(result, 80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "memory" in text.splitlines()[3]
+        row = next(line for line in text.splitlines() if line.startswith("  + memory=vae_slicing"))
+        assert "GiB" in row
+        assert "\n   against baseline " in text
+        assert "\n   against + " in text
+
+    def test_the_title_says_what_was_measured_and_with_what(self, result: StudyResult) -> None:
+        text = rendered(result, 80)
+        assert text.startswith("shared: emoji 64×64, 2 steps (DDIM), batch 1\n")
+        for package in ("torch", "diffusers"):
+            assert f"{package} {result.environment.packages[package]}" in text
+
+    @pytest.mark.parametrize("width", [80, 160])
+    def test_the_answer_has_a_verdict_and_a_reason_for_each_option(self, result: StudyResult, width: int) -> None:
+        stream = StringIO()
+        Console(file=stream, width=width).print(answer_group(result))
+        assert max(map(len, stream.getvalue().splitlines())) <= width
+        said = " ".join(stream.getvalue().split())
+        answer = answer_of(result)
+        assert f"Answer: {answer.sentence}" in said
+        for option in answer.options:
+            assert f"{option.worth} {option.option}" in said
+            assert option.because[:30] in said
+        assert "images were not judged" in said
+
     def test_says_the_floor_the_rounds_and_which_memory(self, result: StudyResult) -> None:
         text = " ".join(rendered(result, 100).split())
         assert "A/A floor: two identical baselines differed by" in text
@@ -144,9 +175,14 @@ class TestMarkdown:
     def test_every_row_has_the_same_cells_whatever_the_names(self, result: StudyResult, name: str) -> None:
         result.variant("TensorFloat-32").reason = f"it | broke <here> {name}"
         rows = cells(markdown_table(renamed(result, "bfloat16", name)))
-        assert len(rows) == 2 + 5
-        assert {len(row) for row in rows} == {7}
+        # The answer has a row for each option, and the table one for each variant.
+        assert [len(row) for row in rows] == [4] * (2 + 3) + [7] * (2 + 5)
         assert not any("<" in cell for row in rows for cell in row)
+
+    def test_begins_with_the_answer_and_says_what_was_measured(self, result: StudyResult) -> None:
+        lines = markdown_table(result).splitlines()
+        assert lines[0] == f"**{answer_of(result).sentence}**"
+        assert any("emoji 64×64, 2 steps (DDIM), batch 1 · on " in line for line in lines)
 
     def test_has_the_notes(self, result: StudyResult) -> None:
         text = markdown_table(result)

@@ -111,6 +111,20 @@ class TestMistakes:
             assert f"{typo.partition('=')[0]}: there is no such key; did you mean {meant}" in finished.err
             assert "append" not in finished.err
 
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ("study.options=[precision:bf16]", "choose study=cumulative or study=factorial or study=one_at_a_time"),
+            ("study.options=[precision=bf16]", "within a list write precision:bf16 for precision=bf16"),
+            ("study.variants={a: [precision=bf16]}", "within a list write precision:bf16 for precision=bf16"),
+        ],
+    )
+    def test_of_a_study_name_the_key_and_the_way_out(self, tmp_path: Path, wrong: str, said: str) -> None:
+        finished = sdopt(tmp_path, "run", *SMOKE, wrong)
+        assert finished.code == 2
+        assert finished.err.startswith(f"sdopt: {wrong.partition('=')[0]}: ")
+        assert said in finished.err
+
     def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
         process = start(tmp_path, "run", *SMOKE, "attention=nope")
         finished = process.finish()
@@ -142,8 +156,16 @@ class TestDryRun:
     def test_measures_nothing(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
         assert finished.code == 0
-        assert not list(tmp_path.rglob("result.json"))
-        assert not list(tmp_path.rglob("*.png"))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
+        planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
+        assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
+        assert "time: unknown; memory: about 0.02 GiB a process (no earlier run" in planned.shown
+        known = sdopt(finished.cwd, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
+        assert "time: about" in known.shown
 
     def test_of_a_conflict_shows_the_reason(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "attention=cudnn")

@@ -31,9 +31,10 @@ def test_the_quality_pass_begins_with_the_prompts_that_are_timed(composer: type[
     assert draw_of(variant).calls == 10
 
 
-def test_without_metrics_only_the_timed_prompts_are_drawn(composer: type[HydraComposer]) -> None:
-    variant = composer(["workload.prompt_count=3", "quality=none"]).variant(None)
-    assert draw_of(variant).prompts == timed_draw(variant).prompts
+def test_without_metrics_nothing_is_drawn_unless_it_is_asked_for(composer: type[HydraComposer]) -> None:
+    assert draw_of(composer(["quality=none", "gate=default"]).variant(None)).calls == 0
+    asked = composer(["quality=none", "quality.prompt_count=2"]).variant(None)
+    assert draw_of(asked).prompts == timed_draw(asked).prompts[:2]
 
 
 def test_a_gate_says_how_many_where_nothing_else_does(composer: type[HydraComposer]) -> None:

@@ -274,7 +274,7 @@ def test_a_factorial_study_has_effects(tmp_path: Path) -> None:
 
 
 def test_prompts_may_be_written_out(tmp_path: Path) -> None:
-    finished = sdopt(tmp_path, "run", *SMOKE, "workload.prompts=[red apple,cat face]", "workload.prompt_count=9")
+    finished = sdopt(tmp_path, "run", *SMOKE, "workload.prompts=[red apple,cat face]", "quality.prompt_count=9")
     assert finished.code == 0, finished.err
     assert [record.prompt for record in finished.result.variants[0].images] == ["red apple", "cat face"]
 

@@ -7,19 +7,21 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import chdir
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sdopt.analysis.answer import answer_of
 from sdopt.errors import UsageError
 from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
+from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError, require_mlflow
+from sdopt.tracking.store import TrackingError, require_mlflow, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure
 
@@ -91,6 +93,42 @@ def copied(finished: Finished, tmp_path: Path) -> tuple[StudyResult, Path]:
 
 
 @needs_mlflow
+class TestReport:
+    def test_is_among_the_artifacts_and_a_later_one_takes_its_place(
+        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        result, folder = copied
+        with chdir(tmp_path):
+            run, _ = log_study(result, folder, store.tracking)
+        parent, _ = store.of_study(result)
+        assert {"report.html", "report.md"} <= set(store.artifacts(parent))
+        result.environment.warnings = ["a warning of later"]
+        write_result(result, folder)
+        done = sdopt(tmp_path, "report", str(folder), *store.overrides)
+        assert done.out.splitlines()[1] == f"MLflow: among the artifacts of run {run}"
+        page = store.client.download_artifacts(run, "report.html")
+        assert "a warning of later" in Path(page).read_text()
+
+    def test_of_a_run_id_leaves_the_one_with_images(
+        self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        result, folder = copied
+        with chdir(tmp_path):
+            run, _ = log_study(result, folder, store.tracking)
+        done = sdopt(tmp_path, "report", run, *store.overrides)
+        assert done.code == 0, done.err
+        mine = (tmp_path / "outputs" / "reports" / run / "report.html").read_text()
+        assert "data:image/webp" not in mine
+        assert "data:image/webp" in Path(store.client.download_artifacts(run, "report.html")).read_text()
+
+    def test_a_store_that_is_not_there_is_not_made(self, copied: tuple[StudyResult, Path], tmp_path: Path) -> None:
+        _, folder = copied
+        done = sdopt(tmp_path, "report", str(folder), "tracking.uri=sqlite:///nowhere.db")
+        assert done.out.splitlines()[1] == "not logged: sqlite:///nowhere.db is not there"
+        assert not (tmp_path / "nowhere.db").exists()
+
+
+@needs_mlflow
 class TestStudy:
     def test_is_an_experiment_with_a_run_for_the_study_and_for_each_variant(
         self, logged: Store, result: StudyResult
@@ -100,8 +138,82 @@ class TestStudy:
         assert parent.info.status == "FINISHED"
         assert parent.data.tags["sdopt.status"] == "finished"
         assert parent.data.tags["mlflow.note.content"] == markdown_table(result)
-        assert parent.data.params["workload.prompt_count"] == "4"
-        assert parent.data.metrics["floor/ratio"] == pytest.approx(result.floor)
+        assert parent.data.tags["mlflow.note.content"].startswith(f"**{answer_of(result).sentence}**")
+        assert float(parent.data.tags["sdopt.floor"]) == pytest.approx(result.floor, abs=1e-4)
+        # MLflow would show all parameters and metrics above the pictures.
+        assert len(parent.data.params) <= 4
+        assert not parent.data.metrics
+
+    def test_runs_last_as_long_as_the_study_and_say_who_measured_what(self, logged: Store, result: StudyResult) -> None:
+        parent, children = logged.of_study(result)
+        assert result.finished is not None
+        began, ended = (
+            int(1000 * datetime.fromisoformat(moment).timestamp()) for moment in (result.started, result.finished)
+        )
+        assert (parent.info.start_time, parent.info.end_time) == (began, ended)
+        for run in [parent, *children.values()]:
+            assert 0 <= run.info.start_time - began <= len(children)
+            assert run.info.end_time == ended
+            assert run.data.tags["mlflow.source.name"].startswith("sdopt run")
+            assert run.data.tags["mlflow.user"]
+            searchable = {name: run.data.tags[name] for name in ("model", "size", "steps", "device")}
+            assert searchable == {
+                "model": "emoji",
+                "size": "64",
+                "steps": "2",
+                "device": result.environment.device["name"],
+            }
+        newest = max(children, key=lambda name: children[name].info.start_time)
+        assert newest == "baseline"
+
+    def test_an_experiment_opens_as_a_leaderboard(self, logged: Store) -> None:
+        tags = logged.client.get_experiment_by_name("shared").tags
+        assert tags["mlflow.note.content"].startswith("**shared ")
+        view = json.loads(tags["mlflow.sharedViewState.sdopt"])
+        assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
+        assert {"metrics.`speedup`", "tags.`answer`"} <= set(view["selectedColumns"])
+        assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
+
+    def test_own_tags_and_an_own_note_stand_beside_ours(self, copied: tuple[StudyResult, Path], store: Store) -> None:
+        result, folder = copied
+        reconfigure(result, "tracking", tags={"team": "vision", "model": "mine"}, note="for the talk")
+        log_study(result, folder, store.tracking)
+        parent, children = store.of_study(result)
+        for run in [parent, *children.values()]:
+            assert (run.data.tags["team"], run.data.tags["model"]) == ("vision", "emoji")
+        assert parent.data.tags["mlflow.note.content"].startswith("for the talk\n")
+
+    def test_every_comparison_of_a_variant_is_logged(self, copied: tuple[StudyResult, Path], store: Store) -> None:
+        result, folder = copied
+        edge = result.comparisons[0]
+        result.comparisons.append(
+            type(edge)("bfloat16", "batches of four", "nothing", speedup=Interval(2.0, 1.8, 2.2), floor=1.1)
+        )
+        log_study(result, folder, store.tracking)
+        metrics = store.of_study(result)[1]["bfloat16"].data.metrics
+        assert metrics["speedup"] == pytest.approx(result.comparisons[0].speedup.estimate)  # type: ignore[union-attr]
+        assert metrics["speedup/against batches of four"] == 2.0
+        assert metrics["speedup_low/against batches of four"] == 1.8
+
+    def test_what_a_gate_says_later_reaches_the_runs(
+        self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
+    ) -> None:
+        result, folder = copied
+        reconfigure(result, "tracking", kind="mlflow", uri=store.tracking.uri, artifacts=store.tracking.artifacts)
+        write_result(result, folder)
+        run, _ = log_study(result, folder, store.tracking)
+        done = sdopt(tmp_path, "gate", str(folder), *store.overrides)
+        assert f"MLflow: the verdicts of run {run} are up to date" in done.shown
+        judged = read_result(folder)
+        parent, children = store.of_study(judged)
+        assert parent.info.run_id == run
+        assert parent.data.tags["gate"] == "default"
+        assert "sdopt gate" in parent.data.tags["mlflow.note.content"]
+        assert "verdicts.md" in store.artifacts(parent)
+        [judgement] = [j for j in judged.judgements if j.candidate == "bfloat16"]
+        assert children["bfloat16"].data.tags["verdict"] == f"{judgement.verdict} against baseline"
+        assert children["bfloat16"].data.metrics["gate/passed"] == 0
+        assert log_study(judged, folder, store.tracking) == (run, False)
 
     def test_keeps_its_result_and_table_among_the_artifacts(
         self, logged: Store, finished: Finished, result: StudyResult
@@ -179,7 +291,7 @@ class TestOnce:
         result.status, result.finished = "running", None
         write_result(result, folder)
         assert sdopt(folder, "sync", str(folder), f"tracking.uri={store.tracking.uri}").code == 0
-        result.status, result.finished = "finished", "now"
+        result.status, result.finished = "finished", result.started
         write_result(result, folder)
         log_study(result, folder, store.tracking)
         parent, _ = store.of_study(result)

@@ -36,6 +36,13 @@ def records_cuda_graphs(mode: str) -> bool:
     return mode in ("reduce-overhead", "max-autotune")
 
 
+def _arguments(option: "Inductor | Regional") -> str:
+    """Returns the arguments of `torch.compile` that are not its defaults, each after a comma."""
+    given = {"mode": option.mode, "fullgraph": option.fullgraph, "dynamic": option.dynamic}
+    usual = {"mode": "default", "fullgraph": False, "dynamic": None}
+    return "".join(f", {name}={value!r}" for name, value in given.items() if value != usual[name])
+
+
 def too_many_shapes(ctx: Context, dynamic: bool | None) -> list[str]:
     """Returns the conflict, if any, of graphs for one shape each with more shapes than TorchDynamo compiles."""
     if dynamic is not False or ctx.shapes == 1:
@@ -64,6 +71,15 @@ class Inductor(Compiler):
     """Whether shapes are symbols; null generalises a shape when it first changes."""
     targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata=TARGETS)
     """What is compiled; each must show that it ran compiled."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        places = {"denoiser": "pipe.unet", "decoder": "pipe.vae.decoder"}
+        if records_cuda_graphs(self.mode) or not set(self.targets) <= places.keys():
+            return ()  # their outputs have to be copied; SDXL has two text encoders
+        found = [f"{places[target]} = torch.compile({places[target]}{_arguments(self)})" for target in self.targets]
+        return "import torch", *found
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -105,6 +121,11 @@ class Regional(Compiler):
     """Whether a graph break is an error."""
     dynamic: bool | None = None
     """Whether shapes are symbols; null generalises a shape when it first changes."""
+
+    @property
+    @override
+    def diffusers_lines(self) -> tuple[str, ...]:
+        return (f"pipe.unet.compile_repeated_blocks({_arguments(self).removeprefix(', ')})",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

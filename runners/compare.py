@@ -1,0 +1,38 @@
+"""sdopt compare: two finished results side by side."""
+
+import argparse
+import sys
+
+from . import end_with_code
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Prints both results and by what they differ; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt compare",
+        description="Show two finished results side by side. Ratios are shown only for the same machine, versions and "
+        "work; `sdopt gate NEW --against OLD` judges whether something got worse.",
+    )
+    for name in ("A", "B"):
+        parser.add_argument(name, metavar=name, help="a run's folder, its result.json, or an MLflow run id")
+    parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for MLflow runs")
+    arguments = parser.parse_args(argv)
+
+    from sdopt.worker.forkserver import prepare_environment
+
+    prepare_environment()
+    from rich.console import Console
+
+    from sdopt.config.composer import tracking_of
+    from sdopt.report.comparing import comparison_of
+    from sdopt.tracking.finding import find_result
+
+    tracking = tracking_of(arguments.overrides)
+    (first, _), (second, _) = (find_result(name, tracking) for name in (arguments.A, arguments.B))
+    Console().print(comparison_of(first, second))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""sdopt show: print a finished result again."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import end_with_code
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Prints what `sdopt run` printed at its end; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sdopt show", description="Print a finished result again: what was measured, the tables and the answer."
+    )
+    parser.add_argument(
+        "result", metavar="RESULT", help="a run's folder, its result.json, a sweep's folder, or an MLflow run id"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="tracking.KEY=VALUE", help="where to look for an MLflow run")
+    arguments = parser.parse_args(argv)
+
+    from sdopt.worker.forkserver import prepare_environment
+
+    prepare_environment()
+    from rich.console import Console
+
+    from sdopt.config.composer import tracking_of
+    from sdopt.report.sweep import read_sweep
+    from sdopt.report.table import answer_group, show, sweep_table
+    from sdopt.report.verdicts import verdict_table
+    from sdopt.tracking.finding import find_results
+
+    console = Console()
+    found = find_results(arguments.result, tracking_of(arguments.overrides))
+    if len(found) > 1:
+        console.print(sweep_table(read_sweep(Path(arguments.result)).rows, console.width))
+    for result, folder in found:
+        show(result, console, folder)
+        if result.judgements:
+            console.print(verdict_table(result, result.judgements))
+        console.print(answer_group(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

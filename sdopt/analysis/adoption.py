@@ -1,0 +1,104 @@
+"""How to take over what a study found: the command that measures it again, and code for a program of one's own."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+
+from sdopt.results.records import RecordedConfig, VariantResult
+from sdopt.schema import Workload
+
+_ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")
+"""Keys that say nothing of the variant."""
+
+_IMPORTS = ("import ", "from ")
+
+_WITHIN = "with "
+"""How a line begins that goes around each call of the pipeline."""
+
+
+def command_of(variant: VariantResult, baseline: VariantResult) -> str:
+    """Returns the `sdopt run` command that compares a variant with a baseline without optimizations."""
+    words = [] if not _names_experiment(variant) else list(_as_experiment_has(variant.config))
+    for override in variant.overrides:
+        key = _key(override)
+        if key in variant.promises and override in baseline.overrides and key not in _ELSEWHERE:
+            continue  # the default, which a design names once more
+        if key.partition(".")[0] not in _ELSEWHERE or key == "study.baseline":
+            words.append(override)
+    last = {_key(word): word for word in words}
+    return shlex.join(["sdopt", "run", *last.values()])
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _names_experiment(variant: VariantResult) -> bool:
+    return any(_key(override) == "experiment" for override in variant.overrides)
+
+
+def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
+    """What a preset says of the work, as overrides; the preset itself would measure all its variants."""
+    if config.model.name != RecordedConfig().model.name:
+        yield f"model={config.model.name}"
+    for field in fields(Workload):
+        value = getattr(config.workload, field.name)
+        if value == getattr(Workload(), field.name):
+            continue
+        if isinstance(value, int | float):
+            yield f"workload.{field.name}={value}"
+        elif field.name in ("size", "batch_size"):  # of several shapes
+            yield f"workload.{field.name}=[{','.join(map(str, value))}]"
+
+
+def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
+    """Returns code that turns on, for a pipeline `pipe` of diffusers, what a variant has and its reference has not.
+
+    It is diffusers' own code where an option has some, and `sdopt.optimize` for the others.
+    """
+    differ = {axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option}
+    # Results of earlier versions have no snippets.
+    snippets = variant.snippets or {axis: [] for axis in variant.promises}
+    applied = {axis: lines for axis, lines in snippets.items() if axis in differ}
+    found = [*_scheduler(variant.config, reference.config), *(line for lines in applied.values() for line in lines)]
+    imports = [line for line in found if line.startswith(_IMPORTS)]
+    changes = [line for line in found if not line.startswith((*_IMPORTS, _WITHIN))]
+    if by_sdopt := [axis for axis, lines in applied.items() if not lines]:
+        imports.append("import sdopt")
+        changes.append(_optimize(variant, by_sdopt))
+    call = _call(variant.config.workload, reference.config.workload)
+    contexts = [line.removeprefix(_WITHIN).removesuffix(":") for line in found if line.startswith(_WITHIN)]
+    if contexts:
+        changes += [f"{_WITHIN}{', '.join(contexts)}:", f"    image = {call or 'pipe(prompt)'}.images[0]"]
+    elif call:
+        changes.append(f"image = {call}.images[0]")
+    return [*dict.fromkeys(imports), *changes]
+
+
+def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
+    if mine.scheduler == other.scheduler:
+        return []
+    name, options = mine.scheduler.class_name, mine.scheduler.options
+    given = "".join(f", {key}={value!r}" for key, value in options.items())
+    return [f"from diffusers import {name}", f"pipe.scheduler = {name}.from_config(pipe.scheduler.config{given})"]
+
+
+def _call(mine: Workload, other: Workload) -> str:
+    """The call with the arguments in which two workloads differ; "" where they do not."""
+    names = {"num_inference_steps": "steps", "guidance_scale": "guidance_scale", "height": "size", "width": "size"}
+    differ = {name: getattr(mine, key) for name, key in names.items() if getattr(mine, key) != getattr(other, key)}
+    given = [f"{name}={value}" for name, value in differ.items() if isinstance(value, int | float)]
+    return f"pipe(prompt, {', '.join(given)})" if given else ""
+
+
+def _optimize(variant: VariantResult, axes: list[str]) -> str:
+    """One call for all options: `optimize` takes a pipeline only once."""
+    groups: dict[str, str | list[str]] = {}
+    for axis in axes:
+        group, _, combines = axis.partition(".")
+        option = re.sub(r"\(.*\)$", "", variant.choices[axis])
+        groups[group] = [*groups.get(group, []), option] if combines else option
+    keys = [repr(word) for word in variant.overrides if _key(word).startswith(tuple(f"{axis}." for axis in axes))]
+    named = [f"{group}={chosen!r}" for group, chosen in groups.items()]
+    return f"sdopt.optimize({', '.join(['pipe', *keys, *named])})".replace("'", '"')

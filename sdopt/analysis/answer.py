@@ -1,0 +1,337 @@
+"""Answers what a study was run for: which of its options to turn on, and why not the others.
+
+The terminal, Markdown, trackers and reports show what is derived here. Where a gate judged, its verdicts decide; else
+the intervals, the A/A floor and the evidence do, and the answer says that nobody judged the images.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sdopt.analysis.adoption import command_of, lines_of
+from sdopt.analysis.claims import NO_BENEFIT, PAYS
+from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
+from sdopt.analysis.measures import MEASURES, SPEEDUP, measure_named, smallest_factor, with_shape
+from sdopt.analysis.timing import MINIMUM_PROCESSES
+from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
+from sdopt.schema import CHOICES, WORK
+
+
+class Worth(StrEnum):
+    """What a study says of one option."""
+
+    WORTH_IT = "worth it"
+    UNPROVEN = "unproven"
+    """Neither a gain nor a harm is shown; or a gain without images that are known to be good enough."""
+    HARMFUL = "harmful"
+    BROKEN = "broken"
+    """It failed, it left no evidence of taking effect, or its images are broken."""
+    NOT_MEASURED = "not measured"
+    """It cannot run here, or the study was interrupted."""
+
+
+@dataclass(frozen=True)
+class OptionAnswer:
+    """The verdict on one option, from one comparison.
+
+    Attributes:
+        option: what is turned on, as `precision=bf16`; the variant's name where no single option is credited.
+        variant: the candidate of the comparison.
+        reference: what it is compared with.
+        worth: the verdict.
+        ratios: by measure (`speedup`, `memory_ratio`), and of several shapes with their names (`speedup/512x512b1`), as
+            the table has them; turned round where the candidate leaves the option out.
+        images: what is known of the images: `images equal`, `images not judged`, …
+        because: the reason, in a few words.
+        command: the `sdopt run` command that measures the option again, against its baseline.
+        lines: code that turns it on in a program that has a pipeline `pipe` of diffusers.
+    """
+
+    option: str
+    variant: str
+    reference: str
+    worth: Worth
+    ratios: dict[str, Ratio]
+    images: str
+    because: str
+    command: str
+    lines: tuple[str, ...]
+
+    @property
+    def figure(self) -> str:
+        """The speed-up with its interval, and the memory ratio where that is the gain; "" where nothing was timed."""
+        return ", ".join(
+            "".join(
+                (
+                    "" if ratio.measure is SPEEDUP else f"{ratio.measure.claim} ",
+                    ratio_text(ratio.interval),
+                    f" at {shape}" if (shape := name.partition("/")[2]) else "",
+                )
+            )
+            for name, ratio in self.ratios.items()
+            if ratio.measure is SPEEDUP or ratio.gain > 0
+        )
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The speed-up, at the main shape where there are several."""
+        return next((ratio for ratio in self.ratios.values() if ratio.measure is SPEEDUP), None)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to do after a study."""
+
+    sentence: str
+    options: tuple[OptionAnswer, ...]
+    best: OptionAnswer | None
+    """Of those that are worth it, the one with the largest lower bound of its speed-up."""
+    notes: tuple[str, ...]
+
+
+def answer_of(result: StudyResult) -> Answer:
+    """Derives the verdict on each option of a study, and the sentence that sums them up."""
+    baseline = result.variant(result.baseline)
+    options = [
+        _option(result, row, baseline)
+        for row in figures_of(result)
+        if row.variant.role != "control" and (row.comparison or row.variant.name != result.baseline)
+    ]
+    worth = sorted((each for each in options if each.worth is Worth.WORTH_IT), key=_lower_gain, reverse=True)
+    return Answer(_sentence(options, worth), tuple(options), worth[0] if worth else None, tuple(_notes(result)))
+
+
+def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> OptionAnswer:
+    reference = result.variant(row.reference) if row.comparison else baseline
+    left_out = _leaves_out(row.variant, reference, baseline)
+    with_it, without_it = (reference, row.variant) if left_out else (row.variant, reference)
+    ratios = {
+        with_shape(name, at.shape.name if row.further else ""): _inverted(ratio) if left_out else ratio
+        for at in row.shapes
+        for name, ratio in at.ratios.items()
+    }
+    judged = None if left_out else _judgement(result, row)
+    work = [
+        key
+        for key in row.variant.config.differing(reference.config, (*WORK, "hardware"))
+        if not key.startswith(CHOICES)
+    ]
+    worth, because = _worth(result, row.variant, reference, ratios, judged)
+    if work and worth in (Worth.WORTH_IT, Worth.HARMFUL):
+        worth, because = Worth.UNPROVEN, f"not the same work: {', '.join(work)}"
+    credit = row.comparison.credit if row.comparison else ""
+    return OptionAnswer(
+        option=credit if credit not in ("", "nothing") else row.variant.name,
+        variant=row.variant.name,
+        reference=row.reference,
+        worth=worth,
+        ratios=ratios if row.variant.status.measured else {},
+        images=_images(row, judged),
+        because=because,
+        command=command_of(with_it, baseline),
+        lines=tuple(lines_of(with_it, without_it)),
+    )
+
+
+def _leaves_out(candidate: VariantResult, reference: VariantResult, baseline: VariantResult) -> bool:
+    """Whether the candidate is its reference without one of its options, as in `study=leave_one_out`."""
+    mine, other, plain = candidate.choices, reference.choices, baseline.choices
+    axes = [axis for axis in {*mine, *other} if mine.get(axis) != other.get(axis)]
+    return bool(axes) and all(mine.get(axis) == plain.get(axis) for axis in axes)
+
+
+def _inverted(ratio: Ratio) -> Ratio:
+    found = ratio.interval
+    low, high = (None if bound is None else 1 / bound for bound in (found.high, found.low))
+    return replace(ratio, interval=replace(found, estimate=1 / found.estimate, low=low, high=high))
+
+
+def _judgement(result: StudyResult, row: Figures) -> Judgement | None:
+    sides = row.variant.name, row.reference
+    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
+
+
+# --------------------------------------------------------------------------------------------------------- verdicts
+
+
+def _worth(
+    result: StudyResult,
+    variant: VariantResult,
+    reference: VariantResult,
+    ratios: dict[str, Ratio],
+    judged: Judgement | None,
+) -> tuple[Worth, str]:
+    """Returns the verdict and its reason."""
+    if (failed := _failure(variant)) is not None:
+        return failed
+    if reference.status is not Status.OK:
+        return Worth.UNPROVEN, f"its reference '{reference.name}' has the status {reference.status}"
+    shown = {
+        name: _shown(ratio, smallest_factor(ratio.measure, result.config.gate, reference))
+        for name, ratio in ratios.items()
+    }
+    if judged is None:
+        return _by_intervals(_claims(variant, reference), ratios, shown)
+    return _by_gate(judged, ratios, shown)
+
+
+def _failure(variant: VariantResult) -> tuple[Worth, str] | None:
+    """The verdict on a variant whose figures credit nothing; None of one that was measured whole and took effect."""
+    if variant.status in (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED):
+        return Worth.NOT_MEASURED, variant.reason or str(variant.status)
+    if variant.status is Status.NOT_ENGAGED:
+        return Worth.BROKEN, f"no evidence that it took effect: {variant.reason}"
+    if variant.status is not Status.OK:
+        return Worth.BROKEN, f"{variant.status}: {variant.reason}"
+    if variant.trips:
+        wires = ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
+        return Worth.BROKEN, f"{variant.broken_images} of {len(variant.images)} images are broken: {wires}"
+    return None
+
+
+def _claims(variant: VariantResult, reference: VariantResult) -> set[str]:
+    """What the options claim in which two variants differ."""
+    return {
+        claim
+        for side, other in ((variant, reference), (reference, variant))
+        for axis, promise in side.promises.items()
+        if side.choices.get(axis) != other.choices.get(axis)
+        for claim in promise.claims
+    }
+
+
+def _shown(ratio: Ratio, smallest: float) -> int:
+    """1 for a gain that counts and that its whole interval shows, -1 for such a harm, 0 for neither."""
+    low, high = _gains(ratio)
+    if low is None or high is None or ratio.within_floor:
+        return 0
+    return 1 if low > smallest else -1 if high < 1 / smallest else 0
+
+
+def _gains(ratio: Ratio) -> tuple[float | None, float | None]:
+    """The bounds of a ratio, turned so that more than 1 is better."""
+    low, high = ratio.interval.low, ratio.interval.high
+    if low is None or high is None or ratio.measure.higher_is_better:
+        return low, high
+    return ratio.measure.gain(high), ratio.measure.gain(low)
+
+
+def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
+    harms = [name for name, found in shown.items() if found < 0]
+    gains = [name for name, found in shown.items() if found > 0]
+    claimed = [name for name in harms if measure_named(name).claim in claims]
+    if claimed or (harms and not gains):
+        return Worth.HARMFUL, _in_words(ratios, claimed or harms)
+    if gains:
+        cost = f", at the cost of {_in_words(ratios, harms)}" if harms else ""
+        return Worth.WORTH_IT, _in_words(ratios, gains) + cost
+    return Worth.UNPROVEN, _why_open(next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None))
+
+
+def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
+    """Says in which direction measures differ, as in `faster` or `more memory`."""
+    words = {
+        ("speedup", True): "faster",
+        ("speedup", False): "slower",
+        ("memory_ratio", True): "less memory",
+        ("memory_ratio", False): "more memory",
+    }
+    said = []
+    for name in names:
+        measure, _, shape = name.partition("/")
+        better = ratios[name].measure.gain(ratios[name].interval.estimate) > 1
+        said.append(words[measure, better] + (f" at {shape}" if shape else ""))
+    return " and ".join(said)
+
+
+def _why_open(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "it was not timed"
+    if ratio.interval.low is None:
+        return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
+    if ratio.floor is None:
+        return "no A/A floor to hold it against"
+    if ratio.within_floor:
+        return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
+    return "its interval includes no change that counts; more processes (protocol.replicates) would narrow it"
+
+
+def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
+    because = _reasons([ruling for ruling in judged.rulings if ruling.verdict is judged.verdict])
+    if judged.verdict is Verdict.FAIL:
+        failed = [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
+        if all(ruling.reason.startswith(NO_BENEFIT) for ruling in failed):
+            return Worth.UNPROVEN, because
+        return Worth.HARMFUL, because
+    if judged.verdict is not Verdict.PASS:
+        return Worth.UNPROVEN, because
+    # Claims are tested together; what an option gains without claiming it, its interval shows.
+    gains = judged.gains or [name for name, found in shown.items() if found > 0]
+    if gains:
+        return Worth.WORTH_IT, f"{_in_words(ratios, gains)}; the gate passes it"
+    if any(ruling.reason.startswith(PAYS) for ruling in judged.rulings):
+        return Worth.WORTH_IT, "the gate passes it"
+    return Worth.UNPROVEN, "the gate passes it, but no gain is shown"
+
+
+def _reasons(rulings: Sequence[Ruling]) -> str:
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, ruling.reason))) for ruling in rulings))
+
+
+def _images(row: Figures, judged: Judgement | None) -> str:
+    """Says what is known of the images; only a gate judges whether a difference matters."""
+    error = row.scores.get("mse")
+    if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
+        return "images identical"
+    rulings = [ruling for ruling in judged.rulings if ruling.metric and not _is_ratio(ruling)] if judged else []
+    if not rulings or judged is None:
+        return "images not judged"
+    if all(ruling.verdict is Verdict.PASS for ruling in rulings):
+        return "images within the gate's limits" if judged.contract == "lossy" else "images equal"
+    if any(ruling.verdict is Verdict.FAIL for ruling in rulings):
+        return "images worse than the gate allows"
+    return "images undecided"
+
+
+def _is_ratio(ruling: Ruling) -> bool:
+    return ruling.metric.partition("/")[0] in MEASURES
+
+
+# --------------------------------------------------------------------------------------------------------- sentence
+
+
+def _lower_gain(option: OptionAnswer) -> float:
+    """The speed-up that an option has at least; 0 where that is not known."""
+    return (option.speedup.interval.low if option.speedup else None) or 0.0
+
+
+def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) -> str:
+    if not options:
+        return "Nothing was compared with the baseline."
+    if worth:
+        first, *others = worth
+        also = f" Also worth it, each by itself: {'; '.join(map(_told, others))}." if others else ""
+        return f"Turn on {_told(first)}.{also}"
+    if len(options) == 1:
+        [only] = options
+        figure = f": {only.figure}" if only.figure else ""
+        said = {
+            Worth.UNPROVEN: f"Do not count on {only.option}{figure}, unproven",
+            Worth.HARMFUL: f"Leave {only.option} off{figure}, harmful",
+            Worth.BROKEN: f"Leave {only.option} off: it is broken",
+            Worth.NOT_MEASURED: f"{only.option} was not measured",
+        }[only.worth]
+        return f"{said} ({only.because})."
+    counts = {kind: sum(each.worth is kind for each in options) for kind in Worth}
+    return f"Turn on none of the {len(options)}: {', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}."
+
+
+def _told(option: OptionAnswer) -> str:
+    return f"{option.option}: {option.figure}, {option.images}"
+
+
+def _notes(result: StudyResult) -> list[str]:
+    if result.judgements:
+        return [f"Verdicts are those of gate={result.gate}, and of the evidence."]
+    said = "Verdicts are those of the two-sided intervals and of the evidence. The images were not judged"
+    return [f"{said}: gate=default does, or afterwards `sdopt gate <folder>`."]

@@ -1,0 +1,235 @@
+"""The plot of speed against what it costs in the images, with memory as size and the verdict as colour."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdopt.analysis.answer import Worth, answer_of
+from sdopt.analysis.figures import Figures, figures_of
+from sdopt.quality.metrics import family_of
+from sdopt.report.charts.spec import (
+    BLUE,
+    FEW_TICKS,
+    GREY,
+    INK,
+    MUTED,
+    PURPLE,
+    SAID,
+    VERMILION,
+    ZOOM,
+    Spec,
+    ratio_axis,
+    tooltips,
+)
+from sdopt.report.rows import known_family, metric_text, quality_columns, quality_heading, seconds_text, speedup_text
+from sdopt.results.records import StudyResult
+
+_BASELINE = "baseline"
+
+_KINDS: dict[str, tuple[str, str]] = {
+    _BASELINE: (INK, "square"),
+    Worth.WORTH_IT: (BLUE, "circle"),
+    Worth.UNPROVEN: (GREY, "diamond"),
+    Worth.HARMFUL: (VERMILION, "triangle-down"),
+    Worth.BROKEN: (PURPLE, "cross"),
+}
+"""Colour and shape by verdict."""
+
+_FIRST = ("psnr_db", "perceptual", "lpips", "ssim", "clip_score", "cmmd")
+"""Metrics in the order in which a reader may choose them, by how their names begin."""
+
+
+_FACTS = {
+    "name": "variant",
+    "kind": "verdict",
+    "speed_text": "speed-up",
+    "latency": "latency",
+    "loss_text": "images",
+    "memory_text": "memory",
+}
+"""What is told of a point, by field of the data."""
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """A plot of speed against one quality metric.
+
+    Attributes:
+        metric: its heading, with its unit and its better direction.
+        spec: the plot; points bear numbers.
+        legend: what each number stands for, with its verdict.
+    """
+
+    metric: str
+    spec: Spec
+    legend: tuple[tuple[int, str, str], ...]
+
+
+def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
+    """Draws speed against each quality metric that all points have.
+
+    Args:
+        result: the study.
+        named: whether points bear their names, for a picture, in place of numbers.
+    """
+    rows = [row for row in figures_of(result) if row.variant.role != "control" and row.latency]
+    families = {name: family for name in quality_columns(result) if (family := known_family(name))}
+    directed = [name for name, family in families.items() if family.higher_is_better is not None]
+    ordered = [name for first in _FIRST for name in directed if name.startswith(first)]
+    found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys([*ordered, *directed])]
+    return [each for each in found if each is not None]
+
+
+def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: bool) -> Tradeoff | None:
+    verdicts = {(option.variant, option.reference): option.worth for option in answer_of(result).options}
+    against = {row.reference for row in rows if row.reference}
+    relative = against == {result.baseline}
+    points: list[dict[str, Any]] = []
+    for number, row in enumerate(rows, 1):
+        is_baseline = row.variant.name == result.baseline
+        loss = _loss(row, metric, is_baseline)
+        speed = _speed(row, relative, is_baseline)
+        if loss is None or speed is None:
+            continue
+        kind = _BASELINE if is_baseline else str(verdicts.get((row.variant.name, row.reference), Worth.UNPROVEN))
+        memory = row.headline_memory[1] if row.headline_memory else None
+        points.append({
+            "number": number,
+            "name": row.variant.name,
+            "said": f"{number} {row.variant.name}: {kind}",
+            "label": row.variant.name if named else str(number),
+            "loss": loss,
+            "speed": speed,
+            "kind": kind,
+            "memory": memory,
+            "memory_text": "" if memory is None else f"{memory:.2f} GiB",
+            "speed_text": speedup_text(row.speedup) if row.speedup else "",
+            "latency": seconds_text(row.latency) if row.latency else "",
+            "loss_text": _loss_text(row, metric, is_baseline),
+        })  # fmt: skip
+    if sum(point["kind"] != _BASELINE for point in points) == 0:
+        return None
+    heading = quality_heading(metric)
+    return Tradeoff(
+        heading,
+        _spec(points, _loss_axis(points, metric, heading), relative),
+        tuple((point["number"], point["name"], point["kind"]) for point in points),
+    )
+
+
+def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
+    """The value of a metric; infinity where the images are the same and the metric has no figure for that."""
+    family, score = family_of(metric), row.scores.get(metric)
+    if is_baseline and family.needs_pair:
+        return math.inf if metric == "psnr_db" else 1.0 if family.higher_is_better else 0.0
+    if score is None:
+        return None
+    return math.inf if score.estimate is None and metric == "psnr_db" else score.estimate
+
+
+def _loss_text(row: Figures, metric: str, is_baseline: bool) -> str:
+    return "the reference itself" if is_baseline and metric not in row.scores else metric_text(row, metric)
+
+
+def _speed(row: Figures, relative: bool, is_baseline: bool) -> float | None:
+    if not relative:
+        return row.latency.estimate if row.latency else None
+    if is_baseline:
+        return 1.0
+    return row.speedup.interval.estimate if row.speedup else None
+
+
+def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> Spec:
+    """The axis of a metric, on which the loss grows to the right; "same" stands at its left end."""
+    family = family_of(metric)
+    finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
+    reverse = bool(family.higher_is_better)
+    axis: Spec = {"tickCount": FEW_TICKS, "grid": True, "titleAnchor": "middle"}
+    if len(finite) < len(points):
+        top = 1.15 * max(finite, default=60.0)
+        for point in points:
+            point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
+        axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'same' : datum.label"
+        axis["values"] = [*_round_values(min(finite, default=top), 0.95 * top), top]
+    where = "better to the left"
+    return {
+        "field": "loss",
+        "type": "quantitative",
+        "title": f"{heading.removesuffix(' ↑').removesuffix(' ↓')}, {where}",
+        "scale": {"zero": False, "reverse": reverse, "padding": 26, "nice": False},
+        "axis": axis,
+    }
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Round figures between two others, at most four."""
+    step = next((step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100)
+    return [float(value) for value in range(step * math.ceil(low / step), math.floor(high) + 1, step)]
+
+
+def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
+    speeds = [point["speed"] for point in points]
+    if relative:
+        y = {"field": "speed", **ratio_axis("speed-up, log scale (up is faster)", speeds)}
+    else:
+        y = {
+            "field": "speed",
+            "type": "quantitative",
+            "title": "latency (s), log scale (up is faster)",
+            "scale": {"type": "log", "reverse": True, "domain": [0.9 * min(speeds), 1.1 * max(speeds)], "nice": False},
+            "axis": {"tickCount": 5, "format": "~g"},
+        }
+    kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
+    colour = {"field": "kind", "type": "nominal", "title": None,
+              "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
+    shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
+    largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
+    size: Spec = {
+        "field": "memory",
+        "type": "quantitative",
+        "title": "memory (GiB)",
+        "scale": {"domain": [0, largest], "range": [0, 700]},
+        "legend": {"values": [round(largest * share, 2) for share in (0.25, 0.5, 1)], "symbolFillColor": GREY,
+                   "symbolStrokeColor": GREY, "format": ".2f"},
+    }  # fmt: skip
+    front = _front(points, bool(x["scale"]["reverse"]), relative)
+    return {
+        "data": {"values": points},
+        "description": "Speed against quality: "
+        + "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points),
+        "height": 380,
+        "padding": 8,
+        "layer": [
+            {
+                "data": {"values": front},
+                "mark": {"type": "line", "strokeDash": [4, 4], "color": MUTED, "interpolate": "step-after",
+                         "strokeWidth": 1.2, "clip": True, "aria": False},
+                "encoding": {"x": x, "y": y, "order": {"field": "place"}},
+            },
+            {
+                "params": [{**ZOOM, "select": {**ZOOM["select"], "encodings": ["x", "y"]}}],
+                "mark": {"type": "point", "filled": True, "opacity": 0.85, "clip": True},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "size": size,
+                             "tooltip": tooltips(_FACTS), "description": SAID},
+            },
+            {
+                "mark": {"type": "text", "dx": 15, "dy": -13, "fontWeight": "bold", "align": "left", "clip": False,
+                         "aria": False},
+                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+            },
+        ],
+    }  # fmt: skip
+
+
+def _front(points: list[dict[str, Any]], higher_is_better: bool, relative: bool) -> list[dict[str, float]]:
+    """The points than which none is both faster and better: the Pareto front, from the best images on."""
+
+    def rank(point: dict[str, Any]) -> tuple[float, float]:
+        return (-1 if higher_is_better else 1) * point["loss"], (-1 if relative else 1) * point["speed"]
+
+    front: list[dict[str, float]] = []
+    for point in sorted(points, key=rank):
+        if not front or (point["speed"] > front[-1]["speed"] if relative else point["speed"] < front[-1]["speed"]):
+            front.append({"loss": point["loss"], "speed": point["speed"], "place": len(front)})
+    return front

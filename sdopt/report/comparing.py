@@ -1,0 +1,117 @@
+"""Shows two finished results side by side. Ratios are shown only where the two may be compared."""
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
+from sdopt.analysis.timing import speedup_drift
+from sdopt.gate.drift import differences
+from sdopt.report.header import header_of
+from sdopt.report.rows import memory_text, seconds_text, speedup_text
+from sdopt.results.records import StudyResult
+
+_OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objective")
+"""Keys that change no measurement."""
+
+
+def comparison_of(first: StudyResult, second: StudyResult) -> Group:
+    """Returns both headers, the variants of both by name, and by what the two differ, for a terminal."""
+    reasons = incomparable(first, second)
+    parts: list[RenderableType] = []
+    for letter, result in (("A", first), ("B", second)):
+        parts.append(Text(f"{letter}: {result.started}", "bold"))
+        parts += [Text(f"   {line}") for line in header_of(result)]
+    if reasons:
+        parts.append(Text("Not comparable, so no ratio of A and B is shown:", "yellow"))
+        parts += [Text(f"  {reason}", "yellow") for reason in reasons]
+    parts.append(_table(first, second, ratios=not reasons))
+    parts.append(Text("  Each speed-up is against the baseline of its own run.", "dim"))
+    if not reasons:
+        parts.append(Text("  B/A: the speed-up in B over that in A.", "dim"))
+    keys = dict(changed_keys(first, second))
+    parts.append(Text("Configuration and environment differ in:" if keys else "Configuration and environment agree."))
+    parts += [Text(f"  {key}: {mine} → {other}") for key, (mine, other) in keys.items()]
+    return Group(*parts)
+
+
+def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
+    """Returns why no figure of one result may be divided by one of the other; [] where they may."""
+    found = [difference.what for difference in differences(second, first) if difference.waiver != "sdopt"]
+    hardware = second.config.differing(first.config, ["hardware"])
+    found += [
+        f"{key}: {mine} against {other}"
+        for key, (mine, other) in hardware.items()
+        if not key.endswith("price_per_hour")
+    ]
+    then, now = first.environment, second.environment
+    if then.cpu != now.cpu and then.cpu.get("name") == now.cpu.get("name"):
+        found.append(f"cpu: {now.cpu} against {then.cpu}")
+    if then.platform != now.platform:
+        found.append(f"platform: {now.platform} against {then.platform}")
+    return found
+
+
+def changed_keys(first: StudyResult, second: StudyResult) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields the keys of configuration and environment in which two results differ, with both values."""
+    mine, other = first.config.flat(), second.config.flat()
+    for key in dict.fromkeys([*mine, *other]):
+        if not key.startswith(_OWN) and mine.get(key) != other.get(key):
+            yield key, (str(mine.get(key)), str(other.get(key)))
+    for name, (a, b) in {
+        "device": (first.environment.device["name"], second.environment.device["name"]),
+        "platform": (first.environment.platform, second.environment.platform),
+        "python": (first.environment.python, second.environment.python),
+        "sdopt": (_commit(first), _commit(second)),
+    }.items():
+        if a != b:
+            yield name, (str(a), str(b))
+    packages, others = first.environment.packages, second.environment.packages
+    for name in sorted({*packages, *others}):
+        if packages.get(name) != others.get(name):
+            yield name, (str(packages.get(name)), str(others.get(name)))
+
+
+def _commit(result: StudyResult) -> str:
+    found = result.environment
+    return f"{found.sdopt_version} {(found.sdopt_commit or '')[:9]}{'+dirty' if found.sdopt_dirty else ''}"
+
+
+def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("variant", overflow="fold")
+    for heading in ("", "status", "latency", "speed-up", "memory"):
+        table.add_column(heading, justify="left" if heading in ("", "status") else "right", no_wrap=True)
+    mine, other = figures_by_variant(first), figures_by_variant(second)
+    for name in dict.fromkeys([*mine, *other]):
+        shown = [(letter, found[name]) for letter, found in (("A", mine), ("B", other)) if name in found]
+        for number, (letter, row) in enumerate(shown):
+            table.add_row("" if number else escape(name), letter, *_cells(row))
+        if ratios and len(shown) == 2 and (change := _change(first, second, name)):
+            table.add_row("", "B/A", "", "", change, "")
+    return table
+
+
+def _cells(row: Figures) -> tuple[str, ...]:
+    return (
+        str(row.variant.status),
+        seconds_text(row.latency).partition(" [")[0] if row.latency else "",
+        speedup_text(row.speedup) if row.speedup else "",
+        memory_text(row).partition(" (")[0],
+    )
+
+
+def _change(first: StudyResult, second: StudyResult, name: str) -> str:
+    """The speed-up in the second result over that in the first; "" of a baseline, and where one was not timed."""
+    if name in (first.baseline, second.baseline):
+        return ""
+    later = second.variant(name), second.variant(second.baseline)
+    earlier = first.variant(name), first.variant(first.baseline)
+    if not all(variant.status.measured for variant in (*later, *earlier)):
+        return ""
+    found = speedup_drift(later, earlier, first.confidence)
+    return ratio_text(found) if found else ""

@@ -1,0 +1,134 @@
+"""The images of a study for its page: those that differ most from their reference's first, as small as they may be."""
+
+import base64
+import math
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from sdopt.report.page.blocks import Gallery, Picture, PromptImages
+from sdopt.report.rows import known_family
+from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult
+
+_LOSSLESS_UP_TO = 128
+"""Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""
+
+_EDGE = 384
+"""Edge that larger images are scaled to."""
+
+_PROMPTS = 12
+
+_ORDER = ("lpips", "perceptual", "mse")
+"""Distances to the reference by which prompts are ordered, the first that there is, by how its name begins."""
+
+
+def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
+    """Makes a grid of images, as many prompts as fit `budget` bytes and at least one.
+
+    Args:
+        result: the study.
+        folder: the run's, where its images are.
+        budget: bytes of the page that they may take.
+
+    Returns:
+        None where the baseline has no images, or the folder has not got them.
+    """
+    baseline = result.variant(result.baseline)
+    others = [variant for variant in result.candidates if variant.images]
+    if not baseline.images or not has_images(result, folder):
+        return None
+    metric, losses = _losses(result, others, _prompts(baseline))
+    ordered = sorted(_prompts(baseline), key=lambda prompt: -_worst(losses, prompt))
+    with Image.open(folder / baseline.images[0].path) as image:
+        edge = max(image.size)
+    rows: list[PromptImages] = []
+    spent = 0
+    for prompt in ordered[:_PROMPTS]:
+        row = _row(prompt, baseline, others, losses, folder)
+        spent += sum(len(picture.uri) for picture in (row.baseline, *row.variants))
+        if rows and spent > budget:
+            break
+        rows.append(row)
+    order = "in the order of the prompts"
+    if metric:
+        order = f"those whose images differ most first ({metric}; the figure under an image is that to its reference's)"
+    return Gallery(
+        rows,
+        min(max(edge, 160), 260),
+        edge <= _LOSSLESS_UP_TO,
+        f"{len(rows)} of {len(ordered)} prompts, {order}. All variants start from the same noise.",
+    )
+
+
+def has_images(result: StudyResult, folder: Path) -> bool:
+    """Whether the images that a study drew, if any, are in a folder; the first of each variant stands for all."""
+    return all((folder / variant.images[0].path).is_file() for variant in result.variants if variant.images)
+
+
+def _prompts(variant: VariantResult) -> list[int]:
+    return list(dict.fromkeys(record.prompt_index for record in variant.images))
+
+
+def _losses(
+    result: StudyResult, variants: Sequence[VariantResult], prompts: Sequence[int]
+) -> tuple[str, dict[tuple[str, int], float]]:
+    """The metric that orders, and its value by variant and prompt."""
+    scores: dict[str, dict[str, Score]] = {
+        variant.name: edge.quality for variant in variants if (edge := result.first_comparison(variant.name))
+    }
+    names = [name for quality in scores.values() for name in quality]
+    metric = next((name for first in _ORDER for name in names if name.startswith(first)), "")
+    losses = {}
+    for variant, quality in scores.items():
+        values = quality[metric].per_prompt if metric in quality else []
+        for prompt, value in zip(prompts, values, strict=False):
+            if value is not None:
+                losses[variant, prompt] = value
+    family = known_family(metric)
+    return f"{metric}, {family.meaning}" if family else metric, losses
+
+
+def _worst(losses: dict[tuple[str, int], float], prompt: int) -> float:
+    return max((value for (_, of), value in losses.items() if of == prompt), default=-math.inf)
+
+
+def _row(
+    prompt: int,
+    baseline: VariantResult,
+    variants: Sequence[VariantResult],
+    losses: dict[tuple[str, int], float],
+    folder: Path,
+) -> PromptImages:
+    [first, *_] = [record for record in baseline.images if record.prompt_index == prompt]
+    plain = (folder / first.path).read_bytes()
+    pictures = []
+    for variant in variants:
+        record = _find(variant, first)
+        if record is None or not (folder / record.path).is_file():
+            continue
+        loss = losses.get((variant.name, prompt))
+        same = (folder / record.path).read_bytes() == plain or loss == 0
+        caption = "" if loss is None else "same" if loss == 0 else f"{loss:.2g}"
+        broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
+        pictures.append(Picture(variant.name, "" if same else _uri(folder / record.path), caption, broken))
+    return PromptImages(first.prompt, Picture(baseline.name, _uri(folder / first.path)), pictures)
+
+
+def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
+    wanted = like.prompt_index, like.image_index
+    return next((each for each in variant.images if (each.prompt_index, each.image_index) == wanted), None)
+
+
+def _uri(path: Path) -> str:
+    """An image as WebP within a page: small ones keep each pixel, large ones are scaled."""
+    stream = BytesIO()
+    with Image.open(path) as image:
+        small = image.convert("RGB")
+    if max(small.size) <= _LOSSLESS_UP_TO:
+        small.save(stream, "WEBP", lossless=True, quality=100)
+    else:
+        small.thumbnail((_EDGE, _EDGE), Image.Resampling.LANCZOS)
+        small.save(stream, "WEBP", quality=85)
+    return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}"

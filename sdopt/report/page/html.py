@@ -1,0 +1,131 @@
+"""Writes a report as one HTML file that needs nothing beside it: no network, no font, no script from elsewhere."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from sdopt.report.charts.spec import VEGA_LITE, Spec, whole
+from sdopt.report.page.blocks import Chart, Page
+from sdopt.results.files import write_atomically
+
+_GLYPHS = {
+    "worth it": "✓",
+    "pass": "✓",
+    "ok": "✓",
+    "unproven": "?",
+    "inconclusive": "?",
+    "not comparable": "?",
+    "harmful": "✗",
+    "fail": "✗",
+    "baseline": "■",
+    "broken": "⚠",
+    "skipped": "–",
+    "not measured": "–",
+    "pending": "–",
+}
+"""What says a verdict beside its colour; a status that is not here is a failure."""
+
+_KINDS = {"✓": "good", "?": "open", "✗": "bad", "⚠": "broken", "■": "plain", "–": "plain"}
+
+
+def html_page(page: Page) -> bytes:
+    """Returns the report as HTML; whatever it quotes is escaped."""
+    plots = _plots(page)
+    scripts = [_library()] if plots else []
+    scripts.append(_asset("page.js"))
+    # Only these scripts may run: a text of a stranger that slipped through could not.
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes} 'unsafe-eval'"
+    text = _environment().get_template("page.html.j2").render(
+        page=page,
+        policy=policy,
+        style=Markup(_asset("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        plots=_embedded(plots),
+    )  # fmt: skip
+    return text.encode()
+
+
+def _plots(page: Page) -> list[Spec]:
+    """All specifications in the order in which the template counts them."""
+    charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
+    own = [whole(spec) for chart in charts for _, spec in chart.views]
+    return own + [plot for study in page.studies for plot in _plots(study)]
+
+
+def _embedded(plots: list[Spec]) -> Markup:
+    """Data within a script element, which no text in it can end."""
+    text = json.dumps(plots, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("sdopt.report.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["glyph"] = lambda verdict: _GLYPHS.get(verdict, "✗")
+    environment.filters["kind"] = lambda verdict: _KINDS[_GLYPHS.get(verdict, "✗")]
+    environment.filters["figure"] = _figure
+    environment.filters["code"] = _code
+    environment.filters["type"] = lambda block: type(block).__name__
+    return environment
+
+
+_FIGURE = re.compile(r"(≈?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|GiB|dB|TFLOP/s))?)(?: ([\[(].*))?")
+
+
+def _figure(text: str) -> tuple[str, str, str]:
+    """Of a cell that holds a figure: it, and its interval or ratio; of any other its text, as the third."""
+    found = _FIGURE.fullmatch(text)
+    return (found[1], found[2] or "", "") if found else ("", "", text)
+
+
+def _code(text: str) -> Markup:
+    """Text in which what stands between backticks is code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("sdopt.report.page") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _library() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, which vl-convert takes two seconds to bundle: so it is kept."""
+    import vl_convert
+
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdopt"
+    file = cached / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8")
+    # A page's parser ends a script at this word, wherever in it the word stands.
+    bundle: str = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg]  # the stub is stricter
+    script = bundle.replace("</script", "<\\/script")
+    with suppress(OSError):  # a folder that cannot be written costs the time once more
+        cached.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, script.encode())
+    return script

@@ -1,0 +1,73 @@
+"""Writes a report as Markdown: the same sections, with the pictures of the run's folder in place of plots."""
+
+import re
+from collections.abc import Iterator
+
+from sdopt.report.markdown import markdown
+from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Gallery, Notes, Page, Prose, Section, Table
+
+
+def markdown_page(page: Page) -> bytes:
+    """Returns the report as Markdown; whatever it quotes is escaped."""
+    return ("\n".join(_lines(page, 1)).rstrip() + "\n").encode()
+
+
+def _lines(page: Page, level: int) -> Iterator[str]:
+    yield f"{'#' * level} {_escaped(page.title)}\n"
+    yield " · ".join(f"{name}: {_escaped(value)}" for name, value in page.summary) + "\n"
+    for section in page.sections:
+        yield from _section(section, level + 1)
+    for study in page.studies:
+        yield from _lines(study, level + 1)
+
+
+def _section(section: Section, level: int) -> Iterator[str]:
+    if section.folded:
+        yield from _block(Fold(section.title, section.blocks))
+        return
+    written = [text for block in section.blocks for text in _block(block)]
+    if written:
+        yield f"{'#' * level} {section.title}\n"
+        yield from written
+
+
+def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind of block)
+    match block:
+        case Prose(text, strong):
+            yield f"**{_escaped(text)}**\n" if strong else f"{_escaped(text)}\n"
+        case Notes(lines):
+            if lines:
+                yield "\n".join(f"- {_escaped(line)}" for line in lines) + "\n"
+        case Code(title, lines):
+            fence = "`" * max([3, *(1 + len(run) for line in lines for run in re.findall("`+", line))])
+            yield f"{_escaped(title)}:\n\n{fence}\n" + "\n".join(lines) + f"\n{fence}\n"
+        case Table(headings, rows):
+            yield markdown(headings, rows, [])
+        case Facts(pairs):
+            yield "\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in pairs) + "\n"
+        case Fold(title, blocks):
+            yield f"<details><summary>{_escaped(title)}</summary>\n"
+            for each in blocks:
+                yield from _block(each)
+            yield "</details>\n"
+        case Chart(file=file, caption=caption) if file:
+            yield f"![{_escaped(caption)}]({file})\n"
+        case Chart(views=views):
+            # What no picture shows is told in words.
+            yield f"{_escaped(views[0][1]['description'])}.\n"
+        case Gallery(file=file):
+            yield f"![Images side by side, a column per variant]({file})\n"
+
+
+def _escaped(text: str) -> str:
+    """Text in which nothing is markup but what stands between backticks."""
+    parts = text.replace("\n", " ").split("`")
+    if len(parts) % 2 == 0:
+        return _plain(text.replace("\n", " "))
+    return "".join(f"`{part}`" if number % 2 else _plain(part) for number, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
+    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(mark, entity)
+    return "".join(f"\\{letter}" if letter in "\\`*_[]" else letter for letter in text)

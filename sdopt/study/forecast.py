@@ -1,0 +1,121 @@
+"""Says beforehand what a study will take: calls, time, memory, and what has to be downloaded.
+
+Times and memory are those of an earlier run of the same work on this device; without one, sdopt does not guess a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sdopt.analysis.timing import latency, peak_memory_gib
+from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import PACKAGED
+from sdopt.pipelines.hub import download_bytes
+from sdopt.results.files import read_result
+from sdopt.results.records import RecordedConfig, StudyResult
+from sdopt.schema import Model, Protocol
+from sdopt.variant import Variant
+from sdopt.worker.draws import draw_of, drawing_batch
+
+_NEWEST = 30
+"""Earlier results that are looked at: reading one takes some hundredths of a second."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a study will take. None stands for what is not known."""
+
+    processes: int
+    calls: int
+    """Of the pipeline; rounds that others disturb, and what `protocol.precision` adds, come on top."""
+    seconds: float | None
+    """Of all calls and loading, one after the other."""
+    memory_gib: float | None
+    """Of one process."""
+    based_on: str
+    """Where time and memory are from."""
+    downloads: dict[str, int | None]
+    """By repository of the hub, the bytes that are not in the local cache."""
+
+
+def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protocol: Protocol, batch: int | None) -> int:
+    """Returns how many calls of the pipeline a session makes: timed ones, those around them, and those for images.
+
+    Args:
+        variants: that take part, the A/A control among them.
+        processes: of all variants together.
+        rounds: timed calls of each process.
+        protocol: says how many other calls there are.
+        batch: prompts of the quality pass in one call; None is each workload's own.
+    """
+    # Loading; at each shape the cold start, the discarded round and the evidence.
+    each = 1 + len(variants[0].shapes) * (3 + protocol.warmup + rounds)
+    drawn = sum(draw_of(variant, batch).calls for variant in variants)
+    return processes * each + len(variants) * protocol.stage_calls + drawn
+
+
+def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) -> Forecast:
+    """Returns what measuring will take.
+
+    Args:
+        variants: that would run, the baseline first and once more as the A/A control.
+        result: the plan.
+        records: a folder below which earlier results lie.
+    """
+    config = result.config
+    processes = len(variants) * config.replicates
+    # As `StudyRun.drawing_batch` decides.
+    in_workload = config.quality.batch_size is None and config.gate.judges
+    batch = None if in_workload else drawing_batch(variants, config.quality.batch_size)
+    calls = calls_ahead(variants, processes, config.protocol.rounds, config.protocol, batch)
+    models = dict.fromkeys(variant.model for variant in variants)
+    downloads = {str(model.hub_id): download_bytes(model) for model in models if model.weights == "hub"}
+    earlier = _earlier(result, records)
+    if earlier is None:
+        weights = _weights_gib(config.model)
+        source = "no earlier run of this model and size on this device" + (
+            "; memory is that of the weights alone" if weights else ""
+        )
+        return Forecast(processes, calls, None, weights, source, downloads)
+    found, folder = earlier
+    baseline = found.variant(found.baseline)
+    # Each shape is called equally often.
+    at_shapes = [latency(baseline.at(place), "median", 0.95) for place in range(len(found.shapes))]
+    mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
+    one_call = mean * config.workload.steps / found.config.workload.steps
+    load = float(np.median([m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]))
+    return Forecast(
+        processes, calls, calls * one_call + processes * load, peak_memory_gib(baseline), f"from {folder}", downloads
+    )
+
+
+def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:
+    """Returns the newest finished result of the same work on the same device, with its folder."""
+    files = sorted(records.glob("**/result.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for file in files[:_NEWEST]:
+        try:
+            found = read_result(file)
+        except UsageError:
+            continue
+        baseline = found.variant(found.baseline)
+        if _work(found) == _work(result) and baseline.status.measured and latency(baseline, "median", 0.95):
+            return found, file.parent
+    return None
+
+
+def _work(result: StudyResult) -> tuple[object, ...]:
+    config: RecordedConfig = result.config
+    images = config.workload.images_per_prompt
+    threads = config.hardware.threads
+    return result.environment.device["name"], config.model, config.shapes, images, config.task.kind, threads
+
+
+def _weights_gib(model: Model) -> float | None:
+    """Returns the size of local weights as they are stored; None where they are not local, or random."""
+    folder = {"packaged": PACKAGED / model.name, "path": Path(str(model.path)).expanduser()}.get(model.weights)
+    if folder is None:
+        return None
+    files = [folder] if folder.is_file() else list(folder.rglob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) / 2**30 or None

@@ -1,0 +1,195 @@
+"""What MLflow's runs say of a study: their tags, parameters and metrics, from `result.json`."""
+
+import getpass
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # PyYAML has none
+
+from sdopt.analysis.answer import answer_of
+from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.interference import count_rounds
+from sdopt.report.markdown import markdown_table
+from sdopt.report.verdicts import verdict_markdown
+from sdopt.results.files import to_json
+from sdopt.results.records import RecordedConfig, StudyResult, VariantResult
+
+NOTE = "mlflow.note.content"
+
+STUDY = "sdopt.study_id"
+
+_NOTE_LIMIT = 8000
+
+_TAG_LIMIT = 5000
+
+
+def time_of(moment: str | None, fallback: str) -> int:
+    """Returns a recorded moment in milliseconds since 1970, as MLflow has them."""
+    return int(1000 * datetime.fromisoformat(moment or fallback).timestamp())
+
+
+def note_of(text: str) -> str:
+    """Returns a note that MLflow takes: cut where it is too long."""
+    if len(text) <= _NOTE_LIMIT:
+        return text
+    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: table.md among the artifacts is whole."
+
+
+def newest_note(result: StudyResult, name: str) -> str:
+    """Returns the note of an experiment: the answer of its newest study, above the leaderboard."""
+    return note_of(f"**{name}:** {answer_of(result).sentence}\n\nStudies have notes with all verdicts and figures.")
+
+
+def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
+    """The tags of a study's run and of all its variants' runs: what was measured, where, with what and by whom."""
+    environment = result.environment
+    versions = {"sdopt": environment.sdopt_version, **environment.packages}
+    return {
+        **{key: str(value)[:_TAG_LIMIT] for key, value in (result.config.tracking.tags or {}).items()},
+        STUDY: result.id,
+        "study": result.name,
+        **{name: str(value) for name, value in study_parameters(config).items()},
+        "device": str(environment.device["name"]),
+        **{name: versions[name] for name in ("torch", "diffusers", "sdopt") if name in versions},
+        "mlflow.user": _user(),
+        "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
+        "mlflow.source.type": "LOCAL",
+        **({"mlflow.source.git.commit": environment.sdopt_commit} if environment.sdopt_commit else {}),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return "unknown"
+
+
+def study_tags(result: StudyResult) -> dict[str, str]:
+    """The tags of a study's run; its note begins with the answer."""
+    counts = count_rounds(result)
+    environment = result.environment
+    disturbed = any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
+    return common_tags(result, result.config) | {
+        "sdopt.role": "study",
+        "sdopt.design": result.design,
+        "sdopt.status": result.status,
+        "sdopt.commit": (environment.sdopt_commit or "none") + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.sessions": str(len(result.sessions)),
+        "sdopt.disturbed": str(disturbed).lower(),
+        # No metrics: MLflow would draw a chart of each above the pictures.
+        **({"sdopt.floor": f"{result.floor:.4f}"} if result.floor is not None else {}),
+        **({"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"} if counts else {}),
+        **judged_tags(result),
+    }
+
+
+def judged_tags(result: StudyResult) -> dict[str, str]:
+    """The tags of a study's run that change when a gate judges later."""
+    verdicts = [verdict_markdown(result, result.judgements)] if result.judgements else []
+    own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
+    answer = answer_of(result).sentence
+    return {
+        NOTE: note_of("\n".join([*own, markdown_table(result), *verdicts])),
+        "answer": answer[:_TAG_LIMIT],
+        **({"gate": result.gate} if result.judgements else {}),
+    }
+
+
+def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
+    """The tags of a variant's run."""
+    return {
+        **verdict_tags(result, variant),  # MLflow's columns are in this order
+        **common_tags(result, variant.config),
+        **variant.choices,
+        "sdopt.role": variant.role,
+        "status": str(variant.status),
+        "contract": variant.contract,
+        **({NOTE: note_of(variant.reason)} if variant.reason else {}),
+    }
+
+
+def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
+    """The tags of a variant's run that say whether it is worth it, of each of its comparisons."""
+    answers = [option for option in answer_of(result).options if option.variant == variant.name]
+    verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
+    said = [f"{option.worth}: {option.because}" for option in answers]
+    beside = [f" (against {option.reference})" if len(answers) > 1 else "" for option in answers]
+    tags = {
+        "answer": "; ".join(map(str.__add__, said, beside))[:_TAG_LIMIT],
+        "worth": "; ".join(dict.fromkeys(str(option.worth) for option in answers)),
+    }
+    return {
+        **(tags if answers else {}),
+        **({"verdict": "; ".join(verdicts), "gate": result.gate} if verdicts else {}),
+    }
+
+
+def study_parameters(config: RecordedConfig) -> dict[str, Any]:
+    """A few parameters: MLflow prints all of them above each image. `config.yaml` has the rest."""
+    sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
+    return {
+        "model": config.model.name,
+        "size": ", ".join(map(str, sizes)),
+        "steps": config.workload.steps,
+        "batch": ", ".join(map(str, batches)),
+    }
+
+
+def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
+    """The choices and keys by which variants of the study differ, with what this one has."""
+    others = [other for other in result.variants if other is not variant]
+    choices = {
+        axis: option
+        for axis, option in variant.choices.items()
+        if any(other.choices.get(axis) != option for other in others)
+    }
+    named = tuple(f"{axis}." for axis in variant.choices)
+    keys = [_flat(other.config).items() for other in result.variants]
+    own = {
+        key: value
+        for key, value in _flat(variant.config).items()
+        if not f"{key}.".startswith(named) and any((key, value) not in other for other in keys)
+    }
+    return choices | own
+
+
+def _flat(config: RecordedConfig) -> dict[str, Any]:
+    """A configuration by full names; the study's own keys are the same in all its variants."""
+    return {key: value for key, value in config.flat().items() if key.partition(".")[0] != "study"}
+
+
+def config_yaml(result: StudyResult) -> str:
+    """The whole configuration of a study, and the versions that it was measured with."""
+    document = json.loads(to_json(result))
+    sections = document["config"] | {"packages": document["environment"]["packages"]}
+    return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
+
+
+def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
+    """Every figure of a variant by its flat name; of further comparisons what is between the two, by the reference."""
+    first, *others = [row for row in figures_of(result) if row.variant is variant]
+    return first.flat | {
+        f"{name}/against {_plain(row.reference)}": value
+        for row in others
+        for name, value in _of_comparison(row).items()
+    }
+
+
+def _of_comparison(row: Figures) -> dict[str, float]:
+    distances = {f"quality/{name}" for name in (row.comparison.quality if row.comparison else {})}
+    return {name: value for name, value in row.flat.items() if name in distances or name.startswith(tuple(row.ratios))}
+
+
+def _plain(name: str) -> str:
+    """A name as MLflow's metrics take it."""
+    return re.sub(r"[^\w .-]+", " ", name).strip()
+
+
+def run_name(result: StudyResult, folder_name: str) -> str:
+    """The name of a study's run: in a sweep what its job measured, after the job's number."""
+    if not folder_name.isdecimal():
+        return f"{result.name} {folder_name}"
+    return f"{folder_name}: {', '.join(row.name for row in result.candidates) or result.baseline}"

@@ -1,0 +1,239 @@
+"""The answer follows the gate where one judged, else the intervals; its code and its command do what they say."""
+
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sdopt.analysis.adoption import command_of, lines_of
+from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
+from sdopt.results.files import read_result
+from sdopt.results.records import (
+    BrokenImage,
+    Interval,
+    Judgement,
+    Ruling,
+    Score,
+    ShapeRatios,
+    ShapeSamples,
+    Status,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
+from tests.records import reconfigure
+
+RECORD = Path(__file__).parents[2] / "outputs" / "records" / "quickstart"
+NAME = "channels last"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> StudyResult:
+    return read_result(RECORD)
+
+
+@pytest.fixture
+def study(recorded: StudyResult) -> StudyResult:
+    """One option against the baseline, without a gate."""
+    found = deepcopy(recorded)
+    found.variants = [v for v in found.variants if v.name in (found.baseline, NAME) or v.role == "control"]
+    found.comparisons = [edge for edge in found.comparisons if edge.candidate != "bfloat16"]
+    found.comparisons = [edge for edge in found.comparisons if edge.candidate in {v.name for v in found.variants}]
+    found.judgements, found.gate = [], ""
+    found.comparisons[0].floor = 1.02
+    found.comparisons[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
+    return found
+
+
+def only(study: StudyResult) -> OptionAnswer:
+    [option] = answer_of(study).options
+    return option
+
+
+def timed(study: StudyResult, estimate: float, low: float | None, high: float | None) -> OptionAnswer:
+    study.comparisons[0].speedup = Interval(estimate, low, high, 0.95, 3, "process")
+    return only(study)
+
+
+class TestWithoutAGate:
+    @pytest.mark.parametrize(
+        ("estimate", "low", "high", "worth", "because"),
+        [
+            (1.21, 1.08, 1.35, Worth.WORTH_IT, "faster"),
+            (0.85, 0.80, 0.90, Worth.HARMFUL, "slower"),
+            (1.05, 0.95, 1.15, Worth.UNPROVEN, "includes no change"),
+            (1.03, 1.005, 1.05, Worth.UNPROVEN, "includes no change"),  # less than counts
+            (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
+            (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
+        ],
+    )
+    def test_the_interval_and_the_floor_decide(
+        self,
+        study: StudyResult,
+        estimate: float,
+        low: float | None,
+        high: float | None,
+        worth: Worth,
+        because: str,
+    ) -> None:
+        option = timed(study, estimate, low, high)
+        assert option.worth is worth
+        assert because in option.because
+        assert option.images == "images not judged"
+        assert "images were not judged" in answer_of(study).notes[0]
+
+    def test_the_sentence_names_the_option_its_figure_and_its_images(self, study: StudyResult) -> None:
+        timed(study, 1.21, 1.08, 1.35)
+        said = answer_of(study).sentence
+        assert said == "Turn on layout=channels_last: 1.21× [1.08, 1.35], images not judged."
+
+    def test_less_memory_is_worth_some_time_to_an_option_that_claims_only_memory(self, study: StudyResult) -> None:
+        study.comparisons[0].memory_ratio = Interval(0.5, 0.48, 0.52, 0.95, 3, "process")
+        study.comparisons[0].speedup = Interval(0.85, 0.80, 0.90, 0.95, 3, "process")
+        study.variant(NAME).promises["layout"].claims = ["memory"]
+        assert only(study).worth is Worth.WORTH_IT
+        assert only(study).because == "less memory, at the cost of slower"
+        study.variant(NAME).promises["layout"].claims = ["latency", "memory"]
+        assert only(study).worth is Worth.HARMFUL
+
+    def test_other_work_is_neither_a_gain_nor_a_harm(self, study: StudyResult) -> None:
+        reconfigure(study.variant(NAME), "workload", steps=10)
+        assert timed(study, 2.0, 1.9, 2.1).worth is Worth.WORTH_IT, "fewer steps are a choice"
+        reconfigure(study.variant(NAME), "workload", batch_size=4)
+        option = timed(study, 0.5, 0.45, 0.55)
+        assert (option.worth, option.because) == (Worth.UNPROVEN, "not the same work: workload.batch_size")
+
+    def test_of_several_shapes_one_that_is_slower_is_a_harm(self, study: StudyResult) -> None:
+        owners: list[StudyResult | VariantResult] = [study, *study.variants]
+        for owner in owners:
+            reconfigure(owner, "workload", size=[64, 96])
+        for row in study.variants:
+            for measurement in row.measurements:
+                samples = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
+                measurement.further = [ShapeSamples(**samples)]
+        edge = study.comparisons[0]
+        for compared in study.comparisons:
+            compared.further = [ShapeRatios(floor=1.02)]
+        edge.speedup = Interval(1.3, 1.2, 1.4, 0.95, 3, "process")
+        edge.further[0].speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
+        option = only(study)
+        assert (option.worth, option.because) == (Worth.WORTH_IT, "faster at 64x64b1 and faster at 96x96b1")
+        assert option.figure == "1.30× [1.20, 1.40] at 64x64b1, 1.20× [1.10, 1.30] at 96x96b1"
+        assert "'workload.size=[64,96]'" in option.command
+        edge.further[0].speedup = Interval(0.8, 0.7, 0.9, 0.95, 3, "process")
+        option = only(study)
+        assert (option.worth, option.because) == (Worth.HARMFUL, "slower at 96x96b1")
+
+    def test_identical_images_need_no_judge(self, study: StudyResult) -> None:
+        study.comparisons[0].quality["mse"] = Score(0.0, per_prompt=[0.0, 0.0])
+        assert only(study).images == "images identical"
+
+    def test_leaving_an_option_out_tells_what_it_contributes(self, study: StudyResult) -> None:
+        baseline, full = study.variant(study.baseline), study.variant(NAME)
+        left = deepcopy(baseline)
+        left.name, left.role = "without layout=channels_last", "variant"
+        study.variants.append(left)
+        edge = study.comparisons[0]
+        edge.candidate, edge.reference = left.name, full.name
+        edge.speedup = Interval(1.2, 1.1, 1.3, 0.95, 3, "process")
+        option = next(found for found in answer_of(study).options if found.variant == left.name)
+        assert option.worth is Worth.HARMFUL
+        edge.speedup = Interval(0.8, 0.75, 0.85, 0.95, 3, "process")
+        option = next(found for found in answer_of(study).options if found.variant == left.name)
+        assert option.worth is Worth.WORTH_IT
+        assert option.figure == "1.25× [1.18, 1.33]"
+        assert "layout=channels_last" in option.command
+
+
+class TestBroken:
+    @pytest.mark.parametrize("status", [Status.NOT_ENGAGED, Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED])
+    def test_what_failed_or_took_no_effect_is_broken_whatever_its_times(
+        self, study: StudyResult, status: Status
+    ) -> None:
+        study.variant(NAME).status, study.variant(NAME).reason = status, "the reason"
+        option = timed(study, 1.5, 1.4, 1.6)
+        assert option.worth is Worth.BROKEN
+        assert "the reason" in option.because
+        assert answer_of(study).sentence.startswith("Leave layout=channels_last off: it is broken")
+
+    def test_broken_images_are_named(self, study: StudyResult) -> None:
+        study.variant(NAME).trips = [BrokenImage("black", study.variant(NAME).images[0].path, "all zero")]
+        assert timed(study, 1.5, 1.4, 1.6).worth is Worth.BROKEN
+        assert "black" in only(study).because
+
+    def test_what_was_skipped_or_interrupted_is_not_called_broken(self, study: StudyResult) -> None:
+        study.variant(NAME).status = Status.SKIPPED
+        assert timed(study, 1.5, 1.4, 1.6).worth is Worth.NOT_MEASURED
+
+
+class TestWithAGate:
+    def judged(self, study: StudyResult, verdict: Verdict, reason: str, gains: list[str]) -> OptionAnswer:
+        timed(study, 1.21, 1.08, 1.35)
+        rulings = [
+            Ruling("at_most", "mse", Verdict.PASS, "small"),
+            Ruling("must pay", "", verdict, reason),
+        ]
+        study.gate = "default"
+        study.judgements = [
+            Judgement(NAME, study.baseline, "layout=channels_last", "equivalent", verdict, rulings, gains=gains)
+        ]
+        return only(study)
+
+    def test_a_pass_with_a_gain_is_worth_it_and_its_images_are_equal(self, study: StudyResult) -> None:
+        assert self.judged(study, Verdict.PASS, "it pays", ["speedup"]).worth is Worth.WORTH_IT
+        assert answer_of(study).sentence == "Turn on layout=channels_last: 1.21× [1.08, 1.35], images equal."
+
+    @pytest.mark.parametrize(
+        ("verdict", "reason", "worth"),
+        [
+            (Verdict.FAIL, "harm: speedup 0.9×", Worth.HARMFUL),
+            (Verdict.FAIL, "no benefit: speedup 1×", Worth.UNPROVEN),
+            (Verdict.INCONCLUSIVE, "unproven: speedup 1.02×", Worth.UNPROVEN),
+            (Verdict.NOT_COMPARABLE, "the reference failed", Worth.UNPROVEN),
+        ],
+    )
+    def test_the_gate_has_the_last_word_over_the_interval(
+        self, study: StudyResult, verdict: Verdict, reason: str, worth: Worth
+    ) -> None:
+        option = self.judged(study, verdict, reason, [])
+        assert option.worth is worth
+        assert reason in option.because
+
+    def test_images_that_fail_are_harmful(self, study: StudyResult) -> None:
+        self.judged(study, Verdict.PASS, "it pays", ["speedup"])
+        study.judgements[0].verdict = study.judgements[0].rulings[0].verdict = Verdict.FAIL
+        option = only(study)
+        assert (option.worth, option.images) == (Worth.HARMFUL, "images worse than the gate allows")
+
+    def test_the_best_of_several_comes_first_and_the_others_are_named(self, recorded: StudyResult) -> None:
+        answer = answer_of(recorded)
+        assert answer.best is not None
+        assert answer.best.option == "layout=channels_last"
+        assert answer.sentence.startswith("Turn on layout=channels_last: 1.12× [1.06, 1.18], images equal.")
+        assert "precision=bf16" in answer.sentence
+
+
+class TestAdoption:
+    def test_the_command_measures_the_option_alone_with_the_work_of_its_preset(self, recorded: StudyResult) -> None:
+        command = command_of(recorded.variant("bfloat16"), recorded.variant(recorded.baseline))
+        assert command == "sdopt run workload.steps=20 gate=default precision=bf16"
+
+    def test_code_around_calls_goes_around_the_call(self, recorded: StudyResult) -> None:
+        variant, baseline = deepcopy(recorded.variant("inference mode")), recorded.variant(recorded.baseline)
+        variant.snippets = {"grad_mode": ["import torch", "with torch.inference_mode():"]}
+        assert lines_of(variant, baseline) == [
+            "import torch",
+            "with torch.inference_mode():",
+            "    image = pipe(prompt).images[0]",
+        ]
+
+    def test_what_only_sdopt_has_is_one_call_of_optimize(self, recorded: StudyResult) -> None:
+        variant, baseline = deepcopy(recorded.variant("math attention")), recorded.variant(recorded.baseline)
+        variant.choices |= {"memory.vae_slicing": "vae_slicing", "caching": "deepcache(interval=2)"}
+        variant.promises |= dict.fromkeys(("memory.vae_slicing", "caching"), variant.promises["attention"])
+        variant.overrides += ["caching=deepcache", "caching.interval=2"]
+        assert lines_of(variant, baseline) == [
+            "import sdopt",
+            'sdopt.optimize(pipe, "caching.interval=2", attention="math", memory=["vae_slicing"], caching="deepcache")',
+        ]

@@ -1,0 +1,314 @@
+"""The report as a page: its order, that it is valid and closed, what it escapes, and what it does without."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import html5lib
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdopt.report.page import html
+from sdopt.report.page.gallery import gallery_of
+from sdopt.report.page.html import html_page
+from sdopt.report.page.markdown import markdown_page
+from sdopt.report.page.sections import study_page, sweep_page
+from sdopt.report.rows import rows_of
+from sdopt.results.records import (
+    BreakEven,
+    BrokenImage,
+    Effect,
+    ImageRecord,
+    Interval,
+    Judgement,
+    Score,
+    Status,
+    StudyResult,
+    Verdict,
+)
+from tests.command import Finished
+from tests.report.test_table import renamed
+
+_XHTML = "{http://www.w3.org/1999/xhtml}"
+
+ATTACK = "</script></style><script>alert(1)</script><img src=x onerror=alert(2)>\"' & `{{ 7 * 7 }}` <b>"
+
+
+def parsed(content: bytes) -> Element:
+    """Parses a page as a browser does, and fails at the first error that one would only pass over."""
+    parser = html5lib.HTMLParser(strict=True, namespaceHTMLElements=True)
+    root: Element = parser.parse(content.decode())
+    return root
+
+
+def every(root: Element, tag: str) -> Iterator[Element]:
+    return root.iter(f"{_XHTML}{tag}")
+
+
+def text(element: Element) -> str:
+    return " ".join("".join(element.itertext()).split())
+
+
+def titles(root: Element) -> list[str]:
+    return [text(heading) for heading in every(root, "h2")]
+
+
+def plots(root: Element) -> list[dict[str, object]]:
+    [data] = [script for script in every(root, "script") if script.get("id") == "plots"]
+    found: list[dict[str, object]] = json.loads(data.text or "")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parser in Python takes seconds for a megabyte of script."""
+    monkeypatch.setattr(html, "_library", lambda: "window.vegaEmbed = () => Promise.resolve();")
+
+
+@pytest.fixture
+def full(result: StudyResult) -> StudyResult:
+    """A study that has something to show in every section."""
+    half, four = result.comparisons[:2]
+    half.speedup, half.floor = Interval(1.5, 1.4, 1.6, 0.95, 3, "process"), 1.01
+    for edge, worse in ((half, 0.1), (four, 0.2)):
+        edge.quality = {
+            "psnr_db": Score(40.0 - 100 * worse),
+            "mse": Score(worse, [worse, 0.0, 2 * worse, worse / 2]),
+        }
+    half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, 60.0, 0.95)
+    result.effects = [
+        Effect(("precision=bf16",), Interval(1.5)),
+        Effect(("layout=channels_last",), Interval(1.1)),
+        Effect(("precision=bf16", "layout=channels_last"), Interval(1.0)),
+    ]
+    result.design = "cumulative"
+    result.gate = "default"
+    result.judgements = [Judgement("bfloat16", "baseline", "it", "lossy", Verdict.PASS, [], gains=["speedup"])]
+    return result
+
+
+class TestOrder:
+    def test_the_answer_comes_first_and_the_environment_last(self, full: StudyResult, finished: Finished) -> None:
+        root = parsed(html_page(study_page(full, finished.folder)))
+        assert titles(root) == [
+            "Answer",
+            "Results",
+            "Speed against quality",
+            "Step by step",
+            "Effects and interactions",
+            "Latency by round",
+            "Time by stage",
+            "Distance to the hardware's limit",
+            "Break-even",
+            "Images",
+            "How it was measured, and how to do it again",
+            "Environment",
+        ]
+        links = [link.get("href") for link in every(root, "a")]
+        assert links == [f"#{section.get('id')}" for section in every(root, "section")]
+        [environment] = [section for section in every(root, "section") if section.get("id") == "environment"]
+        assert [child.tag for child in environment] == [f"{_XHTML}details"]
+
+    def test_markdown_has_the_same_sections(self, full: StudyResult, finished: Finished) -> None:
+        page = study_page(full, finished.folder)
+        written = markdown_page(page).decode()
+        headings = re.findall(r"^## (.*)$|^<details><summary>(Environment)</summary>$", written, re.MULTILINE)
+        assert [first or second for first, second in headings] == titles(parsed(html_page(page)))
+        for picture in re.findall(r"!\[.*\]\((.*)\)", written):
+            assert picture in ("plot.png", "tradeoff.png", "stages.png", "comparison.png")
+
+    def test_the_answer_is_the_sentence_with_the_command_and_the_code(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
+        root = parsed(html_page(study_page(full, finished.folder)))
+        [answer] = [section for section in every(root, "section") if section.get("id") == "answer"]
+        [sentence] = [each for each in every(answer, "p") if each.get("class") == "strong"]
+        assert text(sentence).startswith("Turn on precision=bf16: 1.50× [1.40, 1.60]")
+        code = [text(each) for each in every(answer, "code")]
+        assert any(line.startswith("sdopt run") and "precision=bf16" in line for line in code)
+
+    def test_the_table_says_what_the_terminal_says(self, full: StudyResult, finished: Finished) -> None:
+        root = parsed(html_page(study_page(full, finished.folder)))
+        [results] = [section for section in every(root, "section") if section.get("id") == "results"]
+        table = next(every(results, "table"))
+        for row, said in zip(every(next(every(table, "tbody")), "tr"), rows_of(full), strict=True):
+            cells = [text(cell) for cell in row]
+            assert (cells[0], cells[2], cells[3], cells[5]) == (said.variant, said.latency, said.speedup, said.memory)
+
+
+class TestClosed:
+    def test_nothing_is_fetched(self, full: StudyResult, finished: Finished) -> None:
+        root = parsed(html_page(study_page(full, finished.folder)))
+        for element in root.iter():
+            for name in ("src", "href", "srcset", "action"):
+                value = element.get(name)
+                assert value is None or value.startswith(("data:image/webp;base64,", "#"))
+        [policy] = [meta.get("content") or "" for meta in every(root, "meta") if meta.get("http-equiv")]
+        assert policy.startswith("default-src 'none'; img-src data:;")
+        assert len(re.findall("'sha256-", policy)) == 2
+        assert "'unsafe-inline'" not in policy.partition("script-src")[2]
+
+    def test_what_is_quoted_is_text(self, full: StudyResult, finished: Finished, tmp_path: Path) -> None:
+        plain = parsed(html_page(study_page(copy.deepcopy(full), finished.folder)))
+        full.name = ATTACK
+        for variant in full.variants:
+            for record in variant.images:
+                record.prompt = ATTACK
+        full.variant("bfloat16").trips = [BrokenImage(ATTACK, full.variant("bfloat16").images[0].path, ATTACK)]
+        full.variant("TensorFloat-32").reason = ATTACK
+        full.environment.command = ["sdopt", "run", ATTACK]
+        full.environment.device["name"] = ATTACK
+        full.comparisons[0].credit = ATTACK
+        full.effects[0].options = (ATTACK,)
+        attacked = html_page(study_page(renamed(full, "batches of four", ATTACK), finished.folder))
+        root = parsed(attacked)
+        for tag in ("script", "style", "b", "img"):
+            assert len(list(every(root, tag))) <= len(list(every(plain, tag))) + (tag == "b"), tag
+        assert not [name for element in root.iter() for name in element.keys() if name.startswith("on")]  # noqa: SIM118
+        assert [text(heading) for heading in every(root, "h1")] == [" ".join(ATTACK.split())]
+        assert ATTACK in json.dumps(plots(root)).encode().decode("unicode_escape")
+        assert "49" not in text(next(every(root, "h1")))
+
+    def test_markdown_has_no_markup_of_others(self, full: StudyResult, finished: Finished) -> None:
+        full.name = "<script>alert(1)</script> [a](javascript:b) | **c**"
+        full.variant("TensorFloat-32").reason = full.name
+        written = markdown_page(study_page(full, finished.folder)).decode()
+        assert "<script" not in written
+        assert "[a](javascript" not in written.partition("\n")[0]
+        assert written.startswith(r"# &lt;script&gt;alert(1)&lt;/script&gt; \[a\](javascript:b) | \*\*c\*\*")
+
+
+def nothing_compared(result: StudyResult) -> None:
+    for edge in result.comparisons:
+        edge.speedup = edge.memory_ratio = edge.break_even = edge.floor = None
+    result.floor = None
+
+
+def one_variant(result: StudyResult) -> None:
+    result.variants, result.comparisons = result.variants[:1], []
+
+
+def all_failed(result: StudyResult) -> None:
+    nothing_compared(result)
+    for variant in result.variants:
+        variant.status, variant.reason, variant.measurements, variant.images = Status.FAILED, "it broke", [], []
+
+
+def interrupted(result: StudyResult) -> None:
+    result.status = "interrupted"
+    for variant in result.variants:
+        variant.status = Status.INTERRUPTED
+        variant.measurements = variant.measurements[:1]
+        for measurement in variant.measurements:
+            measurement.stages_s, measurement.memory = {}, None
+
+
+def scores_without_figures(result: StudyResult) -> None:
+    for edge in result.comparisons:
+        edge.quality = {"psnr_db": Score(None), "mse": Score(None, [None] * 4), "ssim": Score(None)}
+    for variant in result.variants:
+        variant.quality = {"clip_score_emojiclip": Score(None), "another_versions_metric": Score(1.0)}
+
+
+class TestMissing:
+    @pytest.mark.parametrize(
+        ("change", "absent"),
+        [
+            (lambda _: None, ["Speed against quality", "Step by step", "Effects and interactions"]),
+            (nothing_compared, ["Speed against quality", "Break-even"]),
+            (one_variant, ["Speed against quality", "Break-even"]),
+            (all_failed, ["Speed against quality", "Latency by round", "Time by stage", "Images", "Break-even"]),
+            (interrupted, ["Time by stage"]),
+            (scores_without_figures, ["Break-even-"]),
+        ],
+    )
+    def test_a_section_without_content_is_left_out(
+        self, result: StudyResult, finished: Finished, change: Callable[[StudyResult], None], absent: list[str]
+    ) -> None:
+        change(result)
+        page = study_page(result, finished.folder)
+        found = titles(parsed(html_page(page)))
+        assert not set(absent) & set(found)
+        assert {"Answer", "Results", "How it was measured, and how to do it again", "Environment"} <= set(found)
+        assert markdown_page(page).startswith(b"# shared\n")
+
+    def test_images_that_are_elsewhere_are_said_to_be(self, result: StudyResult, tmp_path: Path) -> None:
+        root = parsed(html_page(study_page(result, tmp_path)))
+        [images] = [section for section in every(root, "section") if section.get("id") == "images"]
+        assert "in the folder of the run" in text(images)
+
+
+class TestGallery:
+    def test_the_worst_prompt_comes_first(self, full: StudyResult, finished: Finished) -> None:
+        gallery = gallery_of(full, finished.folder, 10**9)
+        assert gallery is not None
+        prompts = [record.prompt for record in full.variant("baseline").images]
+        assert [row.prompt for row in gallery.prompts] == [prompts[n] for n in (2, 0, 3, 1)]
+        captions = {picture.variant: picture.caption for picture in gallery.prompts[0].variants}
+        assert captions == {"bfloat16": "0.2", "batches of four": "0.4"}
+        assert [picture.caption for picture in gallery.prompts[-1].variants] == ["same", "same"]
+        assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
+
+    def test_a_broken_image_is_marked(self, full: StudyResult, finished: Finished) -> None:
+        variant = full.variant("bfloat16")
+        variant.trips = [BrokenImage("black", variant.images[2].path, "all of it")]
+        gallery = gallery_of(full, finished.folder, 10**9)
+        assert gallery is not None
+        assert [p.broken for row in gallery.prompts for p in row.variants if p.broken] == ["black"]
+
+    def test_fits_its_budget_and_shows_one_prompt_at_least(self, full: StudyResult, tmp_path: Path) -> None:
+        noise = np.random.default_rng(0)
+        for edge in full.comparisons:
+            edge.quality = {}
+        for variant in full.variants:
+            variant.images = []
+            for number in range(3) if variant.name in ("baseline", "bfloat16") else ():
+                path = f"{variant.name} {number}.png"
+                Image.fromarray(noise.integers(0, 255, (512, 512, 3), np.uint8)).save(tmp_path / path)
+                variant.images.append(ImageRecord(f"prompt {number}", number, 0, 0, path))
+        whole = gallery_of(full, tmp_path, 10**9)
+        assert whole is not None
+        one = sum(len(p.uri) for p in (whole.prompts[0].baseline, *whole.prompts[0].variants))
+        assert one < 300_000
+        for budget, shown in ((0, 1), (int(2.5 * one), 2), (10**9, 3)):
+            gallery = gallery_of(full, tmp_path, budget)
+            assert gallery is not None
+            assert len(gallery.prompts) == shown
+            assert not gallery.pixelated
+
+
+def test_a_sweep_has_a_table_of_all_and_then_each_study(full: StudyResult, finished: Finished) -> None:
+    rows = [(str(number), row) for number in range(2) for row in rows_of(full)[1:3]]
+    studies = [(str(number), full, finished.folder) for number in range(2)]
+    page = sweep_page("mine", rows, studies)
+    root = parsed(html_page(page))
+    assert titles(root) == ["All jobs", "job 0: shared", "job 1: shared"]
+    assert len(list(every(root, "article"))) == 2
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
+    charts = [figure for figure in every(root, "figure") if figure.get("class") == "chart"]
+    assert [int(chart.get("data-first") or -1) for chart in charts] == sorted(
+        {int(chart.get("data-first") or -1) for chart in charts}
+    )
+    assert len(plots(root)) == sum(max(1, len(list(every(chart, "option")))) for chart in charts)
+    assert markdown_page(page).decode().count("\n## job") == 2
+
+
+def test_the_library_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    html._library.cache_clear()
+    (tmp_path / "sdopt").mkdir()
+    script = html._library()
+    assert "vegaEmbed" in script
+    assert "</script" not in script
+    [kept] = (tmp_path / "sdopt").iterdir()
+    kept.write_text("the one that is kept")
+    html._library.cache_clear()
+    assert html._library() == "the one that is kept"
+    html._library.cache_clear()
+    assert len(script.encode()) < 1_200_000

@@ -1,0 +1,88 @@
+"""`sdopt show` prints a finished result again; `sdopt compare` two, with ratios only where they mean something."""
+
+import shutil
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sdopt.analysis.answer import answer_of
+from sdopt.report.comparing import changed_keys, incomparable
+from sdopt.results.files import write_result
+from sdopt.results.records import StudyResult
+from tests.command import Finished, sdopt
+from tests.records import reconfigure
+
+
+@pytest.fixture
+def other(finished: Finished, result: StudyResult, tmp_path: Path) -> tuple[StudyResult, Path]:
+    """The finished study once more, as another run of it."""
+    result.id = uuid.uuid4().hex
+    folder = tmp_path / "other"
+    folder.mkdir()
+    write_result(result, folder)
+    return result, folder
+
+
+class TestShow:
+    def test_prints_what_the_run_did(self, finished: Finished, tmp_path: Path) -> None:
+        shown = sdopt(tmp_path, "show", str(finished.folder))
+        assert shown.code == 0
+        table = finished.out[finished.out.rindex("shared: emoji") : finished.out.index("result: ")]
+        assert table in shown.out
+        assert f"Answer: {answer_of(finished.result).sentence}" in shown.shown
+        assert list(tmp_path.iterdir()) == []
+
+    def test_of_a_sweep_shows_all_its_studies(self, sweep_folder: Path, tmp_path: Path) -> None:
+        shown = sdopt(tmp_path, "show", str(sweep_folder))
+        assert shown.code == 0
+        assert "sweep of 3 jobs" in shown.out
+        assert shown.out.count("Answer: ") == 3
+
+    def test_of_nothing_says_what_is_wanted(self, tmp_path: Path) -> None:
+        shown = sdopt(tmp_path, "show", str(tmp_path / "nowhere"))
+        assert shown.code == 2
+        assert "neither a run's folder, nor a result.json, nor an MLflow run id" in shown.err
+
+
+class TestCompare:
+    def test_of_the_same_work_there_are_ratios_of_speedups(
+        self, finished: Finished, other: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        shown = sdopt(tmp_path, "compare", str(finished.folder), str(other[1]))
+        assert shown.code == 0
+        assert "B/A 1.00×" in shown.shown
+        assert "Configuration and environment agree." in shown.out
+
+    def test_of_another_machine_there_is_no_ratio_and_a_warning(
+        self, finished: Finished, other: tuple[StudyResult, Path], tmp_path: Path
+    ) -> None:
+        result, folder = other
+        result.environment.device["name"] = "NVIDIA H200"
+        result.environment.packages["torch"] = "9.9"
+        write_result(result, folder)
+        shown = sdopt(tmp_path, "compare", str(finished.folder), str(folder))
+        assert shown.code == 0
+        assert "Not comparable, so no ratio of A and B is shown:" in shown.out
+        assert "B/A" not in shown.out
+        assert "device: " in shown.out
+        assert "torch: " in shown.out
+
+    def test_other_threads_are_other_times(self, finished: Finished, result: StudyResult) -> None:
+        assert incomparable(finished.result, result) == []
+        reconfigure(result, "hardware", threads=7)
+        assert incomparable(finished.result, result) == ["hardware.threads: 7 against 1"]
+        assert dict(changed_keys(finished.result, result)) == {"hardware.threads": ("1", "7")}
+
+    def test_keys_that_change_no_measurement_are_not_listed(self, finished: Finished, result: StudyResult) -> None:
+        reconfigure(result, "tracking", note="mine")
+        result.environment = replace(result.environment, sdopt_commit="f" * 40)
+        assert [key for key, _ in changed_keys(finished.result, result)] == ["sdopt"]
+
+    def test_a_sweep_is_none(self, sweep_folder: Path, finished: Finished, tmp_path: Path) -> None:
+        folder = tmp_path / "sweep"
+        shutil.copytree(sweep_folder, folder)
+        shown = sdopt(tmp_path, "compare", str(folder), str(finished.folder))
+        assert shown.code == 2
+        assert "name the folder of one of its jobs" in shown.err
