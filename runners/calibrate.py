@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from . import end_with_code
@@ -40,14 +39,16 @@ def main(argv: list[str]) -> int:
     if arguments.prompts < 2:
         parser.error("--prompts: at least 2")
 
+    from sdopt.scratch import scratch_folder
+
     from .run import main as run
 
-    with tempfile.TemporaryDirectory(prefix="sdopt-calibrate-") as folder:
+    with scratch_folder("calibrate") as folder:
         counts = [f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}"]
         code = run([*_STUDY, *counts, *arguments.overrides, f"hydra.run.dir={folder}/run"])
-        if not Path(folder, "run", "result.json").is_file():
+        if not (folder / "run" / "result.json").is_file():
             return code
-        return _write(Path(folder, "run"), arguments.output)
+        return _write(folder / "run", arguments.output)
 
 
 def _write(folder: Path, output: Path | None) -> int:

@@ -33,7 +33,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--waive", default="", metavar="NAMES", help="differences to allow with --against: versions, sdopt, or both"
     )
-    parser.add_argument("--output", type=Path, help="folder for verdicts.{json,md,xml} (default: beside the result)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for verdicts.{json,md,xml} (default: beside the result; of an MLflow run outputs/verdicts/<id>)",
+    )
     arguments = parser.parse_intermixed_args(argv)
 
     from sdopt.worker.forkserver import prepare_environment
@@ -47,10 +51,16 @@ def main(argv: list[str]) -> int:
     if not config.gate.judges:
         raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
     waived = tuple(filter(None, arguments.waive.split(",")))
-    codes = [
-        _judge(found, folder, config, arguments.against, waived, arguments.output)
-        for found, folder in find_results(arguments.result, config.tracking)
-    ]
+    results, problems = find_results(arguments.result, config.tracking)
+    codes = []
+    for found, folder in results:
+        try:
+            codes.append(_judge(found, folder, config, arguments.against, waived, arguments.output))
+        except UsageError as error:
+            problems += error.problems
+    for problem in problems:
+        print(f"sdopt: {problem}", file=sys.stderr)
+        codes.append(UsageError.exit_code)
     # A regression is worth more notice than what could not be judged.
     return 1 if 1 in codes else max(codes)
 
@@ -112,6 +122,8 @@ def _keep(result: "StudyResult", folder: Path, verdicts: bool) -> None:
 
     from sdopt.results.files import read_result, write_result
 
+    if not (folder / "result.json").is_file():  # it is an MLflow run's
+        return
     kept = read_result(folder)
     # A folder that cannot be written, as CI's may be, still gets its verdicts.
     if kept.id == result.id and kept.status == "finished":

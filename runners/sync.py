@@ -37,22 +37,25 @@ def main(argv: list[str]) -> int:
     if tracking.kind == "none":
         raise UsageError("tracking=none: there is nowhere to log to; name a store with tracking.uri=…")
     folders = [Path(argument) for argument in arguments if "=" not in argument] or [Path("outputs")]
-    code, sweeps = 0, []
+    problems: list[str] = []
+    sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
         try:
             run, new = log_study(read_result(path), path.parent, tracking)
         except UsageError as error:
-            print(f"sdopt: {error}", file=sys.stderr)
-            code = error.exit_code
+            problems += error.problems
             continue
         print(f"{path.parent}: {'logged' if new else 'there already'} as {run}")
-        if (path.parent.parent / "multirun.yaml").is_file() and path.parent.parent not in sweeps:
-            sweeps.append(path.parent.parent)
+        if (path.parent.parent / "multirun.yaml").is_file():
+            sweeps[path.parent.parent] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
+        problems += [problem for problem in sweep.damaged if problem not in problems]
         run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
         print(f"{folder}: {'logged' if new else 'there already'} as {run}")
-    return code
+    for problem in problems:
+        print(f"sdopt: {problem}", file=sys.stderr)
+    return UsageError.exit_code if problems else 0
 
 
 def _results(folder: Path) -> list[Path]:

@@ -79,6 +79,8 @@ def _require_store(tracking: "Tracking") -> None:
 def _require_port(port: int) -> None:
     from sdopt.errors import UsageError
 
+    if not 0 < port < 2**16:
+        raise UsageError(f"--port {port}: must be between 1 and {2**16 - 1}")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise UsageError(f"--port {port}: something listens there already; choose another")

@@ -43,6 +43,7 @@ Exit codes: 0 done; 1 a regression; 2 usage, configuration or conflict; 3 someth
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
+    _put_working_folder_last()
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_HELP.format(commands="\n".join(f"  {name:<18} {text}" for name, text in COMMANDS.items())))
@@ -68,6 +69,13 @@ def main(argv: list[str] | None = None) -> int:
         sys.path.insert(0, str(package.parent))
     runner = importlib.import_module(f"{'sdopt.' if inside else ''}runners.{arguments[0].replace('-', '_')}")
     return int(runner.main(arguments[1:]))
+
+
+def _put_working_folder_last() -> None:
+    """Undoes what `python -m` does: a file there that is named `queue.py` would be taken for Python's own."""
+    here, checkout = Path.cwd(), Path(__file__).parents[1]
+    if sys.path[0] in ("", str(here)) and here != checkout:
+        sys.path.append(sys.path.pop(0))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The command line, a Python program, a launcher in another process and a test all run a study through this module.
 """
 
+import errno
 import math
 import sys
 import traceback
@@ -28,6 +29,7 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.gate.rules import require_measured
 from sdopt.locks import lock_folder
+from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart
 from sdopt.report.catalog import write_reports
@@ -49,6 +51,8 @@ from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline, process_begun
 from sdopt.tracking.runs import log_study, log_sweep
 from sdopt.tracking.store import TrackingError, import_in_background, page_of, require_mlflow, require_store
+from sdopt.variant import Variant
+from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext, independent_children, start_fork_server
 from sdopt.worker.machine import Machine, find_machine, planned_machine
 
@@ -104,15 +108,30 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Fol
     except Exception as error:
         # Until a job had a folder it was the command line.
         begun = any(folder.is_dir() for folder in folders.jobs)
-        if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
-            problem = _os_problem(error, folders.run or folders.sweep)
-            raise (UnavailableError if begun else UsageError)(problem) from error
-        if begun:
+        explained = _explained(error, folders, begun)
+        if explained is error:
             raise
-        raise UsageError(explain(error) or type(error).__name__) from error
+        raise explained from error
     if folders.dry:
         folders.remove_plans()
     return folders
+
+
+def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
+    """Returns the error to raise for one that ended a command line; a defect of sdopt's own stays as it is."""
+    cause: BaseException | None = error
+    while cause is not None:  # OmegaConf wraps what a resolver raises
+        if isinstance(cause, UsageError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
+        problem = _os_problem(error, folders.run or folders.sweep)
+        if begun:
+            return UnavailableError(problem)
+        unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+        key = "hydra.sweep.dir" if folders.sweep else "hydra.run.dir"
+        return UsageError(problem + (f"; choose a folder that can be written with {key}=…" if unwritable else ""))
+    return error if begun else UsageError(explain(error) or type(error).__name__)
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -275,6 +294,8 @@ class Experiment:
                 f"{self.folder}: holds a result; `sdopt run resume={self.folder}` goes on with it, or choose another"
             )
         (self.folder / "error.json").unlink(missing_ok=True)
+        for left in self.folder.glob("*.tmp"):  # of a process that was killed while it wrote; the folder is ours now
+            left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
 
@@ -297,16 +318,23 @@ class Experiment:
             folders.ready()
         for warning in machine.warnings:
             print(f"sdopt: {warning}", file=sys.stderr)
+        self._check_models(plan.variants, "path")
         if not config.dry_run:
             self.timeline.enter("fetching models")
             runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
             fetch_models(variant.model for variant in runnable)
             for variant in runnable:
                 variant.files(fetch=True)
+            self._check_models(runnable, "hub")
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+
+    def _check_models(self, variants: Sequence[Variant], weights: str) -> None:
+        """Raises UsageError where a model that is there by now cannot be built; options ask for its configuration."""
+        for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights == weights):
+            in_process(self.context, require_parts, model, what=f"model={model.name}")
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
@@ -379,6 +407,9 @@ class Experiment:
         if result.judgements:
             self.console.print(verdict_table(result, result.judgements))
         self._write_reports(result)
+        failed = [row.name for row in result.variants if row.status.failure]
+        if failed and self.alone:
+            _print_problems([f"`sdopt run resume={self.folder} retry_failed=true` measures again: {', '.join(failed)}"])
 
     def _write_reports(self, result: StudyResult) -> None:
         for report, error in write_reports(result, self.folder):
@@ -395,8 +426,8 @@ class Experiment:
         try:
             with self.console.status("logging to MLflow"):
                 run, _ = log_study(result, self.folder, self.config.tracking)
-        except TrackingError as error:
-            _print_problems([f"not logged to {error}"])
+        except (TrackingError, UsageError) as error:
+            _print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
             print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
             return
         page = page_of(self.config.tracking, run)
@@ -420,6 +451,8 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     except OSError as error:
         _print_problems([f"no table: {folder / 'sweep.md'}: {error.strerror}"])
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
+        _print_problems([f"`sdopt run resume={folder} retry_failed=true` measures again what failed"])
     studies = list(sweep.studies.values())
     # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
     if all(study.config.tracking.kind == "mlflow" for study in studies):

@@ -357,7 +357,8 @@ def _result(place: str | Path, tracking_uri: str | None) -> Outcome:
         return load_result(place)
     if Path(place).suffix or len(Path(place).parts) > 1:
         raise UsageError(f"{place}: there is no such folder")
-    return load_result(download_result(str(place), Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)))
+    tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
+    return Outcome.of(download_result(str(place), tracking))
 
 
 def _named(result: Outcome, name: str | None) -> str:

@@ -38,19 +38,29 @@ def exclusive(what: str) -> Iterator[None]:
     Without a folder for locks nobody waits: a full disk must not keep results from a tracking server.
     """
     try:
-        handle = os.open(_named(what), os.O_RDWR | os.O_CREAT, 0o600)
+        path = runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+        handle = _locked(path)
     except OSError:
         yield
         return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        with suppress(OSError):
+            path.unlink()
         os.close(handle)
 
 
-def _named(what: str) -> Path:
-    return runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
+def _locked(path: Path) -> int:
+    """Waits for the lock of a file, which is made where there is none; returns its handle. Raises OSError."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # Who held it before has removed the file: the lock that counts is that of the one which is there now.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        os.close(handle)
 
 
 @contextmanager
@@ -87,6 +97,9 @@ class Presence:
     def __enter__(self) -> "Presence":
         with suppress(OSError):
             folder = runtime_folder()
+            for mark in folder.glob("tmp*.*"):
+                with suppress(OSError, ValueError):
+                    _alive(mark)
             self._handle, name = tempfile.mkstemp(dir=folder)
             # Locked before it bears a name that others look for: what they find unlocked is of a dead process.
             fcntl.flock(self._handle, fcntl.LOCK_EX)

@@ -4,8 +4,9 @@ Each class is frozen and does nothing when built. A field's metadata holds its r
 `choices`; `sdopt.config` checks them, so that an error can name the full key.
 """
 
+import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -15,6 +16,10 @@ WORK = ("model", "task", "scheduler", "workload")
 
 CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
 """Settings that a candidate may choose: where they differ, that is what is judged."""
+
+
+SEEDS = {"ge": 0, "le": 2**53}
+"""The seeds that all of Python, PyTorch, JSON and a browser take for the same number."""
 
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
@@ -51,9 +56,9 @@ class Model:
     """For `hub`: a branch, tag or commit; null is `main`."""
     variant: str | None = None
     """Variant of a folder's or repository's files, such as `fp16` for `….fp16.safetensors`; null: files without one."""
-    size: int = bounded(64, ge=8)
+    size: int = bounded(64, ge=8, le=16384)
     """Height and width that the model was trained at, in pixels: the default of `workload.size`."""
-    guidance_scale: float = bounded(7.5, ge=0)
+    guidance_scale: float = bounded(7.5, ge=0, le=1000)
     """The default of `workload.guidance_scale`."""
 
 
@@ -109,20 +114,20 @@ class Workload:
     """`packaged`, a list of prompts, or a file: .csv, .tsv or .jsonl, or text with one prompt a line."""
     prompt_column: str | None = None
     """Column of a .csv, .tsv or .jsonl file; null is the one named prompt, caption or text."""
-    prompt_count: int = bounded(8, ge=1)
+    prompt_count: int = bounded(8, ge=1, le=1_000_000)
     """Number of prompts to use, from the first."""
-    images_per_prompt: int = bounded(1, ge=1)
+    images_per_prompt: int = bounded(1, ge=1, le=4096)
     """Images of each prompt, each from noise of its own."""
-    batch_size: Any = bounded(1, each={"ge": 1})  # noqa: RUF009 (returns a field)
+    batch_size: Any = bounded(1, each={"ge": 1, "le": 4096})  # noqa: RUF009 (returns a field)
     """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images. A list is as of `size`."""
-    steps: int = bounded(25, ge=1)
+    steps: int = bounded(25, ge=1, le=10_000)
     """Denoising steps."""
-    guidance_scale: float | None = bounded(None, ge=0)
+    guidance_scale: float | None = bounded(None, ge=0, le=1000)
     """Null is the model's own; 1 or less runs without guidance."""
-    size: Any = bounded(None, each={"ge": 8, "multiple_of": 8})  # noqa: RUF009 (returns a field)
+    size: Any = bounded(None, each={"ge": 8, "le": 16384, "multiple_of": 8})  # noqa: RUF009 (returns a field)
     """Height and width in pixels; null is the model's own size. With a list, each process is timed at every size with
     every `batch_size`; the first of each is the main shape, which images, stages and energy are of."""
-    seed: int = bounded(0, ge=0)
+    seed: int = bounded(0, **SEEDS)
     """Seed of the noise that images start from; every variant starts from the same."""
     latents: str | None = None
     """A .pt or .safetensors file with the initial noise, instead of noise drawn from seeds: unit variance, shape (n,
@@ -142,17 +147,17 @@ class Workload:
 class Protocol:
     """How time is measured. The unit of replication is the process: see `replicates`."""
 
-    rounds: int = bounded(4, ge=1)
+    rounds: int = bounded(4, ge=1, le=100_000)
     """Timed calls of each process. More of them make each process's mean steadier, and replace no process."""
-    warmup: int = bounded(1, ge=0)
+    warmup: int = bounded(1, ge=0, le=100_000)
     """Untimed calls after the first one, which is reported as the cold start. Memory is measured in the last of them;
     with 0, in the first call."""
-    replicates: int | None = bounded(None, ge=1)
+    replicates: int | None = bounded(None, ge=1, le=1000)
     """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
     precision: float | None = bounded(None, gt=0, lt=1)
     """Goes on with more processes until the interval of every speed-up is within this share on both sides, as in 0.03;
     `replicates` are then the pilot, whose deviation decides how many there shall be."""
-    budget_s: float | None = bounded(None, gt=0)
+    budget_s: float | None = bounded(None, gt=0, le=31_536_000)
     """Limit for all measuring of a study with `precision`, in seconds; the pilot is measured whatever it takes."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
     """How a variant's latency is summarised. Speed-ups are always geometric means of ratios paired by round."""
@@ -162,16 +167,16 @@ class Protocol:
     """`auto` interleaves all variants where they fit in memory together and falls back to blocks where not."""
     memory_fraction: float = bounded(0.85, gt=0, le=1)
     """Share of the memory free at the start that the variants may fill together."""
-    shuffle_seed: int = bounded(0, ge=0)
+    shuffle_seed: int = bounded(0, **SEEDS)
     """Seed of the order of the variants within each round."""
-    stage_calls: int = bounded(1, ge=0)
+    stage_calls: int = bounded(1, ge=0, le=100_000)
     """Calls of each process in the separate, instrumented pass that gives the time per stage."""
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
     """Limit for preparing a worker, and for each call of it, in seconds; at most a week."""
     interference: float | None = bounded(0.02, ge=0, le=1)
     """A round is timed again if others took more than this share of the processor (or of the GPU) from any of its
     calls; null times none again."""
-    extra_rounds: int | None = bounded(None, ge=0)
+    extra_rounds: int | None = bounded(None, ge=0, le=100_000)
     """How many rounds of a process may be timed again; null is half of `rounds`, rounded up."""
 
 
@@ -182,12 +187,12 @@ class Rates:
     `fp16`, `bf16` and `fp8` accumulate in float32, as PyTorch does. Null: the device has no such unit.
     """
 
-    fp32: float | None = bounded(None, gt=0)
-    tf32: float | None = bounded(None, gt=0)
-    fp16: float | None = bounded(None, gt=0)
-    bf16: float | None = bounded(None, gt=0)
-    fp8: float | None = bounded(None, gt=0)
-    int8: float | None = bounded(None, gt=0)
+    fp32: float | None = bounded(None, gt=0, le=1e9)
+    tf32: float | None = bounded(None, gt=0, le=1e9)
+    fp16: float | None = bounded(None, gt=0, le=1e9)
+    bf16: float | None = bounded(None, gt=0, le=1e9)
+    fp8: float | None = bounded(None, gt=0, le=1e9)
+    int8: float | None = bounded(None, gt=0, le=1e9)
 
 
 @dataclass(frozen=True)
@@ -197,12 +202,12 @@ class Sheet:
     name: str
     device_names: list[str]
     """The driver's names of it; a leading `NVIDIA` and upper case do not matter."""
-    memory_gib: float = bounded(gt=0)
+    memory_gib: float = bounded(gt=0, le=1e6)
     """Memory that a program finds (`torch.cuda.mem_get_info`): less than advertised, and it differs by driver."""
-    bandwidth_gb_s: float = bounded(gt=0)
-    compute_capability: float | None = bounded(None, ge=1)
+    bandwidth_gb_s: float = bounded(gt=0, le=1e9)
+    compute_capability: float | None = bounded(None, ge=1, le=100)
     """CUDA's, as in 8.6; null for a CPU."""
-    tdp_w: float | None = bounded(None, gt=0)
+    tdp_w: float | None = bounded(None, gt=0, le=1e6)
     vector: Rates = field(default_factory=Rates)
     """Rates of the ordinary units: CUDA cores, or a CPU."""
     tensor: Rates = field(default_factory=Rates)
@@ -229,9 +234,9 @@ class Hardware:
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
-    threads: int | None = bounded(None, ge=1)
+    threads: int | None = bounded(None, ge=1, le=4096)
     """Threads of a worker's CPU operations; null is PyTorch's choice."""
-    price_per_hour: float | None = bounded(None, ge=0)
+    price_per_hour: float | None = bounded(None, ge=0, le=1e9)
     """Price of this machine, in the currency of your choice, for the cost per image."""
     emulate_memory: bool = False
     """Caps each worker on a larger card to the memory of the sheet's card."""
@@ -263,13 +268,13 @@ class Quality:
 
     metrics: bool = True
     """Whether metrics are computed from the images."""
-    prompt_count: int | None = bounded(None, ge=1)
+    prompt_count: int | None = bounded(None, ge=1, le=1_000_000)
     """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24, and without
     metrics none."""
-    batch_size: int | None = bounded(None, ge=1)
+    batch_size: int | None = bounded(None, ge=1, le=4096)
     """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
     for large ones, where an option compiled its own, and where a gate judges."""
-    floor_prompts: int = bounded(12, ge=2)
+    floor_prompts: int = bounded(12, ge=2, le=1_000_000)
     """Prompts, of those above, that the baseline draws once more for each of the two floors."""
     features: list[str] | None = None
     """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if it has some."""
@@ -298,20 +303,20 @@ class Rule:
     metric: str = ""
     """Without the name of its features, where it has some: the run's own are meant."""
     test: str = bounded("non_inferior", choices=TESTS)
-    margin: float | None = bounded(None, ge=0)
+    margin: float | None = bounded(None, ge=0, le=1e9)
     """Of a difference, in the metric's own unit."""
-    deviations: float | None = bounded(None, ge=0)
+    deviations: float | None = bounded(None, ge=0, le=1e9)
     """Instead of `margin`: as a share of the standard deviation that the calibration has for one prompt."""
-    limit: float | None = None
+    limit: float | None = bounded(None, ge=-1e9, le=1e9)
     limits: dict[str, float] = field(default_factory=dict)
     """Instead of `limit`: one by the coarsest type that the reference computes in (`float32`, `float16`, `bfloat16`);
     two ways to compute the same differ by as much as that type rounds."""
-    of_seeds: float | None = bounded(None, ge=0)
+    of_seeds: float | None = bounded(None, ge=0, le=1e9)
     """Instead of `limit`: as a share of the calibrated mean between two images of a prompt from other noise."""
     share: float | None = bounded(None, gt=0, lt=1)
     """Of prompts, for `rarely`."""
-    low: float | None = None
-    high: float | None = None
+    low: float | None = bounded(None, ge=-1e9, le=1e9)
+    high: float | None = bounded(None, ge=-1e9, le=1e9)
     confidence: float | None = bounded(0.95, gt=0.5, lt=1)
     """One-sided; null judges the estimate alone, as benchmarks with published windows do."""
 
@@ -325,22 +330,22 @@ class Gate:
     """By contract (`exact`, `equivalent`, `lossy`)."""
     must_pay: bool = True
     """An option that claims latency or memory must gain: beyond the A/A floor, and among all claims of the study."""
-    smallest_speedup: float = bounded(0.01, ge=0)
+    smallest_speedup: float = bounded(0.01, ge=0, le=1000)
     """The smallest change of speed that counts as a gain or as a harm, as a share."""
-    smallest_memory: float = bounded(0.01, ge=0)
+    smallest_memory: float = bounded(0.01, ge=0, le=1000)
     """The smallest change of peak memory that counts, as a share of the reference's."""
-    smallest_memory_mib: float = bounded(16.0, ge=0)
+    smallest_memory_mib: float = bounded(16.0, ge=0, le=1e9)
     """The smallest change of peak memory that counts, in MiB; both must be exceeded."""
     confidence: float = bounded(0.95, gt=0.5, lt=1)
     """Of all claims of a gain together: the chance that any of them is false is at most what is left."""
-    looks: int = bounded(1, ge=1)
+    looks: int = bounded(1, ge=1, le=1000)
     """How often a study may be judged as it grows. The chance of error is shared among so many looks, and a study that
     is extended further cannot pass. The first look settles the number."""
     report_only: bool = False
     """Verdicts are shown and logged, but the exit code stays 0."""
-    replicates: int = bounded(3, ge=1)
+    replicates: int = bounded(3, ge=1, le=1000)
     """Processes per variant, where `protocol.replicates` leaves it open."""
-    prompt_count: int = bounded(24, ge=1)
+    prompt_count: int = bounded(24, ge=1, le=1_000_000)
     """Prompts of the quality pass, where `quality.prompt_count` leaves it open."""
     calibration: str | None = None
     """A file that `sdopt calibrate` wrote; null is the one that comes with sdopt for the model."""
@@ -370,18 +375,58 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """Returns what a value must be, or None if it is within its limits."""
+    """Returns what a value must be, or None if it is within its limits; numbers must be finite without any."""
+    if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
+        return "must be a finite number"
     if value is None or not limits:
         return None
     chosen = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
     if "choices" in limits:
         choices = limits["choices"]
-        return None if all(each in choices for each in chosen) else f"choose one of {', '.join(choices)}"
+        return None if all(each in choices for each in chosen) else f"choose one of {', '.join(map(str, choices))}"
     if "each" in limits:
-        if len(set(chosen)) < max(1, len(chosen)):
-            return "must name at least one" if not chosen else "names one twice"
-        return next((wrong for one in chosen if (wrong := out_of_range(one, limits["each"]))), None)
+        return _each_out_of_range(chosen, limits["each"])
     bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
-    if all(holds(value, bound) for _, holds, bound in bounds):
+    if all(holds(number, bound) for number in _numbers(value) for _, holds, bound in bounds):
         return None
     return f"must be {' and '.join(f'{word} {bound}' for word, _, bound in bounds)}"
+
+
+def _each_out_of_range(chosen: Sequence[Any], limits: Mapping[str, Any]) -> str | None:
+    if not all(isinstance(one, int) for one in chosen):
+        return "must be a whole number, or a list of them"
+    if len(set(chosen)) < max(1, len(chosen)):
+        return "must name at least one" if not chosen else "names one twice"
+    return next((wrong for one in chosen if (wrong := out_of_range(one, limits))), None)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yields the numbers of a value: itself, or those in a list or a mapping of it."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _numbers(each)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for each in value:
+            yield from _numbers(each)
+
+
+def wrong_name(name: str) -> str | None:
+    """Returns what is wrong with the name of a study, which is also that of folders; None if it is a name."""
+    if not name.strip():
+        return "must not be empty"
+    if len(name) > _LONGEST_NAME:
+        return f"must have at most {_LONGEST_NAME} characters"
+    if name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
+        return "must be a name, not a path: no / and no \\, no control character, and not . or .."
+    return None
+
+
+def wrong_label(name: str) -> str | None:
+    """Returns what is wrong with the name of a variant, which is a line of text; None if it is one."""
+    return None if name.strip() and name.isprintable() else "must be one line of text, and not empty"
+
+
+_LONGEST_NAME = 120
+"""With a date and a suffix it is still the name of a file."""

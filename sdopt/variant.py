@@ -1,5 +1,6 @@
 """One point of an ablation, as a worker receives it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from sdopt.pipelines.catalog import retired
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
+
+_THREADS_PER_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,14 @@ class Variant:
         return [
             reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + [*self._undistilled(), *retired(self.model)]
+        ] + [*self._undistilled(), *retired(self.model), *self._crowded(device)]
+
+    def _crowded(self, device: Device) -> list[str]:
+        """Returns the conflict of more threads than a machine can run: thousands would wait for each other for ever."""
+        threads, most = self.hardware.threads, _THREADS_PER_CORE * (os.cpu_count() or 1)
+        if threads is None or threads <= most or not device.is_here:
+            return []
+        return [f"hardware.threads={threads}: at most {most} here, {_THREADS_PER_CORE} for each core"]
 
     def _undistilled(self) -> list[str]:
         """Returns the conflict of a scheduler for few steps with a model that was not distilled to them."""

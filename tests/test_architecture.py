@@ -30,6 +30,7 @@ FLOORS = (
     "analysis",
     "measure",
     "locks",
+    "scratch",
     "hardware",
     "pipelines",
     "results",

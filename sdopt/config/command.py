@@ -12,10 +12,12 @@ from typing import Any
 
 import hydra
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
+from sdopt.schema import wrong_name
 
 INFORMATIVE = (
     *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--package"),
@@ -79,13 +81,25 @@ class RememberFolder(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Notes the folder of a single run."""
         if (folders := current_folders()) is not None:
-            folders.run = Path(config.hydra.run.dir)
+            with suppress(OmegaConfBaseException):  # Hydra says so when it makes the folder
+                folders.run = Path(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Notes the folder of a sweep."""
         if (folders := current_folders()) is not None:
-            folders.sweep = Path(config.hydra.sweep.dir)
+            with suppress(OmegaConfBaseException):
+                folders.sweep = Path(config.hydra.sweep.dir)
             folders.ready()  # jobs may print from other processes
+
+
+def _folder_named(study: str) -> str:
+    """Returns the name of a study where it is one of a folder. Hydra makes that before sdopt sees the configuration."""
+    if wrong := wrong_name(study):
+        raise UsageError(f"study.name={study}: {wrong}")
+    return study
+
+
+OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
 
 
 def is_informative(argv: Sequence[str]) -> bool:

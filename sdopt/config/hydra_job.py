@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises it
 
 from sdopt.config.overrides import group_of, key_of, merge_overrides, quoted, without_plus
 from sdopt.config.parse import COMMAND_KEYS
@@ -50,16 +51,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         )
     sweep = folder / "multirun.yaml"
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
-    try:
-        recorded = OmegaConf.load(source).hydra
-        task: Any = OmegaConf.to_container(recorded.overrides.task)
-        hydra: Any = OmegaConf.to_container(recorded.overrides.hydra)
-        added = [item.path for item in recorded.runtime.config_sources if item.provider == "command-line"]
-    except (OSError, OmegaConfBaseException, ValueError) as error:
-        raise UsageError(
-            f"resume={folder}: there is no {source.relative_to(folder)} that says what was run there; "
-            "name the folder of a run or of a sweep"
-        ) from error
+    task, hydra, added = _recorded(source, folder)
     place = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
@@ -71,6 +63,30 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         f"{place}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
+
+
+def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Reads the overrides of a command, those of Hydra's own keys, and the folders that it added.
+
+    Raises:
+        UsageError: the file is missing, or is none that Hydra has written.
+    """
+    name = source.relative_to(folder)
+    if not source.is_file():
+        raise UsageError(
+            f"resume={folder}: there is no {name} that says what was run there; name the folder of a run or of a sweep"
+        )
+    try:
+        recorded: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=False)
+        overrides, sources = recorded["hydra"]["overrides"], recorded["hydra"]["runtime"]["config_sources"]
+        task, hydra = [str(each) for each in overrides["task"]], [str(each) for each in overrides["hydra"]]
+        return task, hydra, [str(item["path"]) for item in sources if item["provider"] == "command-line"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UsageError(
+            f"resume={folder}: {name} is damaged and does not say what was run there ({reason}); "
+            "run the command anew, in another folder"
+        ) from error
 
 
 def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:

@@ -31,6 +31,7 @@ from sdopt.schema import (
     Task,
     Tracking,
     Workload,
+    wrong_name,
 )
 from sdopt.study.designs import Design
 
@@ -138,6 +139,9 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
 def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong within and between the sections; a section that is not well typed is None or missing."""
     problems: list[str] = []
+    study: Design | None = sections.get("study")
+    if study and (wrong := wrong_name(study.name)):
+        problems.append(f"study.name={study.name}: {wrong}")
     checks: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
         (require_model, ("model",)),
         (require_options, ("scheduler",)),

@@ -126,8 +126,12 @@ def _type_name(hint: Any, field: Field[Any]) -> str:
     if "each" in limits:
         limits, name = limits["each"], "int | list[int]" + (" | None" if field.default is None else "")
     words = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "multiple_of": "a multiple of"}
-    bounds = ", ".join(f"{sign} {limits[key]:g}" for key, sign in words.items() if key in limits)
+    bounds = ", ".join(f"{sign} {_shown(limits[key])}" for key, sign in words.items() if key in limits)
     return f"{name}, {bounds}" if bounds else name
+
+
+def _shown(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _default(field: Field[Any]) -> str:

@@ -1,12 +1,10 @@
 """What one call of a pipeline really ran: operators with their types, kernels, and the state around each stage."""
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
 from sdopt.pipelines.parts import denoiser_of
+from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -146,8 +145,8 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         torch.profiler.profile(activities=activities, record_shapes=True) as profile,
     ):
         call()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with scratch_folder("trace") as folder:
+        path = folder / "trace.json"
         profile.export_chrome_trace(str(path))
         _sort(json.loads(path.read_text())["traceEvents"], trace)
     return trace

@@ -200,7 +200,7 @@ class Sliced(Optimization):
     def claims(self) -> frozenset[str]:
         return frozenset({"memory"})
 
-    slice_size: int | None = bounded(None, ge=1)
+    slice_size: int | None = bounded(None, ge=1, le=1_000_000)
     """Rows of batch × heads that are computed at once; null is half of the heads."""
 
     @property

@@ -13,7 +13,7 @@ from sdopt.optimizations.base import Context, Contract, Finding, Optimization, P
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.schema import bounded
+from sdopt.schema import SEEDS, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -90,9 +90,9 @@ class DeepCaching(Caching):
 
     compiles: ClassVar[bool] = True
 
-    interval: int = bounded(3, ge=2)
+    interval: int = bounded(3, ge=2, le=1000)
     """Every so many steps the whole UNet runs."""
-    branch: int = bounded(0, ge=0)
+    branch: int = bounded(0, ge=0, le=1000)
     """Which layers run on the other steps, numbered as in the paper: 0 is the outermost one alone, and each one more
     adds a layer on the way down and one on the way up."""
 
@@ -134,9 +134,9 @@ class DeepCaching(Caching):
 class PyramidAttention(Caching):
     """Takes the outputs of attention layers over from earlier steps (pyramid attention broadcast)."""
 
-    spatial: int | None = bounded(2, ge=2)
+    spatial: int | None = bounded(2, ge=2, le=1000)
     """Self-attention is computed on every so many steps; null computes it on all."""
-    cross: int | None = bounded(4, ge=2)
+    cross: int | None = bounded(4, ge=2, le=1000)
     """Attention to the text is computed on every so many steps; null computes it on all."""
     start: float = bounded(0.2, ge=0, lt=1)
     """Share of the steps that compute all attention before anything is taken over."""
@@ -326,7 +326,7 @@ class TokenMerging(Caching):
     """Layers whose latents are at most so many times smaller merge; 1 is the largest ones alone."""
     random: bool = True
     """Whether the tokens that others are merged into are drawn at random; batches of an odd size never do."""
-    seed: int = bounded(0, ge=0)
+    seed: int = bounded(0, **SEEDS)
     """Seed of that draw: each call of the pipeline draws the same."""
 
     @override

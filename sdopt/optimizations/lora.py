@@ -18,7 +18,7 @@ from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
 from sdopt.pipelines.parts import denoiser_of, hook_of, unwrapped
 from sdopt.reference import MODEL
-from sdopt.schema import Model
+from sdopt.schema import Model, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -104,7 +104,7 @@ class Lora(Optimization):
 class Loaded(Lora):
     """A LoRA in layers of its own, beside those that it updates: it can be taken out, and costs two products each."""
 
-    scale: float = 1.0
+    scale: float = bounded(1.0, ge=-100, le=100)
     """How strongly it is applied."""
 
     @property
@@ -125,7 +125,7 @@ class Fused(Lora):
 
     beside_the_weights: ClassVar[bool] = False
 
-    scale: float = 1.0
+    scale: float = bounded(1.0, ge=-100, le=100)
     """How strongly it is applied."""
 
     @property
@@ -163,7 +163,7 @@ class Hotswap(Lora):
 
     other: str | None = None
     """The file, in the same folder or repository, that takes its place to show that it can; null is the other style."""
-    target_rank: int | None = None
+    target_rank: int | None = bounded(None, ge=1, le=100_000)
     """The highest rank of any LoRA to come; null is that of the two."""
 
     @property

@@ -92,7 +92,7 @@ class VaeSlicing(VaeInPieces):
 class VaeTiling(VaeInPieces):
     """Decodes an image in overlapping tiles and blends them: the peak of memory does not grow with the image."""
 
-    tile_size: int | None = bounded(None, ge=64)
+    tile_size: int | None = bounded(None, ge=64, le=16384)
     """The side of a tile in pixels; null leaves it to the VAE: the size of the images that it was trained on."""
 
     @property

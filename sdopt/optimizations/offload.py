@@ -23,6 +23,7 @@ from sdopt.optimizations.quantization import TorchAo
 from sdopt.pipelines.loading import is_sdxl, part_config
 from sdopt.pipelines.parts import denoiser_of, device_of, hook_of, layers_with_weights, networks_of
 from sdopt.schema import bounded
+from sdopt.scratch import own_folder
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -121,7 +122,7 @@ class GroupOffload(Offload):
 
     offload_type: str = bounded("leaf_level", choices=("leaf_level", "block_level"))
     """What a group is: a single layer, or so many blocks of the denoiser as `num_blocks_per_group` says."""
-    num_blocks_per_group: int = bounded(1, ge=1)
+    num_blocks_per_group: int = bounded(1, ge=1, le=10_000)
     """Blocks of a group, with `block_level`."""
     use_stream: bool | None = None
     """Whether a stream of its own brings the next group meanwhile; null is yes on a GPU."""
@@ -236,7 +237,7 @@ def _size(network: torch.nn.Module, device: str | None = None) -> int:
 
 def _folder_for(pipe: "DiffusionPipeline") -> Path:
     """Returns a new folder for the weights of a pipeline, which goes with it."""
-    folder = tempfile.mkdtemp(prefix="sdopt-offload-")
+    folder = tempfile.mkdtemp(prefix="offload-", dir=own_folder())
     weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 

@@ -21,6 +21,18 @@ _PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 
 _NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
 
+_USUAL = {
+    "unet": "UNet2DConditionModel",
+    "vae": "AutoencoderKL",
+    "scheduler": "DDIMScheduler",
+    "text_encoder": "CLIPTextModel",
+    "text_encoder_2": "CLIPTextModelWithProjection",
+    "tokenizer": "CLIPTokenizer",
+    "tokenizer_2": "CLIPTokenizer",
+}
+
+_LIBRARIES = {name: "transformers" if name.startswith("t") else "diffusers" for name in _USUAL}
+
 # What a single file of the original layout (Rombach et al. 2022) holds, by the beginning of its names.
 _ORIGINAL = {
     "denoiser": ("model.diffusion_model.",),
@@ -92,9 +104,11 @@ def require_folder(folder: Path, model: Model) -> None:
             f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "
             "StableDiffusionXLPipeline"
         )
-    for network in _NETWORKS:
-        if network != "text_encoder_2" or "XL" in index["_class_name"]:
-            _require_weights(folder / network, model.variant, at)
+    for name, library in _LIBRARIES.items():
+        if not name.endswith("_2") or "XL" in index["_class_name"]:
+            _require_class(index.get(name), name, library, at)
+            if name in _NETWORKS:
+                weight_files(folder / name, model.variant, at)
     _require_architecture(
         model,
         at,
@@ -103,8 +117,22 @@ def require_folder(folder: Path, model: Model) -> None:
     )
 
 
-def _require_weights(folder: Path, variant: str | None, at: str) -> None:
-    """Raises UsageError if the files of one network, of one variant, are missing or incomplete."""
+def _require_class(value: Any, name: str, library: str, at: str) -> None:
+    """Raises UsageError if a `model_index.json` names something else than a class of the library for a part."""
+    named = isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)
+    if not named or value[0] != library or not value[1].isidentifier():
+        raise UsageError(
+            f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}, as in "
+            f'["{library}", "{_USUAL[name]}"]: sdopt runs no code that comes with a model'
+        )
+
+
+def weight_files(folder: Path, variant: str | None, at: str) -> dict[Path, dict[str, list[int]]]:
+    """Returns the files of one network, each with the names and shapes of its tensors.
+
+    Raises:
+        UsageError: they are missing or incomplete, or none is of the variant.
+    """
     stem = "model" if folder.name.startswith("text_encoder") else "diffusion_pytorch_model"
     name = stem + (f".{variant}" if variant else "")
     found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
@@ -120,8 +148,7 @@ def _require_weights(folder: Path, variant: str | None, at: str) -> None:
     parts = re.search(r"-of-(\d+)\.", files[0].name)
     if parts and len(files) != int(parts[1]):
         raise UsageError(f"{at}: {folder.name}/ holds {len(files)} of {int(parts[1])} parts; fetch it again")
-    for file in files:
-        _names_in(file, at)
+    return {file: _names_in(file, at) for file in files}
 
 
 def _require_original(path: Path, model: Model) -> None:

@@ -33,8 +33,8 @@ def read_latents(file: str) -> "Tensor":
             content = torch.load(path, map_location="cpu", weights_only=True)
         else:
             raise UsageError(f"workload.latents={file}: give a .safetensors or a .pt file")
-    except (OSError, RuntimeError, ValueError, SafetensorError, EOFError, UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, RuntimeError, ValueError, LookupError, SafetensorError, EOFError, UnpicklingError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"workload.latents={file}: cannot be read as tensors ({reason})") from error
     tensors = list(content.values()) if isinstance(content, dict) else [content]
     if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
@@ -74,7 +74,12 @@ def _channels(model: Model) -> int | None:
     """Returns the number of latent channels, or None if the config is not local."""
     folder = Path(model.path or "") if model.weights == "path" else architecture_folder(model)
     config = folder / "vae" / "config.json" if folder else None
-    return json.loads(config.read_text())["latent_channels"] if config and config.is_file() else None
+    if config is None or not config.is_file():
+        return None
+    try:
+        return int(json.loads(config.read_text())["latent_channels"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return None  # what is wrong with the model is said of the model
 
 
 def take(latents: "Tensor", images: Sequence[int], shape: tuple[int, ...], file: str) -> "list[Tensor]":

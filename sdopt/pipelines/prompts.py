@@ -27,17 +27,37 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
             f"name a file that ends in {', '.join(_TABLES)}"
         )
     if isinstance(source, Sequence) and not isinstance(source, str):
-        prompts = [str(prompt) for prompt in source]
-    elif source == "packaged" and not (PACKAGED / model.name).is_dir():
-        prompts = _GENERAL.read_text(encoding="utf-8").splitlines()
+        prompts = [(f"number {number}", str(prompt)) for number, prompt in enumerate(source, 1)]
     elif source == "packaged":
-        prompts = json.loads((PACKAGED / "prompts.json").read_text())["gate"]
+        own = json.loads((PACKAGED / "prompts.json").read_text())["gate"]
+        general = _GENERAL.read_text(encoding="utf-8").splitlines()
+        prompts = [("", prompt) for prompt in (own if (PACKAGED / model.name).is_dir() else general)]
     else:
-        prompts = _from_file(str(source), column)
+        lines = _from_file(str(source), column)
+        prompts = [(f"line {number}", text.strip()) for number, text in lines if text.strip()]
     if not prompts:
         raise UsageError(f"workload.prompts={source}: holds no prompt")
-    return tuple(prompts[: workload.prompt_count])
+    chosen = prompts[: workload.prompt_count]
+    for place, prompt in chosen:
+        if wrong := _wrong_prompt(prompt):
+            named = source if isinstance(source, str) else "[…]"
+            raise UsageError(f"workload.prompts={named}: {place} {wrong}")
+    return tuple(prompt for _, prompt in chosen)
 
+
+def _wrong_prompt(prompt: str) -> str | None:
+    """Returns what keeps a text from being a prompt; None if nothing does."""
+    # Tables, logs and trackers show prompts, and an escape sequence would do what it likes to a terminal.
+    if odd := _CONTROL.search(prompt):
+        return f"holds the control character U+{ord(odd[0]):04X}; remove it"
+    if len(prompt) > _LONGEST:
+        return f"has {len(prompt)} characters, and a prompt may have {_LONGEST}; a text encoder reads some 77 words"
+    return None
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+_LONGEST = 10_000
 
 _TABLES = (".csv", ".tsv", ".jsonl")
 
@@ -45,10 +65,12 @@ _COLUMNS = ("prompt", "caption", "text")
 """Names of a column of prompts, in the order in which they are looked up, ignoring case."""
 
 
-def _from_file(source: str, column: str | None) -> list[str]:
-    """Reads the prompts of a table, by its suffix, or of text with one prompt per line. Skips empty ones."""
+def _from_file(source: str, column: str | None) -> list[tuple[int, str]]:
+    """Reads the prompts of a table, by its suffix, or of text with one prompt per line, each with its line's number."""
     path = Path(source).expanduser()
     suffix = path.suffix.lower()
+    if path.exists() and not path.is_file():
+        raise UsageError(f"workload.prompts={source}: not a file; it is read more than once, which a pipe cannot be")
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             if suffix == ".jsonl":
@@ -61,11 +83,11 @@ def _from_file(source: str, column: str | None) -> list[str]:
                 table = csv.DictReader(stream, dialect="excel-tab", quoting=csv.QUOTE_NONE)
                 rows = [(table.line_num, {k: _unquoted(v) for k, v in row.items()}) for row in table]
             else:
-                return [line.strip() for line in stream.read().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
+                return list(enumerate(re.split(r"\r\n|\n|\r", stream.read()), 1))
+    except (OSError, ValueError, csv.Error, RecursionError) as error:
         what = f"{suffix[1:]} file" if suffix in _TABLES else "text"
         raise UsageError(
-            f"workload.prompts={source}: cannot be read as {what} ({error}); "
+            f"workload.prompts={source}: cannot be read as {what} ({_reason(error)}); "
             "give 'packaged', a list of prompts, or a file with one prompt per line or a column of them"
         ) from error
     odd = [number for number, row in rows if not isinstance(row, dict)]
@@ -73,12 +95,24 @@ def _from_file(source: str, column: str | None) -> list[str]:
         raise UsageError(
             f"workload.prompts={source}: line {odd[0]} is not a JSON object; each line must hold one, as in {{…}}"
         )
+    longer = next((number for number, row in rows if None in row), None)
+    if longer is not None:
+        raise UsageError(
+            f"workload.prompts={source}: line {longer} has more fields than the header; "
+            "a prompt that holds the separator needs quotes around it"
+        )
     chosen = _column_of(source, column, rows[0][1]) if rows else ""
-    prompts = [(number, row.get(chosen)) for number, row in rows]
-    for number, prompt in prompts:
-        if not isinstance(prompt, str):
+    for number, row in rows:
+        if not isinstance(row.get(chosen), str):
             raise UsageError(f"workload.prompts={source}: line {number} has no text in its column '{chosen}'")
-    return [str(prompt).strip() for _, prompt in prompts if str(prompt).strip()]
+    return [(number, row[chosen]) for number, row in rows]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"line {line} is not UTF-8, of which {error.object[error.start]:#04x} is no part"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _unquoted(field: Any) -> Any:

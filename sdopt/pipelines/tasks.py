@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.results.images import open_image
 from sdopt.schema import Model, Task, Workload
 
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
-    from PIL.Image import Image
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
 _PACKAGED_INPUT = "packaged"
@@ -43,9 +43,9 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
             problems.append(f"task.{name}: task={task.kind} needs it: task.{name}=/path/of/a.png, or packaged")
             continue
         try:
-            _open(path)
-        except OSError as error:
-            problems.append(f"task.{name}={path}: cannot be read as an image ({error.strerror or error})")
+            open_image(path)
+        except UsageError as error:
+            problems += [f"task.{name}={problem}" for problem in error.problems]
     if task.kind == "txt2img" and task.strength != 1:
         problems.append(f"task.strength={task.strength}: task=txt2img starts from noise alone")
     elif int(workload.steps * task.strength) < 1:
@@ -71,17 +71,6 @@ def _input(task: Task, model: Model, name: str) -> Path | None:
     return None if given is None else Path(given).expanduser()
 
 
-def _open(path: Path) -> "Image":
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except UnidentifiedImageError as error:
-        raise OSError("unknown format") from error
-
-
 def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any]:
     """Returns arguments of the pipeline call beyond prompts, steps and noise; image and mask once per image to make.
 
@@ -92,7 +81,7 @@ def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any
     arguments: dict[str, Any] = {"strength": task.strength}
     for name, path in files_of(task, model).items():
         argument, mode = ("image", "RGB") if name == "image" else ("mask_image", "L")
-        arguments[argument] = [_open(path).convert(mode).resize((size, size))] * images
+        arguments[argument] = [open_image(path).convert(mode).resize((size, size))] * images
     if task.kind == "inpaint":
         arguments |= {"height": size, "width": size}
     return arguments

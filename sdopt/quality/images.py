@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from sdopt.errors import UsageError
+from sdopt.results.images import open_image
 
 SUFFIXES = (".png", ".webp", ".jpg", ".jpeg", ".bmp")
 
@@ -24,11 +24,7 @@ def image_files(folder: Path) -> list[Path]:
 
 def read_image(file: Path) -> np.ndarray:
     """Reads an image, uint8 (height, width, 3). Raises UsageError if it cannot be read."""
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read as an image ({error})") from error
+    return np.asarray(open_image(file).convert("RGB"))
 
 
 def read_images(files: Sequence[Path]) -> np.ndarray:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from safetensors.torch import load_file
@@ -14,6 +14,7 @@ from sdopt.quality.features import FeatureExtractor, feature_extractor
 from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
+from sdopt.results.folders import inside
 from sdopt.results.records import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 
@@ -28,12 +29,12 @@ class Pictures:
     @cached_property
     def images(self) -> np.ndarray:
         """All images, uint8 (n, height, width, 3)."""
-        return read_images([self.folder / record.path for record in self.records])
+        return read_images([inside(self.folder, record.path) for record in self.records])
 
     @cached_property
     def latents(self) -> np.ndarray | None:
         """Final latents, float32 (n, channels, height, width); None where they were not kept for every image."""
-        file = (self.folder / self.records[0].path).with_name(LATENTS)
+        file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
         if not file.is_file():
             return None
         latents = load_file(file)["latents"].float().numpy()

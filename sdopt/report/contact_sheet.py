@@ -8,6 +8,8 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.report.rows import metric_text, quality_heading, rows_of
+from sdopt.results.folders import inside
+from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult
 
 _CELL = 160
@@ -134,10 +136,7 @@ def _find(variant: VariantResult, prompt_index: int, image_index: int) -> str:
 
 
 def _opened(folder: Path, path: str) -> Image.Image | None:
-    if not path:
-        return None
-    with Image.open(folder / path) as image:
-        return image.convert("RGB")
+    return open_image(inside(folder, path)).convert("RGB") if path else None
 
 
 def _difference(image: Image.Image | None, other: Image.Image | None) -> Image.Image | None:

@@ -1,8 +1,9 @@
 """What the jobs of a command left in their folders: the exit code, and of a sweep one table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from sdopt.errors import UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.report.rows import Row, rows_of
 from sdopt.results.files import read_result
@@ -45,11 +46,14 @@ class Sweep:
     folder: Path
     studies: dict[str, StudyResult]
     errors: dict[str, JobError]
+    damaged: list[str] = field(default_factory=list)
+    """Of the errors, those of files that cannot be read, a line for each."""
 
     @property
     def exit_code(self) -> int:
         """The worst of the jobs' exit codes."""
-        return max((exit_code(self.folder / job) for job in [*self.studies, *self.errors]), default=0)
+        codes = [exit_code(self.folder / job) for job in self.studies]
+        return max([*codes, *(error.exit_code for error in self.errors.values())], default=0)
 
     @property
     def rows(self) -> list[tuple[str, Row]]:
@@ -64,8 +68,18 @@ class Sweep:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Collects `result.json` and `error.json` of every job of a sweep's folder."""
+    """Collects `result.json` and `error.json` of every job of a sweep's folder; one that is damaged is an error."""
     jobs = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: (len(path.name), path.name))
-    studies = {job.name: read_result(job) for job in jobs if (job / "result.json").is_file()}
-    errors = {job.name: error for job in jobs if job.name not in studies and (error := read_error(job)) is not None}
-    return Sweep(folder, studies, errors)
+    studies: dict[str, StudyResult] = {}
+    errors: dict[str, JobError] = {}
+    unreadable: list[str] = []
+    for job in jobs:
+        try:
+            if (job / "result.json").is_file():
+                studies[job.name] = read_result(job)
+            elif (error := read_error(job)) is not None:
+                errors[job.name] = error
+        except UsageError as damaged:
+            errors[job.name] = JobError(damaged.exit_code, damaged.problems)
+            unreadable += damaged.problems
+    return Sweep(folder, studies, errors, unreadable)

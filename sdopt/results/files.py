@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from sdopt.errors import UsageError
+from sdopt.results.checks import problems_of
 from sdopt.results.migration import migrated
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 
@@ -71,7 +72,7 @@ def read_result(path: Path) -> StudyResult:
     """Reads a `result.json`, or the one in a run's folder; one of an earlier schema is brought up to this one.
 
     Raises:
-        UsageError: there is none, or it cannot be read; one line says why.
+        UsageError: there is none, it cannot be read, or it cannot be true; one line says why.
     """
     path = path / "result.json" if path.is_dir() else path
     try:
@@ -85,12 +86,21 @@ def read_result(path: Path) -> StudyResult:
 
 
 def parse_result(content: bytes) -> StudyResult:
-    """Reads what `to_json` wrote, in this version or an earlier one. Raises UsageError where it is no such thing."""
+    """Reads what `to_json` wrote, in this version or an earlier one.
+
+    Every result is read here, wherever it comes from.
+
+    Raises:
+        UsageError: it is no such thing, or cannot be true.
+    """
     try:
-        return _ADAPTER.validate_python(migrated(from_json(content)))
+        result = _ADAPTER.validate_python(migrated(from_json(content)))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"not a result of schema version {SCHEMA_VERSION}: {where}: {first['msg']}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"not a result: {error}") from error
+    for problem in problems_of(result):
+        raise UsageError(f"damaged, or changed by hand: {problem}")
+    return result

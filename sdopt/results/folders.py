@@ -1,11 +1,26 @@
-"""Keeps in a job's folder why the job has no result."""
+"""The files of a run's folder: where they may lie, and why a job has no result."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from sdopt.errors import UsageError
+from sdopt.results.checks import stays_within
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Status
+
+
+def inside(folder: Path, path: str) -> Path:
+    """Returns the file of a run's folder that a result names.
+
+    Raises:
+        UsageError: the path leads out of the folder, by itself or by a symbolic link.
+    """
+    if not stays_within(path) or not (folder / path).resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"{folder}: its result names {path!r}, which is not a file of that folder")
+    return folder / path
 
 
 @dataclass(frozen=True)
@@ -23,6 +38,22 @@ def write_error(error: JobError, folder: Path) -> None:
 
 
 def read_error(folder: Path) -> JobError | None:
-    """Why the job of a folder has no result; None where it does not say."""
+    """Why the job of a folder has no result; None where it does not say.
+
+    Raises:
+        UsageError: its `error.json` cannot be read; one line says why.
+    """
     file = folder / "error.json"
-    return JobError(**json.loads(file.read_text())) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return _ADAPTER.validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise UsageError(f"{file}: does not say why a job has no result: {where}{first['msg']}") from error
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from error
+
+
+_ADAPTER = TypeAdapter(JobError)

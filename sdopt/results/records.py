@@ -105,6 +105,11 @@ class Status(StrEnum):
         return self in (Status.OK, Status.NOT_ENGAGED)
 
     @property
+    def failure(self) -> bool:
+        """Whether something went wrong, so that `retry_failed=true` measures it again."""
+        return self in (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
+
+    @property
     def timed(self) -> bool:
         """Whether what it has of samples may be compared: also those of a study that was interrupted."""
         return self.measured or self is Status.INTERRUPTED

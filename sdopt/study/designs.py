@@ -13,7 +13,7 @@ from typing_extensions import override
 from sdopt.analysis.article import Published, require_published
 from sdopt.errors import UsageError
 from sdopt.results.choices import NONE, listed
-from sdopt.schema import ExplicitEdge
+from sdopt.schema import ExplicitEdge, wrong_label
 from sdopt.variant import Variant
 
 BASELINE = "baseline"
@@ -232,6 +232,9 @@ class Explicit(Design):
             raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")
         if CONTROL in self.variants:
             raise UsageError(f"study.variants: '{CONTROL}' is the name of the second baseline; choose another")
+        wrong = {name: found for name in self.variants if (found := wrong_label(name))}
+        if wrong:
+            raise UsageError([f"study.variants: '{name}': a variant's name {found}" for name, found in wrong.items()])
         variants, problems = {}, []
         for name, overrides in self.variants.items():
             try:
@@ -248,6 +251,9 @@ class Explicit(Design):
         if unknown:
             known = ", ".join(variants)
             raise UsageError([f"study.edges: no variant is called '{name}'; there are {known}" for name in unknown])
+        loops = [edge.candidate for edge in edges if edge.candidate == edge.reference]
+        if loops:
+            raise UsageError([f"study.edges: '{name}' is compared with itself; name another one" for name in loops])
         return Plan(
             tuple(variants.values()),
             tuple(

@@ -12,8 +12,6 @@ from sdopt.results.records import RecordedConfig, Status, StudyResult
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import of_prompts
 
-_FAILURES = (Status.FAILED, Status.OUT_OF_MEMORY, Status.KILLED, Status.TIMEOUT)
-
 _CHANGEABLE = ("tracking", "dry_run")
 
 _GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
@@ -50,10 +48,10 @@ def merge_resumed(
     if _grown(previous.config, fresh.config):
         _extend(previous, fresh)
     for row in previous.variants:
-        if row.status is Status.INTERRUPTED or (retry_failed and row.status in _FAILURES):
+        if row.status is Status.INTERRUPTED or (retry_failed and row.status.failure):
             row.status, row.reason = Status.PENDING, ""
     baseline = previous.variant(previous.baseline)
-    if baseline.status in _FAILURES and any(row.status is Status.PENDING for row in previous.variants):
+    if baseline.status.failure and any(row.status is Status.PENDING for row in previous.variants):
         raise UsageError(
             f"resume={folder}: the baseline was not measured (status {baseline.status}: {baseline.reason}), so "
             "there is nothing to compare with; add retry_failed=true to measure it again"

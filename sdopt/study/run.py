@@ -1,6 +1,5 @@
 """Runs a study: measures what is missing of it, session by session, and keeps its result up to date."""
 
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
 from sdopt.results.records import Measurement, MeasurementSession, Schedule, ShapeSamples, Status, StudyResult
 from sdopt.schema import Protocol, Quality
+from sdopt.scratch import scratch_folder
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.forecast import calls_ahead
 from sdopt.study.image_cache import ImageCache
@@ -48,11 +48,11 @@ def run_study(
     result.status, result.finished = "running", None
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="sdopt-inductor-", ignore_cleanup_errors=True) as scratch,
+            scratch_folder("study") as scratch,
             presence,
         ):
             run = StudyRun(
-                plan, result, protocol, quality, machine, context, folder, Path(scratch), progress, presence, images
+                plan, result, protocol, quality, machine, context, folder, scratch, progress, presence, images
             )
             try:
                 precision = PrecisionPlan(run)

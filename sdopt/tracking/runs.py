@@ -6,21 +6,21 @@ from the file; what is there already is not logged twice.
 
 import hashlib
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from PIL import Image
 
 from sdopt.analysis.measures import with_shape
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
 from sdopt.report.page.files import HTML
 from sdopt.report.page.gallery import has_images
-from sdopt.results.files import to_json
+from sdopt.results.files import parse_result, to_json
+from sdopt.results.folders import inside
+from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult
 from sdopt.schema import Tracking
+from sdopt.scratch import scratch_folder
 from sdopt.tracking.projection import (
     NOTE,
     STUDY,
@@ -55,8 +55,12 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[st
     """Logs a finished study with all its variants, once; returns the id of its parent run, and whether it is new.
 
     Raises:
+        UsageError: the result names files that are not in its folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
+    if tracking.images:
+        for record in (record for variant in result.variants for record in variant.images):
+            inside(folder, record.path)
     return with_store(tracking, result.id, lambda client: _log_study(client, result, folder, tracking))
 
 
@@ -120,11 +124,11 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
     return parent, False
 
 
-def download_result(run: str, tracking: Tracking) -> Path:
-    """Fetches the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
+def download_result(run: str, tracking: Tracking) -> StudyResult:
+    """Reads the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
 
     Raises:
-        UsageError: there is no such run, or it is none of a study.
+        UsageError: there is no such run, it is none of a study, or its result cannot be read.
         TrackingError: the server cannot be reached.
     """
     client = connect(tracking)
@@ -136,11 +140,16 @@ def download_result(run: str, tracking: Tracking) -> Path:
         names = [item.path for item in client.list_artifacts(parent or run)]
         if "result.json" not in names:
             raise UsageError(f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run")
-        return Path(client.download_artifacts(parent or run, "result.json", tempfile.mkdtemp(prefix="sdopt-")))
+        with scratch_folder("download") as folder:
+            content = Path(client.download_artifacts(parent or run, "result.json", str(folder))).read_bytes()
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
         raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+    try:
+        return parse_result(content)
+    except UsageError as error:
+        raise UsageError([f"{run}: its result.json: {problem}" for problem in error.problems]) from error
 
 
 def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:
@@ -263,8 +272,8 @@ def _log_reports(client: "MlflowClient", run: str, result: StudyResult, folder: 
             if content is not None:
                 client.log_text(run, content.decode(), report.file)
         elif images and (folder / report.file).is_file():
-            with Image.open(folder / report.file) as image:
-                client.log_image(run, image.convert("RGB"), key=report.file.removesuffix(".png"))
+            picture = open_image(inside(folder, report.file))
+            client.log_image(run, picture.convert("RGB"), key=report.file.removesuffix(".png"))
 
 
 def _log_variant(
@@ -304,8 +313,8 @@ def _log_variant(
             if not (folder / record.path).is_file():
                 continue  # a record that is kept without its images
             key = f"{record.prompt_index:02d} {_image_key(record.prompt)}"
-            with Image.open(folder / record.path) as image:
-                client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
+            image = open_image(inside(folder, record.path))
+            client.log_image(run, image.convert("RGB"), key=key, step=record.image_index)
     evidence = [
         {
             "replicate": m.replicate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdopt.schema import bounded
+from sdopt.schema import SEEDS, bounded
 
 STAGES = ("data", "tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "clip", "export")
 """The stages in their order. Each works in the folder of its name."""
@@ -14,7 +14,7 @@ STAGES = ("data", "tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "l
 class DataConfig:
     """The data stage."""
 
-    held_out_concepts: int = bounded(ge=0)
+    held_out_concepts: int = bounded(ge=0, le=10_000)
     """Concepts that training never sees."""
 
 
@@ -24,13 +24,13 @@ class TrainingConfig:
 
     share: float = bounded(gt=0, le=1)
     """Share of `budget_minutes` that this stage trains for."""
-    steps: int | None = bounded(ge=1)
+    steps: int | None = bounded(ge=1, le=10**9)
     """Number of steps, whatever time they take; null trains for the stage's share of the budget."""
-    batch_size: int = bounded(ge=1)
+    batch_size: int = bounded(ge=1, le=100_000)
     """Pictures, or their latents, per step."""
-    learning_rate: float = bounded(gt=0)
+    learning_rate: float = bounded(gt=0, le=1000)
     """Peak of the schedule."""
-    warmup_steps: int = bounded(ge=0)
+    warmup_steps: int = bounded(ge=0, le=10**9)
     """Steps in which the learning rate grows linearly to its peak."""
     background_share: float = bounded(ge=0, le=1)
     """Share of pictures on a colour, which captions name, instead of on white."""
@@ -42,9 +42,9 @@ class TrainingConfig:
 class AutoencoderConfig(TrainingConfig):
     """The autoencoder stage."""
 
-    edge_weight: float = bounded(ge=0)
+    edge_weight: float = bounded(ge=0, le=1e6)
     """Weight of the L1 distance between the pictures' finite differences."""
-    kl_weight: float = bounded(ge=0)
+    kl_weight: float = bounded(ge=0, le=1e6)
     """Weight of the mean Kullback-Leibler divergence per latent number."""
 
 
@@ -52,9 +52,9 @@ class AutoencoderConfig(TrainingConfig):
 class TinyAutoencoderConfig(TrainingConfig):
     """The tiny autoencoder's stage, which distils the autoencoder."""
 
-    edge_weight: float = bounded(ge=0)
+    edge_weight: float = bounded(ge=0, le=1e6)
     """Weight of the L1 distance between the pictures' finite differences."""
-    latent_noise: float = bounded(ge=0)
+    latent_noise: float = bounded(ge=0, le=1000)
     """Largest noise on the latents to decode, in standard deviations: a denoiser's latents are never quite right."""
 
 
@@ -62,7 +62,7 @@ class TinyAutoencoderConfig(TrainingConfig):
 class DiffusionConfig(TrainingConfig):
     """What every stage with the diffusion loss has."""
 
-    snr_gamma: float = bounded(gt=0)
+    snr_gamma: float = bounded(gt=0, le=1e6)
     """Signal-to-noise ratio at which the loss's weight is cut."""
     caption_dropout: float = bounded(ge=0, le=1)
     """Share of captions replaced by the empty one, for guidance."""
@@ -72,7 +72,7 @@ class DiffusionConfig(TrainingConfig):
 class DenoiserConfig(DiffusionConfig):
     """The denoiser stage, which trains the text encoder too."""
 
-    flat_weight: float = bounded(gt=0)
+    flat_weight: float = bounded(gt=0, le=1e6)
     """How many times as often pictures in the style of plain captions are drawn as others."""
 
 
@@ -80,9 +80,9 @@ class DenoiserConfig(DiffusionConfig):
 class LorasConfig(DiffusionConfig):
     """The stage of the style LoRAs. They share the stage's time; `steps` is the number of each."""
 
-    rank: int = bounded(ge=1)
+    rank: int = bounded(ge=1, le=100_000)
     """Rank of the updates."""
-    held_out_concepts: int = bounded(ge=1)
+    held_out_concepts: int = bounded(ge=1, le=10_000)
     """Concepts that the denoiser knows and the LoRAs never see: the card compares the LoRAs on them."""
 
 
@@ -90,7 +90,7 @@ class LorasConfig(DiffusionConfig):
 class ClipConfig(TrainingConfig):
     """The stage of the CLIP, which also writes its folder. Each picture of a step is of another concept."""
 
-    extra_captions: int = bounded(ge=0)
+    extra_captions: int = bounded(ge=0, le=10**9)
     """Further captions per step that every picture is compared with."""
     style_share: float = bounded(ge=0, le=1)
     """Share of captions that name the style where `caption` would."""
@@ -116,7 +116,7 @@ class ExportConfig:
     """Folder that gets `tiny_autoencoder/` and `loras/`."""
     contact_sheet: str
     """PNG file of the contact sheet."""
-    every_minutes: float | None = bounded(gt=0)
+    every_minutes: float | None = bounded(gt=0, le=1e6)
     """Also export at this interval while the denoiser trains; null exports only at the end."""
 
 
@@ -128,22 +128,22 @@ class TrainReferenceConfig:
     """Stage to run; `all` runs every stage in its order."""
     folder: str
     """Folder of archives, data, checkpoints and logs."""
-    budget_minutes: float = bounded(gt=0)
+    budget_minutes: float = bounded(gt=0, le=1e6)
     """Wall time to train for, divided among the stages by their `share`."""
-    seed: int = bounded(ge=0)
+    seed: int = bounded(**SEEDS)
     """Seed of every random choice."""
     device: str = bounded(choices=("auto", "cpu", "cuda"))
     """`auto` takes a CUDA device if there is one."""
     arithmetic: str = bounded(choices=("auto", "fp32", "bf16"))
     """Precision of the forward pass; `auto` takes bf16 where the processor multiplies it natively."""
-    threads: int | None = bounded(ge=1)
+    threads: int | None = bounded(ge=1, le=4096)
     """CPU threads; null leaves PyTorch's choice."""
     resume: bool
     """Continue from the stage's last checkpoint, if there is one."""
     start_from: str | None
     """Pipeline folder whose weights and tokenizer a training without a checkpoint starts from, and on which the LoRAs
     are trained if `folder` has no denoiser; null: random weights."""
-    checkpoint_minutes: float = bounded(gt=0)
+    checkpoint_minutes: float = bounded(gt=0, le=1e6)
     """Minutes between checkpoints."""
     data: DataConfig
     autoencoder: AutoencoderConfig

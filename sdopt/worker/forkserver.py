@@ -4,11 +4,14 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from types import ModuleType
+
+from sdopt.scratch import own_folder
 
 StartContext = ForkServerContext | SpawnContext
 
@@ -19,6 +22,8 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    # In what starts with `python -c`, as the fork server does, the working folder would come first.
+    "PYTHONSAFEPATH": "1",
     # What these libraries print on import (of extras that are not installed) is no news to a user.
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
@@ -47,6 +52,9 @@ def start_fork_server() -> StartContext:
     """Starts the process that workers are forked from, and returns without waiting for its imports.
 
     Its environment is frozen from here on. Where the platform has no fork, workers are spawned, in seconds each.
+
+    Raises:
+        UsageError: no temporary folder can be written.
     """
     prepare_environment()
     if "forkserver" not in multiprocessing.get_all_start_methods():
@@ -57,9 +65,12 @@ def start_fork_server() -> StartContext:
     context.set_forkserver_preload(["sdopt.worker.preload"])
     # A Ctrl-C reaches the whole foreground group: the server must not die of it in the middle of an import.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The server's socket lies where it is removed even if this process is killed.
+    before, tempfile.tempdir = tempfile.tempdir, str(own_folder())
     try:
         forkserver.ensure_running()
     finally:
+        tempfile.tempdir = before
         signal.signal(signal.SIGINT, handler)
     return context
 

@@ -59,6 +59,7 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
+        os.environ["TMPDIR"] = tempfile.tempdir  # for what is not Python: compilers, and PyTorch's own C++
         while True:
             try:
                 request, args, kwargs = connection.recv()

@@ -88,7 +88,7 @@ class TestMistakes:
         expected = [
             "precision.wieghts: unknown key; there are weights, autocast, tf32",
             "workload.steps: ",
-            "workload.batch_size=0: must be at least 1",
+            "workload.batch_size=0: must be at least 1 and at most 4096",
             "protocol.confidence=1.0: must be above 0 and below 1",
             "protocol.estimator=mode: choose one of median, mean, last, min",
             "protocol.rounds: ",
@@ -164,8 +164,8 @@ class TestMistakes:
         finished = sdopt(tmp_path, "run", *SMOKE, "workload.steps=0", "protocol.rounds=0", "layout._target_=no.Such")
         assert finished.code == 2
         assert finished.err.splitlines()[:2] == [
-            "sdopt: workload.steps=0: must be at least 1",
-            "sdopt: protocol.rounds=0: must be at least 1",
+            "sdopt: workload.steps=0: must be at least 1 and at most 10000",
+            "sdopt: protocol.rounds=0: must be at least 1 and at most 100000",
         ]
         assert len(finished.err.splitlines()) == 3
         assert not list(tmp_path.rglob("result.json"))

@@ -14,6 +14,7 @@ from sdopt.optimizations import Contract
 from sdopt.optimizations.offload import Offload
 from sdopt.pipelines.parts import hook_of
 from sdopt.results.records import Evidence
+from sdopt.scratch import own_folder
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
@@ -140,15 +141,16 @@ class TestGroups:
         registry.remove_hook("group_offloading", recurse=True)
         assert not evidence(loaded).engaged
 
-    def test_files_go_with_the_pipeline(self, session: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    def test_files_go_with_the_pipeline(self, session: Load) -> None:
+        before = set(own_folder().glob("offload-*"))
         loaded = session("memory=group_offload")
-        assert len(list(tmp_path.rglob("*.safetensors"))) > 100
+        [folder] = set(own_folder().glob("offload-*")) - before
+        assert len(list(folder.rglob("*.safetensors"))) > 100
         import gc
 
         del loaded
         gc.collect()
-        assert list(tmp_path.iterdir()) == []
+        assert not folder.exists()
 
     @pytest.mark.parametrize("others", [["tiny_vae"], ["layerwise_casting", "precomputed_embeddings"], ["vae_tiling"]])
     def test_combine(self, session: Load, others: list[str]) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.session import PipelineHost
@@ -214,10 +215,8 @@ class TestBlocks:
     def test_no_round_is_discarded_right_after_a_warm_up(self, blocks: Finished) -> None:
         assert all(m.discarded_s == [] for row in blocks.result.variants for m in row.measurements)
 
-    def test_each_process_compiles_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_process_compiles_once(self, tmp_path: Path) -> None:
         """The baseline is started four times, each other variant twice; all but the first find what was compiled."""
-        (tmp_path / "temporary").mkdir()
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
         finished = sdopt(
             tmp_path,
             *("run", *SABOTAGE, *SMOKE, "workload.steps=1", "protocol.schedule=blocks", "protocol.stage_calls=0"),
@@ -229,7 +228,7 @@ class TestBlocks:
             assert found[0] == "cache: cold"
             assert len(found) > 1
             assert set(found[1:]) == {"cache: warm"}
-        assert not list((tmp_path / "temporary").glob("sdopt-inductor-*"))
+        assert not list(own_folder().glob("study-*"))
 
     def test_says_so(self, blocks: Finished) -> None:
         assert "Measured in blocks (protocol.schedule=blocks)" in blocks.shown

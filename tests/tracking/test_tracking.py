@@ -275,7 +275,7 @@ class TestOnce:
         picture = folder / result.variant("bfloat16").images[-1].path
         content = picture.read_bytes()
         picture.write_bytes(b"")
-        with pytest.raises(TrackingError):
+        with pytest.raises(UsageError, match=r"cannot be read as an image"):
             log_study(result, folder, store.tracking)
         picture.write_bytes(content)
         _, new = log_study(result, folder, store.tracking)

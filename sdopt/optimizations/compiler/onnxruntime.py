@@ -1,9 +1,7 @@
 """ONNX Runtime, for CPUs."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +22,7 @@ from sdopt.optimizations.compiler.base import (
 )
 from sdopt.optimizations.conflicts import missing_packages
 from sdopt.pipelines.parts import denoiser_of
+from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -58,8 +57,8 @@ def _exported(call: Tensors) -> Graph:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory(prefix="sdopt-onnx-") as folder, torch.no_grad(), tracing():
-        path = str(Path(folder) / "denoiser.onnx")
+    with scratch_folder("onnx") as folder, torch.no_grad(), tracing():
+        path = str(folder / "denoiser.onnx")
         torch.onnx.export(call.eval(), tuple(call.inputs), path, dynamo=True, external_data=True, verbose=False)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         call(*call.inputs)  # shows the form of the output

@@ -1,0 +1,73 @@
+"""Builds the parts of a model without their weights, to find what is wrong with them before a worker starts."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sdopt.errors import UsageError
+from sdopt.pipelines.checks import weight_files
+from sdopt.pipelines.loading import folder_of
+from sdopt.pipelines.tokenizer import has_vocabulary
+from sdopt.schema import Model
+
+
+def require_parts(model: Model) -> None:
+    """Checks that each part of a pipeline's folder can be built from its configuration, and that its weights fit it.
+
+    It imports the libraries, so it belongs in a process that has them.
+
+    Raises:
+        UsageError: a line for each part that is wrong, with the file and the reason.
+    """
+    folder = folder_of(model)
+    if model.weights == "path" and folder != Path(str(model.path)).expanduser():
+        return  # a single file, whose configurations come with sdopt
+    at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
+    problems = [f"{at}: {problem}" for problem in _problems(folder, model, at)]
+    if problems:
+        raise UsageError(problems)
+
+
+def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
+    index = json.loads((folder / "model_index.json").read_text())
+    for name, value in index.items():
+        if not isinstance(value, list) or None in value or name in ("safety_checker", "feature_extractor"):
+            continue
+        library, class_name = value
+        try:
+            cls = getattr(importlib.import_module(library), class_name)
+            if name.startswith("tokenizer"):
+                if not has_vocabulary(folder / name):
+                    yield f"{name}/ holds neither tokenizer.json nor vocab.json with merges.txt"
+                    continue
+                cls.from_pretrained(folder / name, local_files_only=True)
+            elif name == "scheduler":
+                cls.from_pretrained(folder / name, local_files_only=True)
+            else:
+                yield from _misfits(folder / name, library, class_name, model, at)
+        except UsageError as error:
+            yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
+        except Exception as error:  # what a constructor raises for a configuration that it was not made for
+            reason = " ".join(str(error).split())[:200]
+            yield f"{name}/: no {class_name} can be made of its configuration ({type(error).__name__}: {reason})"
+
+
+def _misfits(folder: Path, library: str, class_name: str, model: Model, at: str) -> Iterator[str]:
+    """Yields what keeps the weights of a network from fitting its configuration."""
+    from sdopt.pipelines.random_weights import empty_network
+
+    network: Any = empty_network(folder, library, class_name)
+    wanted = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = {name: shape for file in weight_files(folder, model.variant, at).values() for name, shape in file.items()}
+    # Some are renamed while they are loaded: those that have other names are left to the library.
+    common = wanted.keys() & found.keys()
+    wrong = [name for name in wanted if name in common and wanted[name] != found[name]]
+    if wrong:
+        yield (
+            f"{folder.name}/: {len(wrong)} tensors are of other shapes than its config.json says, such as {wrong[0]}: "
+            f"{found[wrong[0]]}, not {wanted[wrong[0]]}"
+        )
+    elif library == "diffusers" and not common:
+        yield f"{folder.name}/: holds the weights of something else: none of their names is a {class_name}'s"

@@ -1,0 +1,97 @@
+"""Checks that a result that was read can be true: it may be damaged, edited by hand, or somebody else's."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from sdopt.results.records import Measurement, StudyResult
+from sdopt.schema import out_of_range, wrong_label, wrong_name
+
+
+def problems_of(result: StudyResult) -> Iterator[str]:
+    """Yields what cannot be true of a result, each in one line that says where."""
+    if wrong := wrong_name(result.name):
+        yield f"name={result.name!r}: {wrong}"
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
+        yield f"id={result.id!r}: no id of a study"
+    if not {"name", "type"} <= result.environment.device.keys():
+        yield "environment.device: says neither name nor type of the device"
+    yield from _values_out_of_range(result.config, "config")
+    yield from _variant_problems(result)
+    yield from _reference_problems(result)
+    yield from _path_problems(result)
+
+
+def _variant_problems(result: StudyResult) -> Iterator[str]:
+    if not result.variants:
+        yield "variants: there are none"
+    seen = set()
+    for place, row in enumerate(result.variants):
+        if wrong := wrong_label(row.name):
+            yield f"variants.{place}.name={row.name!r}: {wrong}"
+        if row.name in seen:
+            yield f"variants.{place}.name={row.name}: another variant has this name"
+        seen.add(row.name)
+        yield from _values_out_of_range(row.config, f"variants.{place}.config")
+        for number, measurement in enumerate(row.measurements):
+            if wrong := _wrong_samples(measurement, len(result.sessions)):
+                yield f"variants.{place}.measurements.{number}.{wrong}"
+
+
+def _wrong_samples(measurement: Measurement, sessions: int) -> str | None:
+    """Returns what is wrong with the samples of a process: times are positive, and places are those of samples."""
+    times = {name: value for name, value in vars(measurement).items() if name.endswith("_s") and value is not None}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in times.items() if name != "stages_s"}
+    lists |= {f"stages_s.{name}": value for name, value in measurement.stages_s.items()}
+    for name, values in lists.items():
+        # What is timed takes time; a compiler, or a device that did nothing, may have taken none.
+        least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
+        if wrong := [value for value in values if not least <= value < math.inf]:
+            return f"{name}: {wrong[0]} is no time that a call can take"
+    if any(not 0 <= place < len(measurement.latency_s) for place in measurement.left_out):
+        return "left_out: names rounds that were not timed"
+    if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < sessions):
+        return "sitting: there is no such session"
+    return None
+
+
+def _reference_problems(result: StudyResult) -> Iterator[str]:
+    """Yields the variants that something refers to, and that are not there."""
+    names = {row.name for row in result.variants}
+    if result.variants and result.baseline not in names:
+        yield f"baseline={result.baseline}: no variant has this name"
+    for place, edge in enumerate(result.comparisons):
+        for side in ("candidate", "reference"):
+            if (name := getattr(edge, side)) not in names:
+                yield f"comparisons.{place}.{side}={name}: no variant has this name"
+
+
+def _path_problems(result: StudyResult) -> Iterator[str]:
+    """Yields the paths of images that do not stay within the run's folder; `inside` also looks at links."""
+    images = [record.path for row in result.variants for record in row.images]
+    images += [record.path for records in result.redrawn.values() for record in records]
+    trips = [trip.path for row in result.variants for trip in row.trips if trip.path]
+    for path in dict.fromkeys([*images, *trips]):
+        if not stays_within(path):
+            yield f"images: {path!r}: not a file of the run's folder"
+
+
+def stays_within(path: str) -> bool:
+    """Whether a relative path, as text, stays within the folder that it starts from."""
+    parts = PurePosixPath(path)
+    return path.isprintable() and bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts
+
+
+def _values_out_of_range(section: Any, path: str) -> Iterator[str]:
+    """Yields the keys of a dataclass, and of those within it, whose values are beyond the ranges declared for them."""
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
+            yield from _values_out_of_range(value, f"{path}.{field.name}")
+        elif value is None and field.type is Any and field.default is not None:
+            yield f"{path}.{field.name}: must not be null"
+        elif wrong := out_of_range(value, field.metadata):
+            yield f"{path}.{field.name}={value}: {wrong}"

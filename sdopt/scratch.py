@@ -1,0 +1,83 @@
+"""This process's folder for temporary files. It goes with the process, however that ends."""
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+from sdopt.errors import UsageError
+
+_OWNER = "owner"
+"""A file in the folder, locked by the process that the folder belongs to; it says which one that is."""
+
+_mine: dict[int, Path] = {}
+"""The folder of this process, by its id: a child that was forked must not use its parent's."""
+
+
+def own_folder() -> Path:
+    """Returns this process's folder in the temporary one. The first call makes it; the end of the process removes it.
+
+    A process that is killed removes nothing. So the first call also removes what processes of this user left that are
+    dead: the kernel has released their locks. Folders without such a lock are never touched.
+
+    Raises:
+        UsageError: no temporary folder can be written.
+    """
+    folder = _mine.get(os.getpid())
+    if folder is None or not folder.is_dir():
+        try:
+            remove_abandoned()
+            folder = Path(tempfile.mkdtemp(prefix=f"sdopt-{os.getpid()}-"))
+            _lock(folder)
+        except OSError as error:
+            raise UsageError(
+                f"no temporary folder can be written ({error.strerror or error}): make room, or name one with TMPDIR=…"
+            ) from error
+        _mine[os.getpid()] = folder
+        # After multiprocessing has removed what it keeps in there. A child that was forked does nothing of this.
+        Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
+    return folder
+
+
+@contextmanager
+def scratch_folder(purpose: str) -> Iterator[Path]:
+    """Yields a new folder below this process's own, and removes it after the block.
+
+    Raises:
+        UsageError: no temporary folder can be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=own_folder(), ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def remove_abandoned() -> None:
+    """Removes the folders of this user's processes that have ended without removing them."""
+    for mark in Path(tempfile.gettempdir()).glob(f"sdopt-*/{_OWNER}"):
+        with suppress(OSError):
+            ours = {path.lstat().st_uid for path in (mark, mark.parent)} == {os.getuid()}
+            if ours and not mark.parent.is_symlink() and _is_free(mark):
+                shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def _lock(folder: Path) -> None:
+    """Marks a folder as this process's own, until the process ends: the handle is closed by nobody else."""
+    handle, name = tempfile.mkstemp(dir=folder)
+    # Locked before it bears the name that others look for.
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.write(handle, f"{os.getpid()} {' '.join(sys.argv)}\n".encode(errors="replace"))
+    Path(name).rename(folder / _OWNER)
+
+
+def _is_free(mark: Path) -> bool:
+    """Whether the process that locked a file has ended. Raises OSError where locks cannot be asked for."""
+    with mark.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -1,0 +1,124 @@
+"""Every number of the configuration has a range, and what is beyond it is refused with the key and the range."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from sdopt import optimizations
+from sdopt.config.composer import HydraComposer
+from sdopt.config.parse import SECTIONS
+from sdopt.errors import UsageError
+from sdopt.optimizations.base import Optimization
+from sdopt.schema import ExplicitEdge, Rates, Rule, Sheet, out_of_range
+from sdopt.study.designs import Design, Explicit
+from sdopt.training.config import TrainReferenceConfig
+from tests.command import SMOKE, sdopt
+
+BEYOND = (2**63, math.inf, -math.inf, math.nan)
+
+Composers = type[HydraComposer]
+
+
+def classes() -> Iterator[type]:
+    """The dataclasses that a configuration is made of: sections, data sheets, rules, designs, options, training."""
+    for module in walk_packages(optimizations.__path__, "sdopt.optimizations."):
+        import_module(module.name)
+    found: list[type] = [*SECTIONS.values(), Sheet, Rates, Rule, ExplicitEdge, Design, Optimization]
+    found.append(TrainReferenceConfig)
+    for cls in found:
+        kinds: list[type] = [kind for kind in get_type_hints(cls).values() if isinstance(kind, type)]
+        subclasses: list[type] = type.__subclasses__(cls)
+        derived = [kind for kind in subclasses if kind.__module__.startswith("sdopt.")]
+        found += [kind for kind in (*kinds, *derived) if is_dataclass(kind) and kind not in found]
+    yield from found
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a field that takes one of several; those within a list or a mapping are none of its own."""
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+NUMBERS = [
+    pytest.param(field.metadata, kinds, id=f"{cls.__name__}.{field.name}")
+    for cls in classes()
+    for field in fields(cls)
+    if (kinds := {int, float} & {*alternatives(get_type_hints(cls)[field.name])})
+]
+
+
+def test_there_are_many() -> None:
+    assert len(NUMBERS) > 100
+
+
+@pytest.mark.parametrize(("limits", "kinds"), NUMBERS)
+def test_a_range_is_declared_beside_each(limits: Any, kinds: set[type]) -> None:
+    assert "choices" in limits or ({"ge", "gt"} & limits.keys() and {"le", "lt"} & limits.keys())
+    for value in BEYOND:
+        assert out_of_range(value, limits)
+    for value in (0, -1):
+        assert (
+            out_of_range(value, limits) is None or "must be" in str(out_of_range(value, limits)) or "choices" in limits
+        )
+    lowest, highest = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    if lowest is not None and highest is not None:
+        between = math.sqrt(lowest * highest) if lowest > 0 else min(1, highest / 2)
+        assert out_of_range(round(between) if kinds == {int} else between, limits) is None
+
+
+def test_numbers_within_lists_and_mappings_are_looked_at() -> None:
+    assert out_of_range({"float32": math.nan}, {}) == "must be a finite number"
+    assert out_of_range([1, [2, math.inf]], {}) == "must be a finite number"
+    assert out_of_range([1, 2], {}) is None
+    assert out_of_range({"a": [1, 20]}, {"le": 10}) == "must be at most 10"
+    assert out_of_range(10**400, {}) is None
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "workload.steps=9223372036854775808",
+        "workload.seed=99999999999999999999",
+        "workload.guidance_scale=inf",
+        "workload.guidance_scale=nan",
+        "hardware.price_per_hour=inf",
+        "hardware.threads=9223372036854775808",
+        "protocol.timeout_s=nan",
+        "+scheduler.options.beta_start=nan",
+    ],
+)
+def test_is_refused_with_its_key(override: str, composer: Composers) -> None:
+    with pytest.raises(UsageError) as caught:
+        composer([override])
+    [problem] = caught.value.problems
+    assert problem.startswith(override.lstrip("+").partition("=")[0].removesuffix(".beta_start"))
+    assert "must be" in problem
+
+
+def test_more_threads_than_a_machine_runs_are_a_conflict(tmp_path: Path) -> None:
+    finished = sdopt(tmp_path, "run", *SMOKE, "hardware.threads=3000", "dry_run=true")
+    assert finished.code == 2
+    assert "hardware.threads=3000: at most " in finished.err
+    assert "4 for each core" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("design", "said"),
+    [
+        (Explicit(variants={"": [], "b": []}), "study.variants: '': a variant's name must be one line of text"),
+        (Explicit(variants={"a\nb": []}), "must be one line of text"),
+        (
+            Explicit(variants={"a": [], "b": []}, edges=[ExplicitEdge("b", "b")]),
+            "study.edges: 'b' is compared with itself",
+        ),
+    ],
+)
+def test_names_of_variants(design: Explicit, said: str, composer: Composers) -> None:
+    with pytest.raises(UsageError, match=said):
+        design.plan(composer([]))

@@ -1,0 +1,190 @@
+"""Results that are truncated, emptied, edited, of a later schema: a line says which file and what; exit code 2."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sdopt as library
+from sdopt.analysis.figures import figures_by_variant
+from sdopt.config.hydra_job import with_resumed
+from sdopt.errors import UsageError
+from sdopt.gate.judge import judge
+from sdopt.report.junit import junit
+from sdopt.report.markdown import markdown_table
+from sdopt.report.sweep import exit_code, read_sweep
+from sdopt.results.files import parse_result, read_result
+from sdopt.results.folders import read_error
+from tests.command import sdopt
+from tests.robustness.damage import REMOVED, VERSION_1, WRONG, Path_, document, keys, replaced
+
+DOCUMENT = document()
+KEYS = list(keys(DOCUMENT))
+
+
+def answer_to(damaged: Any) -> str | None:
+    """What is said of a damaged result; None where it is read, and everything can be made of it."""
+    try:
+        result = parse_result(json.dumps(damaged).encode())
+    except UsageError as error:
+        [problem] = error.problems
+        assert "\n" not in problem
+        return problem
+    markdown_table(result)
+    figures_by_variant(result)
+    judge(result, result.config.gate, None)
+    junit(result, result.judgements)
+    return None
+
+
+def wrong_for(path: Path_) -> Any:
+    """One of the wrong values, another for each key."""
+    return WRONG[KEYS.index(path) % len(WRONG)]
+
+
+@pytest.mark.parametrize("path", KEYS[:: len(KEYS) // 60], ids=lambda path: ".".join(map(str, path)))
+def test_any_key_may_be_wrong(path: Path_) -> None:
+    answer_to(replaced(DOCUMENT, path, wrong_for(path)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: "removed" if wrong is REMOVED else str(wrong))
+def test_every_key_may_be_wrong(wrong: Any) -> None:
+    for path in KEYS:
+        answer_to(replaced(DOCUMENT, path, wrong))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("variants",), [], "variants: there are none"),
+        (("baseline",), "nobody", "baseline=nobody: no variant has this name"),
+        (("comparisons", 0, "reference"), "nobody", "comparisons.0.reference=nobody: no variant has this name"),
+        (("comparisons", 0, "candidate"), "nobody", "comparisons.0.candidate=nobody: no variant has this name"),
+        (("environment", "device"), {}, "environment.device: says neither name nor type"),
+        (("environment",), {}, "environment"),
+        (("config", "protocol", "confidence"), 7, "config.protocol.confidence: Input should be less than 1"),
+        (
+            ("config", "protocol", "estimator"),
+            "x",
+            "config.protocol.estimator=x: choose one of median, mean, last, min",
+        ),
+        (("variants", 0, "name"), "", "variants.0.name='': must be one line of text"),
+        (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is no time"),
+        (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
+        (("sittings",), [], "sitting: there is no such session"),
+        (("schema_version",), 99, "written by a later sdopt"),
+    ],
+)
+def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> None:
+    assert said in str(answer_to(replaced(DOCUMENT, path, value)))
+
+
+def test_two_variants_of_one_name() -> None:
+    name = DOCUMENT["variants"][0]["name"]
+    assert "another variant has this name" in str(answer_to(replaced(DOCUMENT, ("variants", 1, "name"), name)))
+
+
+def test_a_later_schema_with_fields_of_its_own_is_read_where_its_version_is_ours() -> None:
+    assert answer_to(DOCUMENT | {"of_the_future": {"a": 1}}) is None
+
+
+TRUNCATED = VERSION_1.read_bytes()[:5000]
+
+
+@pytest.mark.parametrize(
+    "content", [TRUNCATED, b"", b"{}", b"[" * 100_000, b'{"variants": []}', b"\xff\xfe"], ids=range(6)
+)
+def test_each_command_says_which_file(content: bytes, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / ".hydra").mkdir(parents=True)
+    (run / "result.json").write_bytes(content)
+    (run / ".hydra" / "hydra.yaml").write_text(
+        "hydra: {overrides: {task: [], hydra: []}, runtime: {config_sources: []}}"
+    )
+    readers: list[Callable[[], Any]] = [
+        lambda: library.load_result(run),
+        lambda: library.load(run),
+        lambda: exit_code(run),
+        lambda: with_resumed([f"resume={run}"]),
+    ]
+    for read in readers:
+        with pytest.raises(UsageError, match=r"run/result\.json: ") as caught:
+            read()
+        assert len(caught.value.problems) == 1
+
+
+def test_the_commands_end_with_2(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_bytes(TRUNCATED)
+    for command in (["gate", "run"], ["sync", "run", f"tracking.uri=sqlite:///{tmp_path}/never.db"]):
+        finished = sdopt(tmp_path, *command)
+        assert finished.code == 2
+        assert "run/result.json: not a result: " in finished.err
+        assert "Traceback" not in finished.err
+
+
+def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
+    for job in "0123":
+        (tmp_path / "sweep" / job).mkdir(parents=True)
+        shutil.copy(VERSION_1, tmp_path / "sweep" / job)
+    (tmp_path / "sweep" / "1" / "result.json").write_bytes(TRUNCATED)
+    (tmp_path / "sweep" / "2" / "result.json").unlink()
+    (tmp_path / "sweep" / "2" / "error.json").write_text('{"exit_code": "x"}')
+    sweep = read_sweep(tmp_path / "sweep")
+    assert list(sweep.studies) == ["0", "3"]
+    assert [line.partition("sweep/")[2].partition(":")[0] for line in sweep.damaged] == [
+        "1/result.json",
+        "2/error.json",
+    ]
+    assert sweep.exit_code >= 2
+    assert {job for job, _ in sweep.rows} == {"0", "1", "2", "3"}
+    finished = sdopt(tmp_path, "gate", "sweep")
+    assert finished.code  # the worst of all that there is to say
+    assert all(line.removeprefix(f"{tmp_path}/") in finished.err for line in sweep.damaged)
+    assert finished.out.count("verdicts: ") == 2
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"exit_code": 2, "problems": "x"}', '{"exit_code": 2, "pro'])
+def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text(content)
+    with pytest.raises(UsageError, match=r"error\.json: does not say why a job has no result"):
+        read_error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "a",
+        "\x00",
+        "hydra:",
+        "hydra: {overrides: 3}",
+        "hydra: {overrides: {task: [], hydra: [3]}}",
+        "{" * 5000,
+    ],
+    ids=range(9),
+)
+def test_a_command_line_that_is_damaged(content: str, tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "hydra.yaml").write_text(content)
+    with pytest.raises(UsageError, match=r"hydra\.yaml is damaged and does not say what was run there") as caught:
+        with_resumed([f"resume={tmp_path}"])
+    assert len(caught.value.problems) == 1
+
+
+def test_times_that_are_none_at_all_are_refused() -> None:
+    for wrong in (math.inf, -1.0, 0.0):
+        damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0, "cold_start_s"), wrong)
+        assert answer_to(damaged)
+
+
+def test_what_is_in_order_is_read() -> None:
+    assert answer_to(DOCUMENT) is None
+    assert read_result(VERSION_1).variants

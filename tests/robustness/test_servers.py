@@ -1,0 +1,110 @@
+"""Tracking servers that hang, fail, die or are something else: the result is safe, and one line says what to do."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.results.files import read_result
+from sdopt.schema import Tracking
+from sdopt.tracking.runs import download_result, log_study
+from sdopt.tracking.store import TrackingError
+from tests.robustness.damage import VERSION_1
+
+pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def respond(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def hangs(handler: BaseHTTPRequestHandler) -> None:
+    handler.server.released.wait(20)  # type: ignore[attr-defined]
+
+
+def fails(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 500, b"internal error")
+
+
+def is_another(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 200, b"<html>a page to log in</html>")
+
+
+def is_empty(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 200, b"{}")
+
+
+def drops(handler: BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+
+
+def forbids(handler: BaseHTTPRequestHandler) -> None:
+    respond(handler, 403, b'{"error_code": "PERMISSION_DENIED", "message": "not you"}')
+
+
+def dies_after_the_parent_run(handler: BaseHTTPRequestHandler) -> None:
+    experiment = {"experiment_id": "1", "name": "a", "artifact_location": "mlflow-artifacts:/1"}
+    info = {"run_id": "a" * 32, "run_uuid": "a" * 32, "experiment_id": "1", "status": "RUNNING", "start_time": 1}
+    if "experiments/get-by-name" in handler.path:
+        respond(handler, 200, json.dumps({"experiment": experiment}).encode())
+    elif "runs/search" in handler.path:
+        respond(handler, 200, b"{}")
+    elif "runs/create" in handler.path:
+        respond(handler, 200, json.dumps({"run": {"info": info, "data": {}}}).encode())
+    else:
+        handler.close_connection = True
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that answers every request as the parameter does; MLflow is patient for a second."""
+    answer: Answer = request.param
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            answer(self)
+
+        do_GET = do_POST = do_PUT = do_PATCH = _answer  # noqa: N815 (as the base class calls them)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.daemon_threads = True
+    found.released = threading.Event()  # type: ignore[attr-defined]
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{found.server_port}"
+    found.released.set()  # type: ignore[attr-defined]
+    found.shutdown()
+    found.server_close()
+
+
+ANSWERS = (hangs, fails, is_another, is_empty, drops, forbids, dies_after_the_parent_run)
+
+
+@pytest.mark.parametrize("server", ANSWERS, ids=lambda answer: answer.__name__, indirect=True)
+def test_what_it_does_is_one_line(server: str, tmp_path: Path) -> None:
+    tracking = Tracking(uri=server, images=False)
+    for work in (
+        lambda: log_study(read_result(VERSION_1), tmp_path, tracking),
+        lambda: download_result("a" * 32, tracking),
+    ):
+        with pytest.raises((TrackingError, UsageError)) as caught:
+            work()
+        assert isinstance(caught.value, TrackingError | UsageError)
+        [problem] = caught.value.problems
+        assert server in problem
+        assert "\n" not in problem

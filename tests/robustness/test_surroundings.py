@@ -1,0 +1,103 @@
+"""Where sdopt runs: modules that are named like libraries, variables that lead nowhere, ports in use, few handles."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from sdopt.results.files import read_result
+from sdopt.schema import Tracking
+from sdopt.tracking.runs import log_study
+from sdopt.tracking.store import TrackingError
+from tests.command import ROOT, SMOKE, sdopt
+from tests.robustness.damage import VERSION_1
+from tests.study.test_robustness import full, small_disk
+
+QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
+
+
+def run_apart(folder: Path, *arguments: str, handles: int | None = None, **environment: str) -> "Ended":
+    """Runs the command in a process of its own, as `python -m`, with a limit of file descriptors."""
+
+    def limit() -> None:
+        if handles is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (handles, handles))
+
+    # Without PYTHONSAFEPATH, which a command in this process has set: as a shell starts it.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.run(
+        [sys.executable, "-m", "sdopt.cli", *arguments],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.mark.slow
+def test_modules_of_the_working_folder_hide_no_library(tmp_path: Path) -> None:
+    for name in ("queue", "mlflow", "torch", "random", "yaml", "hydra"):
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
+    ended = run_apart(tmp_path, "run", *QUICK)
+    assert ended.returncode == 0, ended.stderr
+    assert "the wrong one" not in ended.stdout + ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
+def test_the_working_folder_comes_last(tmp_path: Path) -> None:
+    for name in ("selectors", "queue", "yaml", "omegaconf"):
+        (tmp_path / f"{name}.py").write_text('raise SystemExit("the wrong one")')
+    ended = run_apart(tmp_path, "gate", "no/where")
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("sdopt: no/where: neither a run's folder")
+
+
+@pytest.mark.slow
+def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
+    nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), "/nowhere")
+    ended = run_apart(tmp_path, "run", *QUICK, handles=64, **nowhere)
+    assert ended.returncode == 0, ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_a_disk_that_fills_up_while_a_result_is_logged(tmp_path: Path) -> None:
+    result = read_result(VERSION_1)
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        tracking = Tracking(uri=f"sqlite:///{disk}/mlflow.db", artifacts=f"{disk}/artifacts", images=False)
+        log_study(replace(result, id="1"), tmp_path, tracking)
+        filler = full(disk)
+        with pytest.raises(TrackingError) as caught:
+            log_study(result, tmp_path, tracking)
+        [problem] = caught.value.problems
+        assert problem.startswith(tracking.uri)
+        assert "full" in problem or "No space left" in problem or "I/O error" in problem
+        filler.unlink()
+        assert log_study(result, tmp_path, tracking)[1]
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    (tmp_path / "there.db").touch()
+    store = f"tracking.uri=sqlite:///{tmp_path}/there.db"
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        finished = sdopt(tmp_path, "ui", "--port", str(used.getsockname()[1]), store)
+    assert finished.code == 2
+    assert "something listens there already; choose another" in finished.err
+    finished = sdopt(tmp_path, "ui", "--port", "99999", store)
+    assert finished.code == 2
+    assert "--port 99999: must be between 1 and 65535" in finished.err

@@ -1,0 +1,102 @@
+"""A process's temporary folder goes with the process: at its end, or with the next one after it was killed."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sdopt.errors import UsageError
+from sdopt.scratch import own_folder, remove_abandoned, scratch_folder
+
+_MAKE = """
+import multiprocessing, sys, time
+from sdopt.scratch import own_folder, scratch_folder
+with scratch_folder("test") as folder:
+    (folder / "file").write_text("x")
+    print(own_folder(), flush=True)
+    {then}
+"""
+
+
+def process(temporary: Path, then: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAKE.format(then=then)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+
+
+def said(child: "subprocess.Popen[str]") -> Path:
+    assert child.stdout is not None
+    return Path(child.stdout.readline().strip())
+
+
+@pytest.mark.parametrize("then", ["pass", "sys.exit(3)", "raise KeyError", "raise KeyboardInterrupt"])
+def test_goes_at_the_end(then: str, tmp_path: Path) -> None:
+    with process(tmp_path, then) as child:
+        assert said(child).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_goes_with_the_next_one_after_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for other in ("sdopt-0", "sdopt-1-unmarked", "pymp-others"):
+        (tmp_path / other).mkdir()
+    with process(tmp_path, "time.sleep(600)") as living, process(tmp_path, "time.sleep(600)") as dying:
+        kept, left = said(living), said(dying)
+        remove_abandoned()
+        assert kept.is_dir()
+        assert (left / "owner").read_text().startswith(f"{dying.pid} ")
+        dying.kill()
+        dying.wait()
+        assert left.is_dir()
+        remove_abandoned()
+        assert not left.exists()
+        assert list(kept.glob("test-*/file"))
+        living.kill()
+    assert {path.name for path in tmp_path.iterdir()} == {kept.name, "sdopt-0", "sdopt-1-unmarked", "pymp-others"}
+
+
+def test_what_a_child_holds_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked keeps its parent's lock, because it may use what is there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    fork = 'multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start(); time.sleep(600)'
+    with process(tmp_path, fork) as parent:
+        folder = said(parent)
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+        while not (child := children.read_text().split()):
+            pass
+        parent.kill()
+        parent.wait()
+        remove_abandoned()
+        assert folder.is_dir()
+        os.kill(int(child[0]), 9)
+
+
+def test_that_of_another_user_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "sdopt-1-other").mkdir()
+    (tmp_path / "sdopt-1-other" / "owner").touch()
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    remove_abandoned()
+    assert (tmp_path / "sdopt-1-other").is_dir()
+    monkeypatch.undo()
+
+
+def test_without_a_place_for_it_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdopt.scratch._mine", {})
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    with pytest.raises(UsageError, match=r"no temporary folder can be written .*TMPDIR="):
+        own_folder()
+
+
+def test_several_folders_of_one_process_are_apart() -> None:
+    with scratch_folder("a") as one, scratch_folder("a") as two:
+        assert one != two
+        assert one.parent == two.parent == own_folder()
+        assert str(own_folder()).startswith(tempfile.gettempdir())
+    assert not one.exists()
