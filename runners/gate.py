@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
     if not config.gate.judges:
         raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
     waived = tuple(filter(None, arguments.waive.split(",")))
-    problems: list[str] = []
+    results, problems = find_results(arguments.result, config.tracking)
     codes = []
-    for found, folder in find_results(arguments.result, config.tracking, problems):
+    for found, folder in results:
         try:
             codes.append(_judge(found, folder, config, arguments.against, waived, arguments.output))
         except UsageError as error:

@@ -42,13 +42,16 @@ def main(argv: list[str]) -> int:
         raise UsageError("RESULT: name a run's folder, a sweep's folder or an MLflow run id")
     if arguments.output and len(names) > 1:
         raise UsageError(f"--output {arguments.output}: takes one RESULT, because each has a report.html of its own")
-    chosen = tracking_of(overrides)
+    chosen, code = tracking_of(overrides), 0
     for name in names:
         source = find_source(name, chosen)
         files = write_report(source, arguments.output)
         print(f"report: {files[0]}")
         print(track_report(source, files, chosen if overrides or source.downloaded else None))
-    return 0
+        for problem in source.damaged:
+            print(f"sdopt: {problem}", file=sys.stderr)
+            code = UsageError.exit_code
+    return code
 
 
 if __name__ == "__main__":

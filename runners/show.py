@@ -25,13 +25,14 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from sdopt.config.composer import tracking_of
+    from sdopt.errors import UsageError
     from sdopt.report.sweep import read_sweep
     from sdopt.report.table import answer_group, show, sweep_table
     from sdopt.report.verdicts import verdict_table
     from sdopt.tracking.finding import find_results
 
     console = Console()
-    found = find_results(arguments.result, tracking_of(arguments.overrides))
+    found, damaged = find_results(arguments.result, tracking_of(arguments.overrides))
     if len(found) > 1:
         console.print(sweep_table(read_sweep(Path(arguments.result)).rows, console.width))
     for result, folder in found:
@@ -39,7 +40,9 @@ def main(argv: list[str]) -> int:
         if result.judgements:
             console.print(verdict_table(result, result.judgements))
         console.print(answer_group(result))
-    return 0
+    for problem in damaged:
+        print(f"sdopt: {problem}", file=sys.stderr)
+    return UsageError.exit_code if damaged else 0
 
 
 if __name__ == "__main__":

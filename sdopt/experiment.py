@@ -108,32 +108,30 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Fol
     except Exception as error:
         # Until a job had a folder it was the command line.
         begun = any(folder.is_dir() for folder in folders.jobs)
-        if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
-            problem = _os_problem(error, folders.run or folders.sweep)
-            if begun:
-                raise UnavailableError(problem) from error
-            raise UsageError(problem + _advice_on(error, folders)) from error
-        if begun:
+        explained = _explained(error, folders, begun)
+        if explained is error:
             raise
-        raise _mistake_in(error) or UsageError(explain(error) or type(error).__name__) from error
+        raise explained from error
     if folders.dry:
         folders.remove_plans()
     return folders
 
 
-def _advice_on(error: OSError, folders: Folders) -> str:
-    """Returns the way out of a folder that cannot be written, for the end of a message; "" of other errors."""
-    if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
-        return ""
-    return f"; choose a folder that can be written with {'hydra.sweep.dir' if folders.sweep else 'hydra.run.dir'}=…"
-
-
-def _mistake_in(error: BaseException) -> UsageError | None:
-    """Returns the UsageError that another error was made of: OmegaConf wraps what a resolver raises."""
+def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
+    """Returns the error to raise for one that ended a command line; a defect of sdopt's own stays as it is."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, UsageError):
+    while cause is not None:  # OmegaConf wraps what a resolver raises
+        if isinstance(cause, UsageError):
+            return cause
         cause = cause.__cause__ or cause.__context__
-    return cause
+    if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
+        problem = _os_problem(error, folders.run or folders.sweep)
+        if begun:
+            return UnavailableError(problem)
+        unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+        key = "hydra.sweep.dir" if folders.sweep else "hydra.run.dir"
+        return UsageError(problem + (f"; choose a folder that can be written with {key}=…" if unwritable else ""))
+    return error if begun else UsageError(explain(error) or type(error).__name__)
 
 
 class InterruptedStudy(KeyboardInterrupt):

@@ -7,7 +7,6 @@ from sdopt.report.header import header_of
 from sdopt.report.rows import (
     ANSWER_HEADINGS,
     EFFECT_HEADINGS,
-    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     answer_cells,
@@ -18,9 +17,9 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
-    shape_rows,
     table_of,
 )
+from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import StudyResult
 
 

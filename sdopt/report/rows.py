@@ -291,39 +291,6 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return list(cells[0]), [list(row.values()) for row in cells]
 
 
-SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compiled in it", "compiled later")
-
-
-def shape_rows(result: StudyResult) -> list[tuple[str, ...]]:
-    """A row of cells, by `SHAPE_HEADINGS`, for each variant at each shape; none where there is one shape."""
-    rows = [
-        figures
-        for figures in figures_by_variant(result).values()
-        if figures.further and figures.latency and figures.variant.role != "control"
-    ]
-    return [
-        (str(at.shape), at.variant.name, *_cells_at(at))
-        for of_shape in zip(*(figures.shapes for figures in rows), strict=True)
-        for at in of_shape
-    ]
-
-
-def _cells_at(figures: Figures) -> tuple[str, ...]:
-    """What a variant takes at one shape, and what its first call there cost."""
-    first, compiled = (figures.latency_s.get(name) for name in ("cold_start", "compile"))
-    graphs, later = (
-        "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"
-        for count in (figures.graphs, figures.recompiles)
-    )
-    return (
-        seconds_text(figures.latency) if figures.latency else "",
-        memory_text(figures),
-        "" if first is None else seconds_text(Interval(first)),
-        graphs + ("" if compiled is None or not figures.graphs else f", {seconds_text(Interval(compiled))}"),
-        later,
-    )
-
-
 BROKEN = "broken"
 """The column that counts broken images."""
 

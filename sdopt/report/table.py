@@ -17,7 +17,6 @@ from sdopt.report.rows import (
     BROKEN,
     EFFECT_HEADINGS,
     FIRST_METRICS,
-    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     answer_cells,
@@ -29,9 +28,9 @@ from sdopt.report.rows import (
     quality_rows,
     rows_of,
     shape_of,
-    shape_rows,
     speedup_headings,
 )
+from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import Effect, Status, StudyResult
 
 _WIDE = 130

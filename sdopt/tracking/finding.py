@@ -11,13 +11,12 @@ from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_result
 
 
-def find_results(name: str, tracking: Tracking, damaged: list[str] | None = None) -> list[tuple[StudyResult, Path]]:
+def find_results(name: str, tracking: Tracking) -> tuple[list[tuple[StudyResult, Path]], list[str]]:
     """Returns the result of a run, those of a sweep, or that of an MLflow run, each with its folder.
 
-    Args:
-        name: a run's folder, its `result.json`, a sweep's folder, or an MLflow run's id.
-        tracking: where MLflow keeps runs.
-        damaged: takes a line for each job of a sweep that cannot be read; without it one such job is an error.
+    Returns:
+        the results, and what cannot be read of a sweep's other jobs, a line each. The folder of an MLflow run is one
+        for what is made of it, and need not exist.
 
     Raises:
         UsageError: there is none of that name, it cannot be read, or the command there ended without a result.
@@ -25,28 +24,23 @@ def find_results(name: str, tracking: Tracking, damaged: list[str] | None = None
     """
     path = Path(name)
     if path.name == "result.json" or (path / "result.json").is_file():
-        return [(read_result(path), path if path.is_dir() else path.parent)]
+        return [(read_result(path), path if path.is_dir() else path.parent)], []
     if path.is_dir():
         sweep = read_sweep(path)
         studies = sweep.studies
-        if sweep.damaged and damaged is None:
-            raise UsageError(sweep.damaged)
-        if sweep.damaged and damaged is not None:
-            damaged += sweep.damaged
-            return [(study, path / job) for job, study in studies.items()]
-        if not studies and (error := read_error(path)) is not None:
+        if not studies and not sweep.damaged and (error := read_error(path)) is not None:
             raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
-        if not studies:
+        if not studies and not sweep.damaged:
             raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
-        return [(study, path / job) for job, study in studies.items()]
+        return [(study, path / job) for job, study in studies.items()], sweep.damaged
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    return [(download_result(name, tracking), Path("outputs", "verdicts", name))]
+    return [(download_result(name, tracking), Path("outputs", "reports", name))], []
 
 
 def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
     """Returns the one result that a name stands for. Raises UsageError if it is a sweep of several, or none."""
-    found = find_results(name, tracking)
-    if len(found) > 1:
-        raise UsageError(f"{name}: a sweep of {len(found)} studies; name the folder of one of its jobs")
+    found, damaged = find_results(name, tracking)
+    if damaged or len(found) > 1:
+        raise UsageError(damaged or f"{name}: a sweep of {len(found)} studies; name the folder of one of its jobs")
     return found[0]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdopt.errors import UsageError
 from sdopt.report.page.blocks import Page
 from sdopt.report.page.files import write_page
 from sdopt.report.page.sections import study_page, sweep_page
@@ -22,11 +23,13 @@ class Source:
         name: as it was given.
         studies: each result with the folder of its run; of an MLflow run that is a temporary one, without images.
         sweep: the sweep that they belong to, if the name is that of one.
+        damaged: what cannot be read of the sweep's other jobs, a line each.
     """
 
     name: str
     studies: list[tuple[StudyResult, Path]]
     sweep: Sweep | None = None
+    damaged: tuple[str, ...] = ()
 
     @property
     def downloaded(self) -> bool:
@@ -45,12 +48,14 @@ def find_source(name: str, tracking: Tracking) -> Source:
     """Returns the results of a run's folder, a `result.json`, a sweep's folder or an MLflow run.
 
     Raises:
-        UsageError: there is none of that name, or the command there ended without a result.
+        UsageError: there is none of that name, it cannot be read, or the command there ended without a result.
         TrackingError: the server cannot be reached.
     """
-    studies, path = find_results(name, tracking), Path(name)
+    (studies, damaged), path = find_results(name, tracking), Path(name)
+    if not studies:
+        raise UsageError(damaged)
     swept = path.is_dir() and not (path / "result.json").is_file()
-    return Source(name, studies, read_sweep(path) if swept else None)
+    return Source(name, studies, read_sweep(path) if swept else None, tuple(damaged))
 
 
 def write_report(source: Source, output: Path | None = None) -> list[Path]:

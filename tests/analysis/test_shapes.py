@@ -142,6 +142,14 @@ class TestEachShape:
         assert (counts.timed, counts.disturbed) == (4, 1)
 
 
+def test_a_row_of_the_main_shape_shows_the_record_itself(result: StudyResult) -> None:
+    """What a tracker logs of a variant's configuration are the lists that were given, as in all other variants."""
+    for row in figures_of(result):
+        assert row.variant is result.variant(row.variant.name)
+        assert row.variant.config.workload.size == [64, 96]
+        assert row.further[0].variant.config.workload.size == 96
+
+
 def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
     again = parse_result(to_json(result))
     assert again == result

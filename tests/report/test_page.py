@@ -26,11 +26,14 @@ from sdopt.results.records import (
     Interval,
     Judgement,
     Score,
+    ShapeRatios,
+    ShapeSamples,
     Status,
     StudyResult,
     Verdict,
 )
 from tests.command import Finished
+from tests.records import reconfigure
 from tests.report.test_table import renamed
 
 _XHTML = "{http://www.w3.org/1999/xhtml}"
@@ -279,6 +282,20 @@ class TestGallery:
             assert gallery is not None
             assert len(gallery.prompts) == shown
             assert not gallery.pixelated
+
+
+def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
+    reconfigure(result, "workload", batch_size=[1, 4])
+    for variant in result.variants:
+        reconfigure(variant, "workload", batch_size=[1, 4])
+        for measurement in variant.measurements:
+            measurement.further = [ShapeSamples(latency_s=[3 * each for each in measurement.latency_s])]
+    for edge in result.comparisons:
+        edge.further = [ShapeRatios(speedup=Interval(1.4, 1.3, 1.5))]
+    root = parsed(html_page(study_page(result, finished.folder)))
+    [latency] = [section for section in every(root, "section") if section.get("id") == "latency"]
+    assert [text(option) for option in every(latency, "option")] == 2 * ["64×64, batch 1", "64×64, batch 4"]
+    assert "bfloat16, 64×64, batch 4" in {row["name"] for row in plots(root)[0]["data"]["values"]}  # type: ignore[index]
 
 
 def test_a_sweep_has_a_table_of_all_and_then_each_study(full: StudyResult, finished: Finished) -> None:

@@ -32,7 +32,7 @@ def test_the_quality_pass_begins_with_the_prompts_that_are_timed(composer: type[
 
 
 def test_without_metrics_nothing_is_drawn_unless_it_is_asked_for(composer: type[HydraComposer]) -> None:
-    assert draw_of(composer(["quality=none", "gate=default"]).variant(None)).calls == 0
+    assert draw_of(composer(["quality=none"]).variant(None)).calls == 0
     asked = composer(["quality=none", "quality.prompt_count=2"]).variant(None)
     assert draw_of(asked).prompts == timed_draw(asked).prompts[:2]
 

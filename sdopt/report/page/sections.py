@@ -18,7 +18,6 @@ from sdopt.report.rows import (
     BROKEN,
     EFFECT_HEADINGS,
     FIRST_METRICS,
-    SHAPE_HEADINGS,
     SWEEP_NOTE,
     Row,
     answer_cells,
@@ -29,9 +28,9 @@ from sdopt.report.rows import (
     quality_notes,
     quality_rows,
     rows_of,
-    shape_rows,
     table_of,
 )
+from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.report.verdicts import VERDICT_HEADINGS, verdict_notes, verdict_rows
 from sdopt.results.records import BreakEven, StudyResult
 
