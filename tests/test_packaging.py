@@ -49,6 +49,7 @@ def test_carries_the_package_with_its_configurations_runners_and_model(wheel: Pa
     assert "sdopt/reference/emoji/unet/diffusion_pytorch_model.safetensors" in names
     assert "sdopt/reference/emoji/model_index.json" in names
     assert "sdopt/reference/prompts.json" in names
+    assert {f"sdopt/report/page/templates/page.{kind}" for kind in ("html.j2", "css", "js")} <= names
     assert any(name.endswith("NOTICE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"sdopt"}
     assert not [name for name in names if "tests" in name or "__pycache__" in name or "outputs" in name]
