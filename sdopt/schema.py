@@ -385,7 +385,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         choices = limits["choices"]
         return None if all(each in choices for each in chosen) else f"choose one of {', '.join(map(str, choices))}"
     if "each" in limits:
-        return _each_out_of_range(chosen, limits["each"])
+        return _any_out_of_range(chosen, limits["each"])
     bounds = [(word, holds, limits[key]) for key, (word, holds) in _BOUNDS.items() if key in limits]
     if all(holds(number, bound) for number in _numbers(value) for _, holds, bound in bounds):
         return None
@@ -430,3 +430,12 @@ def wrong_label(name: str) -> str | None:
 
 _LONGEST_NAME = 120
 """With a date and a suffix it is still the name of a file."""
+
+
+def _any_out_of_range(numbers: Sequence[Any], limits: Mapping[str, Any]) -> str | None:
+    """Returns what a whole number, or each of several different ones, must be; None if all are within the limits."""
+    if any(type(number) is not int for number in numbers):
+        return "must be a whole number, or a list of them"
+    if len(set(numbers)) < max(1, len(numbers)):
+        return "must name at least one" if not numbers else "names one twice"
+    return next((wrong for number in numbers if (wrong := out_of_range(number, limits))), None)

@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from sdopt.results.records import Measurement, StudyResult
+from sdopt.results.records import Measurement, ShapeSamples, StudyResult
 from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
@@ -37,24 +37,35 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
         seen.add(row.name)
         yield from _values_out_of_range(row.config, f"variants.{place}.config")
         for number, measurement in enumerate(row.measurements):
-            if wrong := _wrong_samples(measurement, len(result.sessions)):
-                yield f"variants.{place}.measurements.{number}.{wrong}"
+            where = f"variants.{place}.measurements.{number}"
+            if len(measurement.shapes) != len(row.config.shapes):
+                yield f"{where}.further: not one for each further shape of the workload"
+            if wrong := _wrong_process(measurement, len(result.sessions)):
+                yield f"{where}.{wrong}"
 
 
-def _wrong_samples(measurement: Measurement, sessions: int) -> str | None:
-    """Returns what is wrong with the samples of a process: times are positive, and places are those of samples."""
-    times = {name: value for name, value in vars(measurement).items() if name.endswith("_s") and value is not None}
+def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
+    """Returns what is wrong with the samples of a process, at any shape."""
+    if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < sessions):
+        return "sitting: there is no such session"
+    if wrong := _wrong_samples(measurement, measurement.stages_s):
+        return wrong
+    found = ((place, _wrong_samples(samples, {})) for place, samples in enumerate(measurement.further))
+    return next((f"further.{place}.{wrong}" for place, wrong in found if wrong), None)
+
+
+def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -> str | None:
+    """Returns what is wrong with samples at a shape: times are positive, and places are those of samples."""
+    times = {name: value for name, value in vars(samples).items() if name.endswith("_s") and value is not None}
     lists = {name: value if isinstance(value, list) else [value] for name, value in times.items() if name != "stages_s"}
-    lists |= {f"stages_s.{name}": value for name, value in measurement.stages_s.items()}
+    lists |= {f"stages_s.{name}": value for name, value in stages_s.items()}
     for name, values in lists.items():
         # What is timed takes time; a compiler, or a device that did nothing, may have taken none.
         least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
         if wrong := [value for value in values if not least <= value < math.inf]:
             return f"{name}: {wrong[0]} is no time that a call can take"
-    if any(not 0 <= place < len(measurement.latency_s) for place in measurement.left_out):
+    if any(not 0 <= place < len(samples.latency_s) for place in samples.left_out):
         return "left_out: names rounds that were not timed"
-    if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < sessions):
-        return "sitting: there is no such session"
     return None
 
 
@@ -64,6 +75,8 @@ def _reference_problems(result: StudyResult) -> Iterator[str]:
     if result.variants and result.baseline not in names:
         yield f"baseline={result.baseline}: no variant has this name"
     for place, edge in enumerate(result.comparisons):
+        if len(edge.shapes) != len(result.shapes):
+            yield f"comparisons.{place}.further: not one for each further shape of the workload"
         for side in ("candidate", "reference"):
             if (name := getattr(edge, side)) not in names:
                 yield f"comparisons.{place}.{side}={name}: no variant has this name"

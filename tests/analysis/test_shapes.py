@@ -8,6 +8,7 @@ from sdopt.analysis.figures import figures_by_variant, figures_of, metrics_of
 from sdopt.analysis.interference import count_rounds
 from sdopt.analysis.precision import processes_needed
 from sdopt.analysis.timing import compare
+from sdopt.errors import UsageError
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.markdown import markdown_table
 from sdopt.results.files import parse_result, to_json
@@ -15,6 +16,7 @@ from sdopt.results.records import (
     Comparison,
     Interference,
     Measurement,
+    MeasurementSession,
     Memory,
     ShapeRatios,
     ShapeSamples,
@@ -151,9 +153,20 @@ def test_a_row_of_the_main_shape_shows_the_record_itself(result: StudyResult) ->
 
 
 def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
+    result.environment.device["type"] = "cpu"
+    result.sessions = [MeasurementSession("now")]
     again = parse_result(to_json(result))
     assert again == result
     assert again.shapes == (SMALL, LARGE)
+    result.variant("fast").measurements[0].further[0].latency_s[0] = -1.0
+    with pytest.raises(UsageError, match=r"measurements\.0\.further\.0\.latency_s: -1"):
+        parse_result(to_json(result))
+    result.variant("fast").measurements[0].further.clear()
+    with pytest.raises(UsageError, match="not one for each further shape"):
+        parse_result(to_json(result))
+    reconfigure(result, "workload", size="large")
+    with pytest.raises(UsageError, match=r"size=large: must be a whole number"):
+        parse_result(to_json(result))
 
 
 def test_one_shape_is_a_study_as_it_ever_was(result: StudyResult) -> None:

@@ -106,8 +106,11 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("override", "problem"),
         [
-            ("workload.size=65", "workload.size=65: must be at least 8 and a multiple of 8"),
-            ("workload.size=[64,65]", "workload.size=[64, 65]: must be at least 8 and a multiple of 8"),
+            ("workload.size=65", "workload.size=65: must be at least 8 and at most 16384 and a multiple of 8"),
+            (
+                "workload.size=[64,65]",
+                "workload.size=[64, 65]: must be at least 8 and at most 16384 and a multiple of 8",
+            ),
             ("workload.size=[]", "workload.size=[]: must name at least one"),
             ("workload.size=[64,null]", "workload.size: "),
             ("workload.size=64px", "workload.size: Value '64px'"),
