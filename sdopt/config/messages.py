@@ -30,7 +30,7 @@ def explain(error: Exception) -> str:
 def _within_list(override: str) -> str:
     """Says how options are written within a list, where an override has them as on a command line; else ""."""
     key, _, value = override.partition("=")
-    options = re.findall(r"[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
+    options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
     if not options:
         return ""
     written = ", ".join(f"{option.replace('=', ':', 1)} for {option}" for option in options)

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from sdopt.optimizations.base import Optimization
 from sdopt.schema import out_of_range
@@ -132,6 +132,8 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
         numbers = "each" in limits and not (node[key] is None and schema[key] is None)
         schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
+    except MissingMandatoryValue:  # of a dataclass in a list: the object is built of the schema, and names it
+        return []
     except OmegaConfBaseException as error:
         return [f"{full}: {str(error).splitlines()[0]}"]
     return [f"{full}={schema[key]}: {wrong}"] if wrong else []

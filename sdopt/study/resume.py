@@ -73,7 +73,7 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
         if key in grown and (after[key] or 0) < (before[key] or 0):
             yield f"{key}={after[key]}: a study can only be extended, and this one has {before[key]}"
     if "quality.prompt_count" in grown and not was.quality.metrics:
-        yield "quality.prompt_count: with quality.metrics=false the prompts of the timed calls are drawn, and no others"
+        yield "quality.prompt_count: with quality.metrics=false a study draws as many as it began with"
     if was.protocol.precision is not None:
         # The pilot's deviation decided how many there shall be: other rounds, or another pilot, would have said other.
         if now.protocol.precision is None:
@@ -141,8 +141,8 @@ def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Itera
             for found in _between(asdict(old.config), asdict(new.config), changeable):
                 yield f"{old.name}: {found}"
         # Of more prompts the first ones must be those that were drawn before.
-        variant, drawn = variants[old.name], previous.config.quality.prompt_count
-        first = variant.pictured[:drawn] if previous.config.quality.metrics else variant.pictured
+        variant = variants[old.name]
+        first = variant.pictured[: previous.config.quality.prompt_count]
         inputs = new.inputs | ({"prompts": of_prompts([*variant.prompts, *first])} if "prompts" in old.inputs else {})
         for found in _between(old.inputs, inputs):
             yield f"{old.name}: contents of its {found}"

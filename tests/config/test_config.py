@@ -1,5 +1,6 @@
 """Every file in `conf/`, every kind of mistake, and options of the user's own."""
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.optimizations.compiler import Eager, Inductor
 from sdopt.optimizations.memory import VaeTiling
+from sdopt.reference import MODEL
 from sdopt.schema import Protocol, Workload
 from tests.command import SMOKE, sdopt
 
@@ -153,7 +155,12 @@ class TestMistakes:
     def test_a_folder_of_something_else(self, composer: Composers, tmp_path: Path) -> None:
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
         assert found.startswith(f"model.path={tmp_path}: holds no model_index.json")
-        (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+        index = {"_class_name": "StableDiffusionPipeline"}
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
+        [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
+        assert "model_index.json names null as its" in found
+        index = json.loads((MODEL / "model_index.json").read_text())
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
         [found] = problems(composer, "model=folder", f"model.path={tmp_path}")
         assert "no .safetensors file" in found
 

@@ -129,7 +129,7 @@ class TestCommand:
 
 def test_the_page_depends_on_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     page = compatibility()
-    for module in ("attention", "quantization", "compiler.toolchain", "compiler.blade"):
+    for module in ("conflicts", "compiler.toolchain", "compiler.blade"):
         monkeypatch.setattr(f"sdopt.optimizations.{module}.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
     assert compatibility.__wrapped__() == page

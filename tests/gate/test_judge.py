@@ -81,7 +81,8 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
 
 def study(candidate: VariantResult, reference: VariantResult | None = None, **paired: Score) -> StudyResult:
     reference = reference or variant("baseline", contract="exact")
-    environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
+    device = {"name": "a device", "type": "cpu"}
+    environment = Environment("0", None, None, "3", "here", {}, device, {}, "forkserver", [])
     control = variant("control", role="control", seconds=0.1)
     edge = Comparison(candidate.name, reference.name, "it", quality=paired)
     rows = [reference, candidate, control]

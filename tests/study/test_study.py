@@ -447,7 +447,8 @@ class TestProcess:
         process = start(tmp_path, *SABOTAGE, *SMOKE, *variants, module="runners.run")  # the command, in another way
         finished = process.finish()
         assert finished.code == 3
-        assert finished.err == ""
+        [advice] = finished.err.splitlines()
+        assert advice.endswith("retry_failed=true` measures again: fails")
         assert "said " not in finished.out
         assert "Traceback" not in finished.out
         assert process.left_behind() == []

@@ -11,6 +11,7 @@ from PIL import Image
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
 from sdopt.report.rows import known_family
 from sdopt.results.folders import inside
+from sdopt.results.images import open_image
 from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult
 
 _LOSSLESS_UP_TO = 128
@@ -125,8 +126,7 @@ def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
 def _uri(path: Path) -> str:
     """An image as WebP within a page: small ones keep each pixel, large ones are scaled."""
     stream = BytesIO()
-    with Image.open(path) as image:
-        small = image.convert("RGB")
+    small = open_image(path).convert("RGB")
     if max(small.size) <= _LOSSLESS_UP_TO:
         small.save(stream, "WEBP", lossless=True, quality=100)
     else:
