@@ -76,7 +76,7 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("variants", 0, "name"), "", "variants.0.name='': must be one line of text"),
         (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is no time"),
         (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
-        (("sittings",), [], "sitting: there is no such session"),
+        (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: there is no such session"),
         (("schema_version",), 99, "written by a later sdopt"),
     ],
 )
