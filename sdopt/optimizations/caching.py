@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.compiler import Inductor
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of, unwrapped
@@ -70,7 +71,7 @@ class Caching(Optimization):
         found = []
         if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        if compiles(ctx, *(["Inductor"] if self.compiles else [])):
+        if compiles(ctx, *([Inductor] if self.compiles else [])):
             others = "eager or inductor" if self.compiles else "eager, or caching=deepcache"
             found.append(f"decides at each step what runs, which this compiler would fix: choose compiler={others}")
         return found

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from sdopt.optimizations.base import Context, Stage
+from sdopt.optimizations.base import Context, Optimization
 
 
 def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
@@ -12,12 +12,11 @@ def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
     return [f"needs {', '.join(lacking)}: pip install 'sdopt[{extra}]'"] if lacking else []
 
 
-def compiles(ctx: Context, *fitting: str) -> bool:
-    """Returns whether a compiler other than the `fitting` ones, by the name of their classes, takes the denoiser."""
-    return any(
-        option.stage is Stage.COMPILE and type(option).__name__ not in ("Eager", *fitting)
-        for option in ctx.chosen.values()
-    )
+def compiles(ctx: Context, *fitting: type[Optimization]) -> bool:
+    """Returns whether a compiler other than the `fitting` ones takes the denoiser."""
+    from sdopt.optimizations.compiler import Eager  # compilers build on this module
+
+    return not isinstance(ctx.chosen.get("compiler", Eager()), (Eager, *fitting))
 
 
 def records_autograd(ctx: Context, what: str) -> list[str]:
