@@ -20,7 +20,19 @@ from sdopt.gate.calibration import Calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
 from sdopt.gate.precision import precision_of
-from sdopt.gate.rulings import above, below, bounds_of, find_scores, percent, problem_of, two_sided, unjudged
+from sdopt.gate.rulings import (
+    above,
+    below,
+    bounds_of,
+    every,
+    exact,
+    find_scores,
+    percent,
+    problem_of,
+    two_sided,
+    unjudged,
+)
+from sdopt.gate.work import comparable, same_work, tripwires
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of
 from sdopt.results.records import (
@@ -133,58 +145,6 @@ def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note
     return Judgement(*sides, contract, verdict, rulings, note)
 
 
-def _comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Returns a ruling for each reason why two variants cannot be compared at all."""
-    rulings = []
-    if not candidate.status.measured:
-        rulings.append(
-            unjudged("status", f"the variant was not measured (status {candidate.status}): {candidate.reason}")
-        )
-    elif candidate.status is Status.NOT_ENGAGED:
-        rulings.append(
-            Ruling("engaged", "", Verdict.FAIL, f"there is no evidence that it took effect: {candidate.reason}")
-        )
-    if reference.status is not Status.OK:
-        rulings.append(unjudged("reference", f"the reference '{reference.name}' has the status {reference.status}"))
-    elif reference.trips:
-        wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
-        rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
-    other = [
-        f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
-        if not key.startswith(CHOICES)
-    ]
-    if other:
-        rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
-    return rulings
-
-
-def _tripwires(candidate: VariantResult) -> Ruling:
-    if not candidate.images:
-        return unjudged("tripwires", "there are no images")
-    if not candidate.trips:
-        return Ruling("tripwires", "", Verdict.PASS, f"none of {len(candidate.images)} images is broken")
-    first = candidate.trips[0]
-    where = f" ({first.path})" if first.path else ""
-    share = f"; {candidate.broken_images} of {len(candidate.images)} images are broken"
-    return Ruling("tripwires", "", Verdict.FAIL, f"{first.wire}: {first.detail}{where}{share}")
-
-
-def _same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """A variant that was told to take as many steps as its reference must take them."""
-    asked = [(v.config.workload.steps, v.config.scheduler) for v in (candidate, reference)]
-    mine, other = candidate.denoiser_calls, reference.denoiser_calls
-    if asked[0] != asked[1]:
-        return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
-    if mine is None or other is None:
-        return unjudged("steps", "the denoiser's calls were not counted (protocol.stage_calls=0?)")
-    if mine != other:
-        return Ruling(
-            "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times a call, in the reference {other} times"
-        )
-    return Ruling("steps", "", Verdict.PASS, f"the denoiser ran {mine} times a call on both sides")
-
-
 @dataclass(frozen=True)
 class RuleContext:
     """Both sides of a comparison at one shape, and what a rule may ask of them.
@@ -241,7 +201,7 @@ class RuleContext:
     @property
     def comparable(self) -> bool:
         """Whether the two can be compared at all."""
-        return not _comparable(self.candidate, self.reference)
+        return not comparable(self.candidate, self.reference)
 
     def claims(self, gate: Gate) -> list[Claim]:
         """What the candidate claims at each shape, for all claims of the study to be tested together."""
@@ -270,10 +230,10 @@ class RuleContext:
 
         Whether the candidate pays is not among them: that depends on all claims of the study.
         """
-        rulings = _comparable(self.candidate, self.reference)
+        rulings = comparable(self.candidate, self.reference)
         if rulings:
             return rulings
-        rulings = [_tripwires(self.candidate), _same_work(self.candidate, self.reference)]
+        rulings = [tripwires(self.candidate), same_work(self.candidate, self.reference)]
         for rule in gate.rules.get(contract, []):
             further = self.further if rule.metric in MEASURES else ()
             rulings += [at.apply(rule, gate) for at in (self, *further)]
@@ -312,7 +272,7 @@ class RuleContext:
         if problem:
             return unjudged(rule.test, problem, name)
         if rule.test == "exact":
-            return _exact(rule, name, score)
+            return exact(rule, name, score)
         if rule.test == "within":
             if rule.low is None or rule.high is None:
                 return unjudged(rule.test, "the rule has no low and high", name)
@@ -415,14 +375,3 @@ class RuleContext:
             return None
         low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
         return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)
-
-
-def _exact(rule: Rule, name: str, score: Score) -> Ruling:
-    """Passes where the value is zero for every prompt."""
-    values = [value for value in score.per_prompt if value is not None]
-    if not values:
-        return unjudged(rule.test, f"{name} has no values by prompt", name)
-    wrong = sum(value != 0 for value in values)
-    verdict = Verdict.FAIL if wrong else Verdict.PASS
-    said = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
-    return Ruling(rule.test, name, verdict, said, score.estimate, max(values), max(values), 0.0)

@@ -112,3 +112,28 @@ def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdic
 def percent(factor: float | None) -> str:
     """Returns by how much a factor exceeds 1, as `2.5 %`."""
     return "an unknown share" if factor is None else f"{100 * (factor - 1):.1f} %"
+
+
+def exact(rule: Rule, name: str, score: Score) -> Ruling:
+    """Passes where the value is zero for every prompt."""
+    values = [value for value in score.per_prompt if value is not None]
+    if not values:
+        return unjudged(rule.test, f"{name} has no values by prompt", name)
+    wrong = sum(value != 0 for value in values)
+    verdict = Verdict.FAIL if wrong else Verdict.PASS
+    said = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
+    return Ruling(rule.test, name, verdict, said, score.estimate, max(values), max(values), 0.0)
+
+
+def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+    """Passes where no prompt exceeds the limit: a mean, and a share, let one wholly wrong image of many through."""
+    values = [value for value in score.per_prompt if value is not None]
+    if not values:
+        return unjudged(rule.test, f"{name} has no values by prompt", name)
+    wrong, worst = sum(value > limit for value in values), max(values)
+    if wrong:
+        said = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
+    else:
+        said = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
+    verdict = Verdict.FAIL if wrong else Verdict.PASS
+    return Ruling(rule.test, name, verdict, said, worst, worst, worst, limit)

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.quality.appearance import brightness, contrast, fine_detail
+from sdopt.quality.appearance import brightness, contrast, fine_detail, palette
 from sdopt.quality.clip_score import clip_scores
 from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures
@@ -96,6 +98,28 @@ def _fine_detail(given: Inputs, _features: str) -> Score:
     return given.by_prompt(fine_detail(given.pictures.images))
 
 
+def _colour_error(given: Inputs, _features: str) -> Score:
+    mine, other = (palette(pictures.images) for pictures in (given.pictures, given.other))
+    return given.by_prompt(np.linalg.norm(mine - other, axis=1))
+
+
+def _brightness_error(given: Inputs, _features: str) -> Score:
+    return _change(given, brightness)
+
+
+def _contrast_error(given: Inputs, _features: str) -> Score:
+    return _change(given, contrast)
+
+
+def _detail_error(given: Inputs, _features: str) -> Score:
+    return _change(given, fine_detail)
+
+
+def _change(given: Inputs, appearance: Callable[[np.ndarray], np.ndarray]) -> Score:
+    """How far something changed from image to image, either way: changes of both signs do not cancel."""
+    return given.by_prompt(np.abs(appearance(given.pictures.images) - appearance(given.other.images)))
+
+
 def _latents_error(given: Inputs, _features: str) -> Score | None:
     mine, other = given.pictures.latents, given.other.latents
     if mine is None or other is None or mine.shape != other.shape:
@@ -156,6 +180,10 @@ FAMILIES = (
     Family("brightness", "mean luminance", None, _brightness),
     Family("contrast", "standard deviation of the luminance", None, _contrast),
     Family("fine_detail", "mean response to Immerkær's mask", True, _fine_detail),
+    Family("colour_error", "distance of mean colours and their spread", False, _colour_error, needs_pair=True),
+    Family("brightness_error", "change of mean luminance, either way", False, _brightness_error, needs_pair=True),
+    Family("contrast_error", "change of contrast, either way", False, _contrast_error, needs_pair=True),
+    Family("detail_error", "change of fine detail, either way", False, _detail_error, needs_pair=True),
     Family(
         "latents_error", "relative L2 error of final latents", False, _latents_error,
         needs_pair=True, on_random_weights=True,

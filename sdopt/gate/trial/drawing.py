@@ -1,0 +1,93 @@
+"""Draws what sabotaged and honest options would draw, without timing them: from the prompts and noise of a study.
+
+A variant of a study has three processes and dozens of timed calls; what only changes images needs a few calls in
+batches. The draws are those of the study, made by the worker's own code.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdopt.hardware.device import Device
+from sdopt.optimizations.base import Optimization
+from sdopt.results.records import ImageRecord, RecordedConfig
+from sdopt.variant import Variant
+from sdopt.worker.calls import call_apart
+from sdopt.worker.draws import draw_of, drawing_batch
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.session import PipelineHost
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One pass over the prompts.
+
+    Attributes:
+        name: of its folder.
+        options: by axis, applied to the plain pipeline.
+        seed: added to that of the study.
+    """
+
+    name: str
+    options: Mapping[str, Optimization]
+    seed: int = 0
+
+
+def draw(
+    context: StartContext,
+    config: RecordedConfig,
+    device: Device,
+    prompts: Sequence[str],
+    drawings: Sequence[Drawing],
+    folder: Path,
+    note: Callable[[str], None] = lambda name: None,
+) -> dict[str, list[ImageRecord]]:
+    """Draws the images of each drawing, in one process after the other's pipeline is gone.
+
+    Args:
+        context: starts the process.
+        config: model, scheduler, task and workload.
+        device: where.
+        prompts: of each pass.
+        drawings: what to draw.
+        folder: in which each drawing gets a folder of its name; paths of the records are relative to it.
+        note: is told the name of each as it begins.
+
+    Raises:
+        ChildDiedError: the process ended without a result.
+    """
+    return call_apart(context, _drawn, config, device, tuple(prompts), tuple(drawings), folder, note=note)
+
+
+def _drawn(
+    config: RecordedConfig,
+    device: Device,
+    prompts: tuple[str, ...],
+    drawings: tuple[Drawing, ...],
+    folder: Path,
+    note: Callable[[str], None],
+) -> dict[str, list[ImageRecord]]:
+    found = {}
+    for drawing in drawings:
+        note(drawing.name)
+        workload = replace(config.workload, seed=config.workload.seed + drawing.seed)
+        variant = Variant(
+            drawing.name,
+            choices={axis: drawing.name for axis in drawing.options},
+            overrides=(),
+            model=config.model,
+            task=config.task,
+            scheduler=config.scheduler,
+            workload=workload,
+            protocol=config.protocol,
+            hardware=config.hardware,
+            optimizations=drawing.options,
+            prompts=prompts[:1],
+            pictured=prompts,
+        )
+        host = PipelineHost(variant, device)
+        host.prepare()
+        plan = draw_of(variant, drawing_batch([variant], config.quality.batch_size))
+        records = [record for batch in range(plan.calls) for record in host.generate(batch, plan, folder / drawing.name)]
+        found[drawing.name] = [replace(record, path=f"{drawing.name}/{record.path}") for record in records]
+    return found

@@ -1,0 +1,57 @@
+"""Whether two variants can be compared: both were measured, on the same work, and neither draws broken images."""
+
+from sdopt.gate.rulings import unjudged
+from sdopt.results.records import Ruling, Status, VariantResult, Verdict
+from sdopt.schema import CHOICES, WORK
+
+
+def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """Returns a ruling for each reason why two variants cannot be compared at all."""
+    rulings = []
+    if not candidate.status.measured:
+        rulings.append(
+            unjudged("status", f"the variant was not measured (status {candidate.status}): {candidate.reason}")
+        )
+    elif candidate.status is Status.NOT_ENGAGED:
+        rulings.append(
+            Ruling("engaged", "", Verdict.FAIL, f"there is no evidence that it took effect: {candidate.reason}")
+        )
+    if reference.status is not Status.OK:
+        rulings.append(unjudged("reference", f"the reference '{reference.name}' has the status {reference.status}"))
+    elif reference.trips:
+        wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
+        rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
+    other = [
+        f"{key} ({mine} against {theirs})"
+        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
+        if not key.startswith(CHOICES)
+    ]
+    if other:
+        rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))
+    return rulings
+
+
+def tripwires(candidate: VariantResult) -> Ruling:
+    if not candidate.images:
+        return unjudged("tripwires", "there are no images")
+    if not candidate.trips:
+        return Ruling("tripwires", "", Verdict.PASS, f"none of {len(candidate.images)} images is broken")
+    first = candidate.trips[0]
+    where = f" ({first.path})" if first.path else ""
+    share = f"; {candidate.broken_images} of {len(candidate.images)} images are broken"
+    return Ruling("tripwires", "", Verdict.FAIL, f"{first.wire}: {first.detail}{where}{share}")
+
+
+def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
+    """A variant that was told to take as many steps as its reference must take them."""
+    asked = [(v.config.workload.steps, v.config.scheduler) for v in (candidate, reference)]
+    mine, other = candidate.denoiser_calls, reference.denoiser_calls
+    if asked[0] != asked[1]:
+        return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
+    if mine is None or other is None:
+        return unjudged("steps", "the denoiser's calls were not counted (protocol.stage_calls=0?)")
+    if mine != other:
+        return Ruling(
+            "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times a call, in the reference {other} times"
+        )
+    return Ruling("steps", "", Verdict.PASS, f"the denoiser ran {mine} times a call on both sides")
