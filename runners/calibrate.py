@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 def _write(folder: Path, output: Path | None) -> int:
     from dataclasses import asdict
 
-    from sdopt.gate.calibration import Calibration, calibration_file, write_calibration
+    from sdopt.gate.calibration import Calibration, calibration_file, work_of, write_calibration
     from sdopt.results.files import read_result
 
     result = read_result(folder)
@@ -64,9 +64,12 @@ def _write(folder: Path, output: Path | None) -> int:
         return 3
     baseline, model = result.variant(result.baseline), result.config.model.name
     digests = {"model": baseline.inputs.get("model", ""), **result.feature_digests}
-    path = output or calibration_file(model)
+    path = output or calibration_file(model, result.config.workload.steps)
+    work = work_of(result.config)
+    workload = asdict(result.config.workload) | {key: work[key] for key in ("guidance_scale", "size")}
+    scheduler = asdict(result.config.scheduler)
     try:
-        write_calibration(Calibration(model, asdict(result.config.workload), digests, spreads), path)
+        write_calibration(Calibration(model, workload, digests, spreads, scheduler), path)
     except OSError as error:
         print(f"sdopt: {path}: {error.strerror}; name another file with --output", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""sdopt gate-trial: judge the judge. Sabotaged options must not pass, and what is the same must not fail."""
+"""sdopt gate-trial: judge the judge. Sabotaged options must be caught, and what is honest must not fail."""
 
 import argparse
 import sys
@@ -11,23 +11,31 @@ from sdopt.gate.trial import CONF
 from . import end_with_code
 
 if TYPE_CHECKING:
-    from sdopt.gate.trial.alarms import Alarms, Caught
+    from sdopt.gate.trial.caught import Caught
+
+ALARMS = Path("outputs/sweeps/gate-alarms")
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Runs the trial; returns 0 where all was caught and no alarm was false, 1 where not, 2 and 3 as `sdopt run`."""
+    """Runs the trial; returns 0 where all is as it should be, 1 where not, 2 and 3 as `sdopt run`."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate-trial",
-        description="Try the gate on options that do harm and say they do not, and on pairs that differ by chance.",
-        epilog="example: sdopt gate-trial gate=strict quality.prompt_count=96",
+        description="Try the gate on options that do harm and say they do not, beside honest ones.",
+        epilog="example: sdopt gate-trial gate=strict quality.prompt_count=240",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt run")
     parser.add_argument(
         "--config-dir", type=Path, default=CONF, help="with the preset and its options (default: %(default)s)"
     )
-    parser.add_argument("--trials", type=int, default=59, help="A/A trials of each kind (default: %(default)s)")
-    parser.add_argument("--result", type=Path, help="folder of a measured trial: draws its A/A trials anew")
+    parser.add_argument("--result", type=Path, help="folder of a measured trial: draws and judges its images anew")
+    parser.add_argument(
+        "--alarms",
+        type=int,
+        metavar="N",
+        help="instead: N independent A/A trials, a minute or two each; the same command goes on with what is missing",
+    )
+    parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:
         if arguments.overrides:
@@ -35,10 +43,13 @@ def main(argv: list[str]) -> int:
         if not (arguments.result / "result.json").is_file():
             print(f"sdopt: --result {arguments.result}: there is no result.json in it", file=sys.stderr)
             return 2
-        return _report(arguments.result, arguments.trials, None)
-    if not (arguments.config_dir / "experiment" / "gate_trial.yaml").is_file():
+        return _report(arguments.result, None)
+    if arguments.alarms is not None and arguments.alarms < 1:
+        parser.error("--alarms: at least 1")
+    preset = "gate_trial" if arguments.alarms is None else "gate_alarms"
+    if not (arguments.config_dir / "experiment" / f"{preset}.yaml").is_file():
         print(
-            f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/gate_trial.yaml; without --config-dir "
+            f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/{preset}.yaml; without --config-dir "
             f"the one that comes with sdopt is used, in {CONF}",
             file=sys.stderr,
         )
@@ -46,59 +57,102 @@ def main(argv: list[str]) -> int:
 
     from .run import main as run
 
+    command = ["--config-dir", str(arguments.config_dir.resolve()), f"experiment={preset}", *arguments.overrides]
+    if arguments.alarms is not None:
+        return _alarms(arguments.alarms, arguments.folder, command)
     started = time.monotonic()
     folder = Path("outputs/runs/gate-trial") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    command = ["--config-dir", str(arguments.config_dir.resolve()), "experiment=gate_trial", *arguments.overrides]
     code = run([*command, f"hydra.run.dir={folder}"])
     if not (folder / "result.json").is_file():
-        return code or 3
-    return _report(folder, arguments.trials, started)
+        return code
+    return _report(folder, started)
 
 
-def _report(folder: Path, trials: int, started: float | None) -> int:
+def _report(folder: Path, started: float | None) -> int:
+    """Draws and judges what need not be timed, and shows all of the trial."""
     from rich.console import Console
 
-    from sdopt.gate.calibration import calibration_for
-    from sdopt.gate.trial.alarms import false_alarms, sabotages
+    from sdopt.gate.calibration import calibration_for, fitting_calibration
+    from sdopt.gate.trial.caught import timed_variants
+    from sdopt.gate.trial.drawn import judge_drawn
     from sdopt.results.files import read_result
-    from sdopt.results.records import Verdict
+    from sdopt.worker.forkserver import start_fork_server
+    from sdopt.worker.machine import probe_machine
 
-    console, result = Console(), read_result(folder)
+    console, result = Console(stderr=True), read_result(folder)
     gate = result.config.gate
-    caught = sabotages(result)
-    with console.status("A/A trials"):
-        alarms = false_alarms(result, folder, gate, calibration_for(result, gate.calibration), trials)
+    found = calibration_for(result, gate.calibration)
+    calibration, said = fitting_calibration(found, result.config, gate.calibration is not None)
+    context = start_fork_server()
+    with console.status("drawing and judging") as status:
+        [drawn] = judge_drawn(
+            result,
+            folder,
+            calibration,
+            context,
+            probe_machine(context, result.config.hardware.device).device,
+            [gate],
+            lambda name: status.update(f"drawing and judging: {name}"),
+        )
+    rows = [*timed_variants(result), *drawn]
     took = "" if started is None else f"; {(time.monotonic() - started) / 60:.1f} minutes"
-    markdown = _markdown(caught, alarms, took)
-    (folder / "trial.md").write_text(markdown, encoding="utf-8")
-    console.print(markdown, markup=False, highlight=False)
-    console.print(f"trial: {folder / 'trial.md'}", markup=False, highlight=False, soft_wrap=True)
-    false = sum(kind.count(Verdict.FAIL) for kind in alarms)
-    return 0 if all(one.fits for one in caught) and not false else 1
+    tables = _tables(rows, said, took)
+    (folder / "trial.md").write_text(tables, encoding="utf-8")
+    print(tables)
+    print(f"trial: {folder / 'trial.md'}")
+    return 0 if all(one.fits for one in rows) else 1
 
 
-def _markdown(caught: "list[Caught]", alarms: "list[Alarms]", took: str) -> str:
+def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
+    from sdopt.report.markdown import markdown
+
+    def cells(one: "Caught") -> tuple[str, ...]:
+        wrong = "failed" if one.honest else "not caught"
+        verdict = str(one.verdict) if one.fits else f"**{one.verdict}: {wrong}**"
+        effect = "" if one.effect is None else f"{one.effect:.3g}"
+        return one.title, one.name, one.contract, verdict, ", ".join(one.by), effect
+
+    sabotages = sorted((one for one in rows if not one.honest), key=lambda one: one.title)
+    honest = [one for one in rows if one.honest]
+    heads = ("class", "sabotage", "declared", "verdict", "what caught it", "effect over margin")
+    tables = markdown(heads, [cells(one) for one in sabotages], [])
+    tables += "\n" + markdown(("honest option", "declared", "verdict"), [cells(one)[1:4] for one in honest], [])
+    missed = [one.name for one in sabotages if not one.fits]
+    failed = [one.name for one in honest if not one.fits]
+    said = f"all {len(sabotages)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
+    said += (
+        f"; {len(honest)} honest options, none failed" if not failed else f"; honest and failed: {', '.join(failed)}"
+    )
+    return f"{tables}\n{said}{took}\n" + (f"\n{calibration}\n" if calibration else "")
+
+
+def _alarms(trials: int, folder: Path, command: list[str]) -> int:
+    """Runs A/A trials as a sweep over their noise, or what is missing of one, and counts the false alarms."""
+    from sdopt.gate.trial.alarms import count_alarms
     from sdopt.report.markdown import markdown
     from sdopt.results.records import Verdict
 
-    rows = [
-        (
-            one.name,
-            one.contract,
-            str(one.verdict) if one.fits else f"**{one.verdict}: not caught**",
-            ", ".join(dict.fromkeys(one.by)),
-            "" if one.effect is None else f"{one.effect:.1f}",
-        )
-        for one in caught
-    ]
-    tables = markdown(("sabotage", "declared", "verdict", "what caught it", "effect over margin"), rows, [])
+    from .run import main as run
+
+    if (folder / "multirun.yaml").is_file():
+        run([f"resume={folder}"])
+    else:
+        run(["-m", *command, f"workload.seed=range(0,{1000 * trials},1000)", f"hydra.sweep.dir={folder}"])
+    finished = sorted(file.parent for file in folder.glob("*/result.json"))
+    found = count_alarms(finished)
     shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-    counts = [(kind.kind, str(len(kind.verdicts)), *(str(kind.count(v)) for v in shown)) for kind in alarms]
-    notes = [f"{kind.kind}: {reason}" for kind in alarms for reason in kind.reasons[:3]]
-    tables += "\n" + markdown(("A/A trials", "tried", "false alarms", "inconclusive", "passed"), counts, notes)
-    missed = [one.name for one in caught if not one.fits]
-    said = f"all {len(caught)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
-    return f"{tables}\n{said}{took}\n"
+    rows = [
+        (one.contract, str(len(one.verdicts)), *(str(one.count(v)) for v in shown), f"{100 * one.highest_rate:.1f} %")
+        for one in found
+    ]
+    heads = ("declared", "trials", "false alarms", "inconclusive", "passed", "rate of false alarms below (95 %)")
+    tables = markdown(heads, rows, [reason for one in found for reason in one.reasons])
+    if folder.is_dir():
+        (folder / "alarms.md").write_text(tables, encoding="utf-8")
+    print(tables)
+    if any(one.count(Verdict.FAIL) for one in found):
+        return 1
+    return 0 if len(finished) >= trials else 3
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ class Quality:
     """Folder that caches images by everything they depend on, so that none is drawn twice; null caches none."""
 
 
-TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely")
+TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely", "every")
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class Rule:
     Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (it is within the
     margin on both sides), `at_least` and `at_most` (the value itself lies beyond `limit`), `within` (it lies between
     `low` and `high`), `exact` (it is zero for every prompt), `rarely` (no more than `share` of the prompts have a value
-    above `limit`: a mean hides the few that went wrong).
+    above `limit`: a mean hides the few that went wrong), `every` (not one prompt has a value above `limit`).
     """
 
     metric: str = ""
@@ -313,6 +313,12 @@ class Rule:
     two ways to compute the same differ by as much as that type rounds."""
     of_seeds: float | None = bounded(None, ge=0, le=1e9)
     """Instead of `limit`: as a share of the calibrated mean between two images of a prompt from other noise."""
+    of_floor: float | None = bounded(None, gt=0, le=1e9)
+    """Beside one of these: the limit is at most so many times the numerical floor, the mean by which two baselines
+    differ that compute in another order. Where the two sides chose another precision the floor says nothing, and the
+    limit stays as it is."""
+    least: float = bounded(0.0, ge=0, le=1e9)
+    """What `of_floor` allows in any case, because a floor may be zero."""
     share: float | None = bounded(None, gt=0, lt=1)
     """Of prompts, for `rarely`."""
     low: float | None = bounded(None, ge=-1e9, le=1e9)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sdopt.analysis.adoption import command_of, lines_of
+from sdopt.analysis.changes import changes_of
 from sdopt.analysis.claims import NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
-from sdopt.analysis.measures import MEASURES, SPEEDUP, measure_named, smallest_factor, with_shape
+from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
 from sdopt.schema import CHOICES, WORK
@@ -171,7 +172,12 @@ def _worth(
         for name, ratio in ratios.items()
     }
     if judged is None:
-        return _by_intervals(_claims(variant, reference), ratios, shown)
+        claims = _claims(variant, reference)
+        worth, because = _by_intervals(claims, ratios, shown)
+        faster = [measure_named(name) is SPEEDUP for name, found in shown.items() if found > 0]
+        if worth is Worth.WORTH_IT and claims and all(faster) and not changes_of(result, variant, reference):
+            return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows nothing that could make it so"
+        return worth, because
     return _by_gate(judged, ratios, shown)
 
 
@@ -294,7 +300,7 @@ def _images(row: Figures, judged: Judgement | None) -> str:
 
 
 def _is_ratio(ruling: Ruling) -> bool:
-    return ruling.metric.partition("/")[0] in MEASURES
+    return ruling.metric.partition("/")[0] in RULED
 
 
 # --------------------------------------------------------------------------------------------------------- sentence

@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sdopt.analysis.timing import LogRatio, log_memory_ratio, log_speedup, memory_floor, peak_memory_gib
+from sdopt.analysis.timing import (
+    LogRatio,
+    log_memory_ratio,
+    log_speedup,
+    log_tail,
+    memory_floor,
+    peak_memory_gib,
+    tail_floor,
+)
 from sdopt.results.records import Comparison, Interval, StudyResult, VariantResult
 from sdopt.schema import Gate
 
@@ -13,8 +21,8 @@ class Measure:
     """A ratio of a candidate and its reference.
 
     Attributes:
-        name: what rules, trackers and tables call it, and the field of a `Comparison` that holds it.
-        claim: what an option claims that is to improve it (`Optimization.claims`).
+        name: what rules, trackers and tables call it; of those that may be claimed, the field of a `Comparison`.
+        claim: what an option claims that is to improve it (`Optimization.claims`); "" where none claims it.
         higher_is_better: the direction.
         log_ratio: computes it, and how well it is known; None where it was not measured.
         floor: the ratio, at least 1, by which two identical processes differed in a study; None where it is not known.
@@ -46,12 +54,17 @@ SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison:
 MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda result, _: memory_floor(result))
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
-"""By name, in the order in which they are shown."""
+"""What an option may claim, by name, in the order in which it is shown."""
+
+TAIL_RATIO = Measure("tail_ratio", "", False, log_tail, lambda result, _: tail_floor(result))
+
+RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
+"""What a gate's rules may be about beside quality, by name."""
 
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
     """Returns the smallest factor, at least 1, by which a measure must differ from that of a reference to count."""
-    if measure is SPEEDUP:
+    if measure is not MEMORY_RATIO:
         return 1 + gate.smallest_speedup
     peak = peak_memory_gib(reference)
     return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
@@ -64,4 +77,4 @@ def with_shape(name: str, shape: str) -> str:
 
 def measure_named(name: str) -> Measure:
     """Returns the measure of a name that may end in a shape's. Raises KeyError."""
-    return MEASURES[name.partition("/")[0]]
+    return RULED[name.partition("/")[0]]

@@ -131,14 +131,52 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     if len(logs) == 1:
         return LogRatio(float(logs[0].mean()), n=int(logs[0].size), unit="round")
     flat = [pair for found in pairs.values() for pair in found]
-    several = len({mine.session for mine, _ in flat}) > 1
-    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
-    both = all(m.latency_before_s and r.latency_before_s for m, r in flat)
-    if several or (in_blocks and not both):
+    if _beside_their_own(flat):
         return _one_sample(np.array([values.mean() for values in logs]), "process")
+    in_blocks = any(m.latency_before_s for m, _ in flat)
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
     other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
     return _two_samples(other, mine)
+
+
+def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
+    """Whether each process can be compared with the baseline beside it alone: in blocks, and across sessions."""
+    several = len({mine.session for mine, _ in pairs}) > 1
+    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in pairs)
+    both = all(m.latency_before_s and r.latency_before_s for m, r in pairs)
+    return several or (in_blocks and not both)
+
+
+def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
+    """Returns the largest call of the candidate over that of the reference: a ratio of geometric means over processes.
+
+    The largest of a process's calls is one value, and the process the replicate, as for the speed-up: the chance of a
+    false alarm is that of Student's t, however the calls of one process are distributed and however few they are. Both
+    sides have as many calls, because the largest of more calls is larger. A call that is slow in some processes and
+    not in others widens the interval, so that it cannot pass unseen where it was met.
+    """
+    pairs = paired(candidate, reference)
+    flat = [pair for found in pairs.values() for pair in found]
+    if not flat:
+        return None
+    in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in flat)
+
+    def largest(measurement: Measurement, beside: Measurement) -> float:
+        times = log_times(measurement, in_blocks)
+        return float(times[: min(times.size, log_times(beside, in_blocks).size)].max())
+
+    mine = np.array([largest(m, r) for m, r in flat])
+    other = np.array([largest(r, m) for m, r in flat])
+    return _one_sample(mine - other, "process") if _beside_their_own(flat) else _two_samples(mine, other)
+
+
+def tail_floor(result: StudyResult) -> float | None:
+    """Returns the ratio, at least 1, by which the largest calls of the two baselines differed."""
+    control = result.control
+    if control is None or not control.status.timed:
+        return None
+    found = log_tail(control, result.variant(result.baseline))
+    return math.exp(abs(found.mean)) if found else None
 
 
 def paired(

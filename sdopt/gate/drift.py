@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sdopt.analysis.measures import MEASURES, MEMORY_RATIO
+from sdopt.analysis.measures import RULED, SPEEDUP
 from sdopt.analysis.timing import speedup_drift
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration
@@ -94,9 +94,8 @@ def judge_drift(
     rules = [
         rule
         for rule in gate.rules.get(contract, [])
-        # Memory of two runs was not measured side by side.
-        if rule.metric != MEMORY_RATIO.name
-        and (paired or rule.metric in MEASURES or not family_of(rule.metric).needs_pair)
+        # Memory and the largest calls of two runs were not measured side by side.
+        if (rule.metric == SPEEDUP.name if rule.metric in RULED else paired or not family_of(rule.metric).needs_pair)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     return [

@@ -11,12 +11,13 @@ tested together (`paying`), and a study that is judged again as it grows shares 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
-from sdopt.analysis.measures import MEASURES, SPEEDUP, smallest_factor, with_shape
+from sdopt.analysis.changes import changes_of
+from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
 from sdopt.analysis.timing import exceeds, paired
-from sdopt.gate.calibration import Calibration
+from sdopt.gate.calibration import Calibration, fitting_calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
 from sdopt.gate.precision import precision_of
@@ -48,7 +49,7 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
-from sdopt.schema import CHOICES, WORK, Gate, Rule
+from sdopt.schema import Gate, Rule
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
@@ -64,8 +65,9 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         and result.variant(comparison.candidate).status is not Status.SKIPPED
     ]
     looks = [look_at(result, comparison, gate) for comparison in edges]
+    fitting, said = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
     contexts = [
-        _context(result, comparison, calibration, 1 / look.allowed)
+        replace(_context(result, comparison, fitting, 1 / look.allowed), uncalibrated="" if fitting else said)
         for comparison, look in zip(edges, looks, strict=True)
     ]
     claims = [context.claims(gate) if gate.must_pay else [] for context in contexts]
@@ -76,11 +78,13 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         contract = context.contract
         rulings = context.rulings(gate, contract)
         if context.comparable:
-            rulings += [must_pay(answers)] if answers else []
+            changes = changes_of(result, context.candidate, context.reference)
+            rulings += [must_pay(answers, changes)] if answers else []
             rulings += ruling_of(look)
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
-        note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
-        judged = judgement(comparison, contract, rulings, note)
+        notes = [f"several promises changed; judged by the weakest, {contract}"] if mixed else []
+        notes += [said] if fitting and said else []
+        judged = judgement(comparison, contract, rulings, "; ".join(notes))
         judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
         judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
         result.judgements.append(judged)
@@ -114,10 +118,11 @@ def _context(
             reference,
             edge.quality,
             calibration,
-            lambda metric, confidence: MEASURES[metric].ratio(candidate, reference, confidence),
-            lambda metric: MEASURES[metric].floor(view, edge),
+            lambda metric, confidence: RULED[metric].ratio(candidate, reference, confidence),
+            lambda metric: RULED[metric].floor(view, edge),
             share,
             _disturbances(view, candidate, reference),
+            floors=result.floors.get("numerical", {}),
         )
 
     return of_shapes([at(place) for place in range(len(result.shapes))])
@@ -159,6 +164,8 @@ class RuleContext:
         share: of each rule's chance of error, that this look may spend.
         disturbed: by what the times were disturbed; "" where by nothing.
         shape: its name, where the study has several; "" where it has one.
+        floors: how far two baselines differ that compute in another order, by metric.
+        uncalibrated: why `calibration` is None, and what to do; "" where it is there.
         further: the same comparison at further shapes. Images were drawn at the main shape alone.
     """
 
@@ -171,6 +178,8 @@ class RuleContext:
     share: float = 1.0
     disturbed: str = ""
     shape: str = ""
+    floors: Mapping[str, Spread] = field(default_factory=dict)
+    uncalibrated: str = ""
     further: "tuple[RuleContext, ...]" = ()
 
     @property
@@ -223,7 +232,7 @@ class RuleContext:
 
     def smallest(self, metric: str, gate: Gate) -> float:
         """The smallest factor, at least 1, by which a measure must differ to count."""
-        return smallest_factor(MEASURES[metric], gate, self.reference)
+        return smallest_factor(RULED[metric], gate, self.reference)
 
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
         """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why.
@@ -235,7 +244,7 @@ class RuleContext:
             return rulings
         rulings = [tripwires(self.candidate), same_work(self.candidate, self.reference)]
         for rule in gate.rules.get(contract, []):
-            further = self.further if rule.metric in MEASURES else ()
+            further = self.further if rule.metric in RULED else ()
             rulings += [at.apply(rule, gate) for at in (self, *further)]
         if not gate.rules.get(contract):
             rulings.append(unjudged("rules", f"gate={gate.name} has no rules for the contract {contract}"))
@@ -247,7 +256,7 @@ class RuleContext:
         """Applies one rule, with the share of its chance of error that this look may spend."""
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
-        if rule.metric in MEASURES:
+        if rule.metric in RULED:
             return self._performance(rule, gate)
         least = family_of(rule.metric).decides_from
         if len(self.candidate.images) < least:
@@ -285,6 +294,12 @@ class RuleContext:
         limit = self._threshold(rule, name, rule.limit, rule.of_seeds, lambda spread: spread.mean)
         if isinstance(limit, Ruling):
             return limit
+        if rule.of_floor is not None:
+            limit = self._tied(rule, name, limit, rule.of_floor)
+            if isinstance(limit, Ruling):
+                return limit
+        if rule.test == "every":
+            return every(rule, name, score, limit)
         if rule.test == "rarely":
             return self._rarely(rule, name, score, limit)
         if rule.test in ("at_least", "at_most"):
@@ -297,6 +312,16 @@ class RuleContext:
         kind = precision_of(self.reference)
         return replace(rule, limit=rule.limits.get(kind)) if kind else rule
 
+    def _tied(self, rule: Rule, name: str, limit: float, times: float) -> float | Ruling:
+        """A limit, lowered to a multiple of what another order of computation changes in the baseline itself."""
+        if self.candidate.choices.get("precision") != self.reference.choices.get("precision"):
+            return limit
+        floor = self.floors.get(name)
+        if floor is None:
+            said = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
+            return unjudged(rule.test, said, name)
+        return min(limit, max(times * floor.mean, rule.least))
+
     def _rarely(self, rule: Rule, name: str, score: Score, limit: float) -> Ruling:
         """A rule on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
         if rule.share is None:
@@ -305,6 +330,9 @@ class RuleContext:
         if not above:
             return unjudged(rule.test, f"{name} has no values by prompt", name)
         ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
+        if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
+            needed = math.ceil(math.log(1 - rule.confidence) / math.log(1 - rule.share))
+            ruling.reason = f"so few cannot exclude a share of {rule.share:.3g}: {needed} prompts would"
         ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
         return ruling
 
@@ -338,12 +366,12 @@ class RuleContext:
         known = self.calibration.metrics.get(name) if self.calibration else None
         if known is None:
             model = self.candidate.config.model.name
-            advice = "run `sdopt calibrate`, or give the rule a limit or margin"
-            return unjudged(rule.test, f"no calibration for {model}: {advice}", name)
+            why = self.uncalibrated or f"no calibration for {model}: run `sdopt calibrate`"
+            return unjudged(rule.test, f"{why}, or give the rule a limit or margin", name)
         return share * whole(known)
 
     def _performance(self, rule: Rule, gate: Gate) -> Ruling:
-        """A rule on the speed-up or the memory ratio.
+        """A rule on the speed-up, the largest calls or the memory ratio.
 
         Its limit never asks for less than what counts. It fails only where the harm exceeds the A/A floor as well, and
         decides nothing on times that were disturbed.
@@ -355,16 +383,16 @@ class RuleContext:
             return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", name)
         smallest = self.smallest(rule.metric, gate)
         limit = rule.limit
-        if rule.test == "at_most" and not MEASURES[rule.metric].higher_is_better and limit >= 1:
+        if rule.test == "at_most" and not RULED[rule.metric].higher_is_better and limit >= 1:
             limit = max(limit, smallest)
-        elif rule.test == "at_least" and MEASURES[rule.metric].higher_is_better and limit <= 1:
+        elif rule.test == "at_least" and RULED[rule.metric].higher_is_better and limit <= 1:
             limit = min(limit, 1 / smallest)
         ruling = (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.reason += f"; but two equal processes differed by {percent(floor)}"
-        if rule.metric == SPEEDUP.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
+        if rule.metric != MEMORY_RATIO.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
             ruling.verdict = Verdict.INCONCLUSIVE
             ruling.reason += f"; but {self.disturbed}"
         return ruling

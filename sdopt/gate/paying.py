@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sdopt.analysis.claims import NO_BENEFIT, PAYS, holm
-from sdopt.analysis.measures import Measure, with_shape
+from sdopt.analysis.measures import SPEEDUP, Measure, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
 from sdopt.results.records import Ruling, Verdict
@@ -136,17 +136,32 @@ def _missing(claim: Claim) -> str:
     return ", but the A/A floor is not known" if claim.floor is None else f", but {claim.disturbed}"
 
 
-def must_pay(results: Sequence[ClaimResult]) -> Ruling:
+def unexplained(changes: Sequence[str] | None) -> str:
+    """Says that nothing explains a gain of speed."""
+    if changes is None:
+        return "there is no trace of sdopt's own to show what changed: measure it again"
+    return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
+
+
+def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
     """Rules on all claims of one option: it must gain in one of them, and harm none.
 
     It fails for a harm, and where every claim excludes a gain that counts; what is open is inconclusive, unless another
-    claim gains.
+    claim gains. A gain of speed is unproven where nothing ran otherwise than in the reference; less memory is a change
+    that sdopt itself measured.
+
+    Args:
+        results: the answer to each claim.
+        changes: what ran otherwise (`sdopt.analysis.changes`); None where that is not known.
     """
     reason = "; ".join(result.said for result in results)
     answers = {result.answer for result in results}
     if Answer.HARM in answers:
         return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
     if Answer.GAIN in answers:
+        gains = {result.claim.measure for result in results if result.answer is Answer.GAIN}
+        if not changes and gains == {SPEEDUP}:
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"unproven: {reason}; but {unexplained(changes)}")
         return Ruling("must pay", "", Verdict.PASS, f"{PAYS}: {reason}")
     if Answer.OPEN in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"unproven: {reason}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sdopt.analysis.measures import MEASURES
+from sdopt.analysis.measures import RULED
 from sdopt.errors import UsageError
 from sdopt.gate.precision import UNIT_ROUNDOFF
 from sdopt.optimizations.base import Contract
@@ -16,6 +16,7 @@ _THRESHOLDS = {
     "at_least": ("limit", "limits", "of_seeds"),
     "at_most": ("limit", "limits", "of_seeds"),
     "rarely": ("limit", "limits", "of_seeds"),
+    "every": ("limit", "limits", "of_seeds"),
 }
 """Of which keys a test takes exactly one."""
 
@@ -37,14 +38,14 @@ def require_rules(gate: Gate) -> None:
 
 def _problems_of(rule: Rule) -> list[str]:
     problems = []
-    if rule.metric not in MEASURES:
+    if rule.metric not in RULED:
         try:
             if family_of(rule.metric).higher_is_better is None and rule.test == "non_inferior":
                 problems.append(
                     f".metric={rule.metric}: neither more nor less of it is better; test it with equivalent"
                 )
         except UsageError as error:
-            problems += [f".metric={problem}, {', '.join(MEASURES)}" for problem in error.problems]
+            problems += [f".metric={problem}, {', '.join(RULED)}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())
     names = ("margin", "deviations", "limit", "limits", "of_seeds")
     given = [name for name in names if getattr(rule, name) not in (None, {})]
@@ -56,6 +57,8 @@ def _problems_of(rule: Rule) -> list[str]:
         problems.append(": test=within takes low and high")
     if (rule.test == "rarely") != (rule.share is not None):
         problems.append(": test=rarely takes a share, and no other test does")
+    if rule.of_floor is not None and rule.test not in ("every", "at_most"):
+        problems.append(": of_floor goes with test=every and test=at_most alone")
     return problems
 
 
@@ -73,7 +76,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
     rules: dict[str, list[str]] = {}
     for contract in _contracts(plan):
         for number, rule in enumerate(gate.rules.get(contract, [])):
-            if rule.metric not in MEASURES:
+            if rule.metric not in RULED:
                 rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
     problems = [
         f"gate={gate.name}: {metric} (gate.rules.{', '.join(where)}) {problem}"
@@ -105,7 +108,7 @@ def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, mod
             return f"decides nothing below {least:,} images, and {images:,} are drawn: raise quality.prompt_count"
         return ""
     if model.weights == "random" and not family.on_random_weights:
-        fitting = ", ".join([*MEASURES, *(one.name for one in FAMILIES if one.on_random_weights)])
+        fitting = ", ".join([*RULED, *(one.name for one in FAMILIES if one.on_random_weights)])
         return f"says nothing of random weights: choose a gate whose rules are of {fitting}"
     if family.on_request:
         return f"is only measured on request: quality.{family.on_request}=true"

@@ -32,6 +32,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
 
 
 def tripwires(candidate: VariantResult) -> Ruling:
+    """Fails where an image is broken."""
     if not candidate.images:
         return unjudged("tripwires", "there are no images")
     if not candidate.trips:
@@ -49,7 +50,13 @@ def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
     if asked[0] != asked[1]:
         return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
     if mine is None or other is None:
-        return unjudged("steps", "the denoiser's calls were not counted (protocol.stage_calls=0?)")
+        silent = " and ".join(side.name for side in (candidate, reference) if side.denoiser_calls is None)
+        said = (
+            "no stage was observed (protocol.stage_calls=0)"
+            if not candidate.config.protocol.stage_calls
+            else f"in the observed call of {silent} the denoiser never ran"
+        )
+        return unjudged("steps", said)
     if mine != other:
         return Ruling(
             "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times a call, in the reference {other} times"

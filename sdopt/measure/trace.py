@@ -73,6 +73,33 @@ class Trace:
     decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, channels, height, width) of the latents that each call of the VAE's decoder network took."""
 
+    parameter_mib: dict[str, float] = field(default_factory=dict)
+    """MiB of the parameters and buffers of all networks, by device and type."""
+
+    def counts(self) -> dict[str, float]:
+        """Returns all of it as counts by name, for traces of two variants to be held against each other.
+
+        What ran within a stage is counted for each of its calls, because variants are traced for as many steps as show
+        their options.
+        """
+        found = {f"{kind} parameters, MiB": round(mib, 3) for kind, mib in self.parameter_mib.items()}
+        for name, stage in self.stages.items():
+            each = {
+                **{f"{operator}": count for operator, count in stage.operators.items()},
+                **{f"products in {kind}": count for kind, count in stage.product_dtypes.items()},
+                **{f"convolutions of {size} samples": count for size, count in stage.batches.items()},
+                "convolutions that gave channels-last": stage.channels_last,
+                "graph launches": stage.graph_launches,
+            }
+            found |= {f"{name}: {what}": round(count / max(stage.calls, 1), 3) for what, count in each.items()}
+            found[f"{name}: in inference mode"] = float(bool(stage.inference_mode))
+            found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(stage.calls > 0)
+            if name != DENOISER:
+                found[f"{name}: calls"] = stage.calls
+        found |= {f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3) for name, n in self.kernels.items()}
+        found |= {f"decoder input {'×'.join(map(str, shape))}": 1.0 for shape in self.decoder_inputs}
+        return {name: count for name, count in found.items() if count}
+
     def images(self) -> np.ndarray:
         """Makes the traced call again; returns its images, of shape (n, height, width, 3) in 0…255."""
         assert self.call is not None
@@ -115,7 +142,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         call: makes one call of `pipe`; a few steps are enough.
         cuda: whether device kernels are recorded as well.
     """
-    trace = Trace(call=call)
+    trace = Trace(call=call, parameter_mib=_parameters_of(pipe))
     regions: list[torch.profiler.record_function] = []
 
     def enter(stage: str) -> None:
@@ -150,6 +177,17 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         profile.export_chrome_trace(str(path))
         _sort(json.loads(path.read_text())["traceEvents"], trace)
     return trace
+
+
+def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
+    """MiB of the parameters and buffers of all networks, by device and type."""
+    found: dict[str, float] = {}
+    for network in pipe.components.values():
+        if isinstance(network, torch.nn.Module):
+            for tensor in (*network.parameters(), *network.buffers()):
+                kind = f"{tensor.device.type} {_name(tensor.dtype)}"
+                found[kind] = found.get(kind, 0.0) + tensor.numel() * tensor.element_size() / 2**20
+    return found
 
 
 @contextmanager

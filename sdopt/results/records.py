@@ -222,6 +222,9 @@ class ShapeSamples:
     evidence: list[Evidence] = field(default_factory=list)
     denoiser_busy_s: float | None = None
     """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
+    traced: dict[str, float] = field(default_factory=dict)
+    """What ran in the traced call, as sdopt itself counted it: operators, kernels, types, calls, MiB of parameters; of
+    the first process of a variant alone."""
 
     @property
     def deciding_s(self) -> list[float]:

@@ -46,6 +46,8 @@ class _Inspection:
                 process.measurement.shapes[place].evidence = evidence
             for process, busy_s in self._ask(self.group, "evidence", PipelineHost.denoiser_busy_s):
                 process.measurement.shapes[place].denoiser_busy_s = busy_s
+            for process, counts in self._ask(first, "evidence", PipelineHost.counts):
+                process.measurement.shapes[place].traced = counts
             self.run.progress.advance(len(self.group))
         for process in first:
             self._take_energy(process)

@@ -126,6 +126,7 @@ class PipelineHost:
         self._memory = PeakMemory(device)
         self._monitor = GpuMonitor(device)
         self._busy_s: float | None = None
+        self._counts: dict[str, float] = {}
         self._assembly = Assembly(None, {})
         self._inputs: list[Inputs] = []
         self._given: torch.Tensor | None = None
@@ -210,6 +211,10 @@ class PipelineHost:
         """Returns for how long the device worked in the last call of the denoiser that was traced; None on a CPU."""
         return self._busy_s
 
+    def counts(self) -> dict[str, float]:
+        """Returns what ran in the last call that was traced: see `Trace.counts`."""
+        return self._counts
+
     def prove(self, place: int = 0) -> list[Evidence]:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
 
@@ -218,7 +223,7 @@ class PipelineHost:
         """
         steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(place, num_inference_steps=steps), self._device.is_cuda)
-        self._busy_s = trace.denoiser_busy_s
+        self._busy_s, self._counts = trace.denoiser_busy_s, trace.counts()
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
             for axis, finding in self._assembly.findings(trace).items()

@@ -41,6 +41,8 @@ def study(recorded: StudyResult) -> StudyResult:
     found.comparisons = [edge for edge in found.comparisons if edge.candidate != "bfloat16"]
     found.comparisons = [edge for edge in found.comparisons if edge.candidate in {v.name for v in found.variants}]
     found.judgements, found.gate = [], ""
+    for row in found.variants:
+        row.measurements[0].traced = {"operators": 2.0 if row.name == NAME else 1.0}
     found.comparisons[0].floor = 1.02
     found.comparisons[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
     return found

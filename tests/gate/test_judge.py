@@ -63,6 +63,7 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
             number,
             latency_s=(seconds * np.exp(0.01 * random.standard_normal(8))).tolist(),
             memory=Memory(1.0, fields.get("memory", 1.0) * math.exp(0.001 * random.standard_normal())),
+            traced={"operators": 1.0 if role == "control" or name == "baseline" else 2.0},
         )
         for number in range(3)
     ]
@@ -362,7 +363,9 @@ class TestItMustPay:
         """Alone it would pay; beside nine that gain nothing it may be the luckiest of ten."""
         options = [variant(f"idle {number}", seconds=0.1, claims=["latency"]) for number in range(9)]
         lucky = variant("lucky", claims=["latency"])
-        lucky.measurements = [Measurement(n, latency_s=[0.0955 + 0.0012 * n] * 8) for n in range(3)]
+        lucky.measurements = [
+            Measurement(n, latency_s=[0.0955 + 0.0012 * n] * 8, traced={"operators": 2}) for n in range(3)
+        ]
         assert paying(judged(lucky)["lucky"]).verdict is Verdict.PASS
         found = judged(lucky, *options)
         assert paying(found["lucky"]).verdict is Verdict.INCONCLUSIVE

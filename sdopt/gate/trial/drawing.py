@@ -4,6 +4,7 @@ A variant of a study has three processes and dozens of timed calls; what only ch
 batches. The draws are those of the study, made by the worker's own code.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ def draw(
         device: where.
         prompts: of each pass.
         drawings: what to draw.
-        folder: in which each drawing gets a folder of its name; paths of the records are relative to it.
+        folder: in which each drawing gets a folder; paths of the records are relative to it.
         note: is told the name of each as it begins.
 
     Raises:
@@ -73,7 +74,7 @@ def _drawn(
         workload = replace(config.workload, seed=config.workload.seed + drawing.seed)
         variant = Variant(
             drawing.name,
-            choices={axis: drawing.name for axis in drawing.options},
+            choices=dict.fromkeys(drawing.options, drawing.name),
             overrides=(),
             model=config.model,
             task=config.task,
@@ -87,7 +88,12 @@ def _drawn(
         )
         host = PipelineHost(variant, device)
         host.prepare()
-        plan = draw_of(variant, drawing_batch([variant], config.quality.batch_size))
-        records = [record for batch in range(plan.calls) for record in host.generate(batch, plan, folder / drawing.name)]
-        found[drawing.name] = [replace(record, path=f"{drawing.name}/{record.path}") for record in records]
+        plan, place = draw_of(variant, drawing_batch([variant], config.quality.batch_size)), folder_of(drawing.name)
+        records = [record for batch in range(plan.calls) for record in host.generate(batch, plan, folder / place)]
+        found[drawing.name] = [replace(record, path=f"{place}/{record.path}") for record in records]
     return found
+
+
+def folder_of(name: str) -> str:
+    """Returns the name of a drawing as that of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

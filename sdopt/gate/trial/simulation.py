@@ -86,7 +86,7 @@ def simulate(scenario: Scenario, studies: int, seed: int = 0) -> Rates:
 def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], set[str]]:
     """The options of one study that were said to pay, and those that were said to harm, at any look."""
     gate = Gate("simulated", smallest_speedup=scenario.smallest, looks=scenario.settled)
-    result = _study(scenario)
+    result = empty_study(scenario.variants)
     gains: set[str] = set()
     harms: set[str] = set()
     for _ in range(scenario.looks):
@@ -101,8 +101,9 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
     return gains, harms
 
 
-def _study(scenario: Scenario) -> StudyResult:
-    names = ["baseline", *(f"option {number}" for number in range(scenario.variants)), "control"]
+def empty_study(options: int) -> StudyResult:
+    """Returns a study of a baseline, its control and some options that claim a gain, without times."""
+    names = ["baseline", *(f"option {number}" for number in range(options)), "control"]
     rows = [
         VariantResult(
             name,
@@ -130,7 +131,9 @@ def _measure(result: StudyResult, scenario: Scenario, random: np.random.Generato
             rounds = ROUND_DEVIATION * random.standard_normal(scenario.rounds)
             times = np.exp(process + rounds) / speed
             row.measurements.append(
-                Measurement(session * scenario.processes + number, session, latency_s=times.tolist())
+                Measurement(
+                    session * scenario.processes + number, session, latency_s=times.tolist(), traced={row.name: 1.0}
+                )
             )
 
 
@@ -191,7 +194,7 @@ def _naive(between: float, studies: int) -> float:
     random = np.random.default_rng([0, round(10 * between)])
     false = 0
     for _ in range(studies):
-        result, paid = _study(scenario), False
+        result, paid = empty_study(scenario.variants), False
         for _ in range(scenario.looks):
             _measure(result, scenario, random)
             compare(result)

@@ -1,0 +1,33 @@
+"""What two variants ran otherwise, as sdopt's own trace of a call counted it: options have no say in it.
+
+An option that claims a gain must have changed something that can make one: kernels, operators, types, calls, graphs or
+memory. What it says of itself does not count.
+"""
+
+from sdopt.results.records import StudyResult, VariantResult
+
+
+def changes_of(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str] | None:
+    """Returns what differs between the traces of two variants, in words; None where one of them has none.
+
+    What differs between the two baselines, which are identical, is left out.
+    """
+    mine, other = traced(candidate), traced(reference)
+    if not mine or not other:
+        return None
+    first, again = (traced(row) if row else {} for row in (result.variant(result.baseline), result.control))
+    chance = _differing(first, again) if first and again else set()
+    names = sorted(_differing(mine, other) - chance)
+    return [f"{name} {other.get(name, 0):g} → {mine.get(name, 0):g}" for name in names]
+
+
+def traced(variant: VariantResult) -> dict[str, float]:
+    """Returns what ran in the traced call of a variant, with the graphs that its first call compiled."""
+    found = next((measurement for measurement in variant.measurements if measurement.traced), None)
+    if found is None:
+        return {}
+    return found.traced | ({"compiled graphs": float(found.graphs)} if found.graphs else {})
+
+
+def _differing(mine: dict[str, float], other: dict[str, float]) -> set[str]:
+    return {name for name in mine.keys() | other.keys() if mine.get(name, 0) != other.get(name, 0)}

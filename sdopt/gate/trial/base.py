@@ -1,0 +1,86 @@
+"""What all sabotages have in common: a declared promise that they break, and the rules that should catch them.
+
+Each shows evidence as an honest option would: it does take effect.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+from typing_extensions import override
+
+from sdopt.optimizations import Contract, Finding, Optimization, Proof, Stage
+from sdopt.schema import bounded
+
+
+@dataclass(frozen=True)
+class Sabotage(Optimization):
+    """What all have in common: a declared promise, and the claim that goes with it."""
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+    promise: str = bounded("lossy", choices=tuple(Contract))
+    claim: str = ""
+    caught_by: str = ""
+    """Rules of which one should not let it pass, by metric or name, with bars between."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract(self.promise)
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({self.claim} if self.claim else ())
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        return lambda trace: Finding(True, "applied")
+
+
+@dataclass(frozen=True)
+class Retouch(Sabotage):
+    """Changes images after they were decoded. What it would draw can be made of what the baseline drew."""
+
+    def retouch(self, images: Tensor, numbers: range) -> Tensor:
+        """Returns images, (n, 3, height, width) in −1…1, as they come out.
+
+        Args:
+            images: as they were decoded.
+            numbers: of the images among all that the process has drawn.
+        """
+        raise NotImplementedError
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        drawn = 0
+
+        def change(images: Tensor) -> Tensor:
+            nonlocal drawn
+            numbers, drawn = range(drawn, drawn + len(images)), drawn + len(images)
+            return self.retouch(images, numbers)
+
+        decoded(pipe, change)
+        return super().apply(pipe)
+
+
+def chosen(images: Tensor, numbers: range, every: int) -> Tensor:
+    """Returns which images are those of one in so many, from the first on: bool (n, 1, 1, 1)."""
+    return torch.tensor([number % every == 0 for number in numbers], device=images.device).view(-1, 1, 1, 1)
+
+
+def decoded(pipe: DiffusionPipeline, change: Callable[[Tensor], Tensor]) -> None:
+    """Changes what the VAE decodes, (n, 3, height, width) in -1…1."""
+    decode = pipe.vae.decode
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        output = decode(*arguments, **options)
+        if isinstance(output, tuple):
+            return (change(output[0]), *output[1:])
+        output.sample = change(output.sample)
+        return output
+
+    pipe.vae.__dict__["decode"] = changed

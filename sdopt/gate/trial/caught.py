@@ -1,0 +1,120 @@
+"""Says whether a gate caught a sabotage: it failed it, or left open what it does not leave open of an honest option."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdopt.analysis.measures import RULED
+from sdopt.gate.judge import worst
+from sdopt.gate.trial.registry import title_of
+from sdopt.quality.metrics import family_of
+from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
+
+
+@dataclass(frozen=True)
+class Caught:
+    """What the gate made of one sabotage, or of an honest option.
+
+    Attributes:
+        name: of the variant.
+        title: of its class of harm.
+        contract: what it declared.
+        verdict: of the gate.
+        by: names of the rules that caught it: those that failed, or were not passed by it and by an honest option of
+            the same contract were.
+        expected: those of which one should be among them; empty where any is as good.
+        effect: the estimate of the first of them over its margin; None where it has none.
+        honest: whether it does no harm: then no rule may fail it.
+    """
+
+    name: str
+    title: str
+    contract: str
+    verdict: Verdict
+    by: tuple[str, ...]
+    expected: tuple[str, ...]
+    effect: float | None
+    honest: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether a sabotage was caught for a reason that fits, and an honest option was not failed."""
+        if self.honest:
+            return self.verdict is not Verdict.FAIL
+        return bool(self.by) and (not self.expected or bool({*self.by} & {*self.expected}))
+
+
+def caught(
+    name: str,
+    title: str,
+    contract: str,
+    rulings: Sequence[Ruling],
+    shared: Sequence[Ruling] | None,
+    expected: str = "",
+) -> Caught:
+    """Returns what the rulings on a variant mean.
+
+    Args:
+        name: of the variant.
+        title: of its class of harm.
+        contract: what it declared.
+        rulings: of the gate.
+        shared: those on an honest option of the contract; None where the variant is one itself.
+        expected: rules of which one should catch it, with bars between.
+    """
+    open_too = {_rule(ruling) for ruling in shared or [] if ruling.verdict is not Verdict.PASS}
+    failed = [ruling for ruling in rulings if ruling.verdict is Verdict.FAIL]
+    left_open = [r for r in rulings if r.verdict not in (Verdict.PASS, Verdict.FAIL) and _rule(r) not in open_too]
+    decisive = failed or ([] if shared is None else left_open)
+    wanted = tuple(filter(None, expected.split("|")))
+    fitting = [ruling for ruling in decisive if _rule(ruling) in wanted] or decisive
+    return Caught(
+        name,
+        title,
+        contract,
+        worst([ruling.verdict for ruling in rulings]),
+        tuple(dict.fromkeys(_rule(ruling) for ruling in decisive)),
+        wanted,
+        _effect(fitting[0]) if fitting else None,
+        shared is None,
+    )
+
+
+def timed_variants(result: StudyResult) -> list[Caught]:
+    """Returns what the gate said of each variant of a judged study; what should catch it is a key of its option.
+
+    An option of none of the trial's classes, and one of `honest`, is honest.
+    """
+    honest: dict[str, list[Ruling]] = {}
+    for judgement in result.judgements:
+        if _is_honest(result.variant(judgement.candidate)):
+            honest.setdefault(judgement.contract, judgement.rulings)
+    found = []
+    for judgement in result.judgements:
+        variant = result.variant(judgement.candidate)
+        option = variant.config.options.get("trial", {})
+        own = _is_honest(variant)
+        title = "honest" if own else title_of(option["_target_"])
+        shared = None if own else honest.get(judgement.contract, [])
+        found.append(
+            caught(variant.name, title, judgement.contract, judgement.rulings, shared, option.get("caught_by", ""))
+        )
+    return found
+
+
+def _is_honest(variant: VariantResult) -> bool:
+    option = variant.config.options.get("trial")
+    return not option or title_of(option["_target_"]) == "honest"
+
+
+def _rule(ruling: Ruling) -> str:
+    """A rule by its metric's family, or by its own name."""
+    if not ruling.metric:
+        return ruling.rule
+    name = ruling.metric.partition("/")[0]
+    return name if name in RULED else family_of(name).name
+
+
+def _effect(ruling: Ruling) -> float | None:
+    if ruling.estimate is None or not ruling.margin:
+        return None
+    return abs(ruling.estimate / ruling.margin)

@@ -1,0 +1,78 @@
+"""How often rules on time fail what is the same, and see calls that are slow now and then: studies of invented times.
+
+The calls of a process are its level times a deviation of their own, both log-normal. The candidate is the baseline
+again, or one of so many of its calls takes longer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdopt.analysis.timing import compare
+from sdopt.gate.judge import judge
+from sdopt.gate.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
+from sdopt.results.records import Measurement, StudyResult, Verdict
+from sdopt.schema import Gate, Rule
+
+GATE = Gate(
+    "simulated",
+    {
+        "exact": [
+            Rule("speedup", "at_least", limit=0.95),
+            Rule("tail_ratio", "at_most", limit=1.25),
+        ]
+    },
+)
+"""The rules on time of `gate=default`."""
+
+HEADINGS = ("slow calls", "between / round", "rounds", "fail", "inconclusive", "pass")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One call of so many, by chance, takes so many times as long."""
+
+    every: int
+    times: float
+
+
+def tails(studies: int) -> list[tuple[str, ...]]:
+    """Returns a row for each deviation between processes: how often each verdict fell on the rules of time."""
+    rows: list[tuple[str, ...]] = []
+    for slow in (None, Slow(10, 2.0), Slow(4, 1.5)):
+        for between in BETWEEN:
+            for rounds in (4, 6):
+                verdicts = verdicts_of(studies, between, rounds, slow)
+                shares = [
+                    f"{100 * verdicts.count(verdict) / studies:.1f} %"
+                    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+                ]
+                named = "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
+                rows.append((named, f"{between:g}", str(rounds), *shares))
+    return rows
+
+
+def verdicts_of(studies: int, between: float, rounds: int, slow: Slow | None = None, seed: int = 0) -> list[Verdict]:
+    """Returns the verdict on the rules of time in each of some independent studies of three processes a side."""
+    random = np.random.default_rng([seed, round(10 * between), rounds])
+    return [_verdict(_measured(between, rounds, slow, random)) for _ in range(studies)]
+
+
+def _measured(between: float, rounds: int, slow: Slow | None, random: np.random.Generator) -> StudyResult:
+    result = empty_study(1)
+    for row in result.variants:
+        row.promises = {}
+        for process in range(3):
+            times = np.exp(ROUND_DEVIATION * (between * random.standard_normal() + random.standard_normal(rounds)))
+            if slow is not None and row.name.startswith("option"):
+                times = np.where(random.random(rounds) < 1 / slow.every, slow.times * times, times)
+            row.measurements.append(Measurement(process, latency_s=times.tolist()))
+    return result
+
+
+def _verdict(result: StudyResult) -> Verdict:
+    compare(result)
+    judge(result, GATE, None)
+    [judgement] = result.judgements
+    timed = [ruling.verdict for ruling in judgement.rulings if ruling.metric]
+    return max(timed, key=list(Verdict).index)
