@@ -59,10 +59,16 @@ def find_results(name: str, tracking: Tracking) -> Found:
             raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
         if not sweep.studies and not sweep.damaged:
             raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
-        return Found(name, [(study, path / job) for job, study in sweep.studies.items()], sweep)
+        return of_sweep(sweep)
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
     return Found(name, [(download_result(name, tracking), Path("outputs", "reports", name))])
+
+
+def of_sweep(sweep: Sweep) -> Found:
+    """Returns the results of a sweep that was read."""
+    studies = [(study, sweep.folder / job) for job, study in sweep.studies.items()]
+    return Found(str(sweep.folder), studies, sweep)
 
 
 def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
