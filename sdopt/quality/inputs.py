@@ -33,12 +33,19 @@ class Pictures:
 
     @cached_property
     def latents(self) -> np.ndarray | None:
-        """Final latents, float32 (n, channels, height, width); None where they were not kept for every image."""
+        """Final latents, float32 (n, channels, height, width); None where they were not kept for every image.
+
+        The file has those of a whole pass, of which these may be the images of some prompts.
+        """
         file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
         if not file.is_file():
             return None
         latents = load_file(file)["latents"].float().numpy()
-        return latents if len(latents) == len(self.records) else None
+        if len(latents) == len(self.records):
+            return latents
+        each = 1 + max(record.image_index for record in self.records)
+        places = [record.prompt_index * each + record.image_index for record in self.records]
+        return latents[places] if max(places) < len(latents) and len(latents) % each == 0 else None
 
     @property
     def draws(self) -> list[tuple[str, int]]:

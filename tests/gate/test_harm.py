@@ -1,0 +1,148 @@
+"""Rules against harm that a mean, a median or rounding to bytes hides, and gains that nothing explains."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sdopt.gate.trial.tails import Slow, verdicts_of
+from sdopt.results.records import Measurement, Ruling, Score, Spread, Verdict
+from sdopt.schema import Rule
+from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
+
+EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
+
+
+def mse(result_floor: float | None, worst: float, **sides: object) -> Ruling:
+    """The ruling on a candidate that is right in all prompts but one."""
+    result = study(variant("it", contract="equivalent"), mse=Score(worst / PROMPTS, [*[0.0] * (PROMPTS - 1), worst]))
+    if result_floor is not None:
+        result.floors["numerical"] = {"mse": Spread(result_floor, 0.0, 24)}
+    for key, value in sides.items():
+        setattr(result.variant("it"), key, value)
+    return next(r for r in verdict(result, EVERY, contract="equivalent").rulings if r.metric == "mse")
+
+
+class TestEveryPrompt:
+    @pytest.mark.parametrize(
+        ("floor", "worst", "expected", "limit"),
+        [
+            (1e-9, 5e-9, Verdict.PASS, 1e-7),
+            (1e-9, 2e-7, Verdict.FAIL, 1e-7),  # 67 dB: far above what an order of computation changes
+            (1e-8, 2e-7, Verdict.PASS, 1e-6),  # a model that computes less precisely has a higher floor
+            (1e-3, 2e-4, Verdict.FAIL, 1e-4),  # but never a higher limit than the rule's
+            (0.0, 5e-8, Verdict.PASS, 1e-7),  # nor one of nothing
+        ],
+    )
+    def test_one_wrong_image_of_many_fails(self, floor: float, worst: float, expected: Verdict, limit: float) -> None:
+        ruling = mse(floor, worst)
+        assert (ruling.verdict, ruling.margin) == (expected, pytest.approx(limit))
+
+    def test_without_a_floor_nothing_passes(self) -> None:
+        ruling = mse(None, 0.0)
+        assert ruling.verdict is Verdict.NOT_COMPARABLE
+        assert "quality.floor_prompts" in ruling.reason
+
+    def test_of_another_precision_the_floor_says_nothing(self) -> None:
+        ruling = mse(1e-9, 5e-5, choices={"axis": "it", "precision": "tf32"})
+        assert (ruling.verdict, ruling.margin) == (Verdict.PASS, 1e-4)
+
+
+def test_too_few_prompts_to_pass_are_named() -> None:
+    """None of 48 has an upper bound of 6 %."""
+    result = study(variant("it"), perceptual_x=per_prompt(0.0, 0.0))
+    found = verdict(result, Rule("perceptual", "rarely", limit=1.0, share=0.05))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "59 prompts would" in str(found.rulings)
+
+
+class TestTail:
+    RULE = Rule("tail_ratio", "at_most", limit=1.25)
+
+    def ruling(self, slow: dict[int, list[int]], times: float = 2.0) -> Ruling:
+        """Calls of some processes that take longer."""
+        candidate = variant("it", contract="exact")
+        for process, rounds in slow.items():
+            for number in rounds:
+                candidate.measurements[process].latency_s[number] *= times
+        found = verdict(study(candidate), self.RULE, contract="exact")
+        return next(r for r in found.rulings if r.metric == "tail_ratio")
+
+    def test_equal_calls_pass(self) -> None:
+        assert self.ruling({}).verdict is Verdict.PASS
+
+    def test_one_slow_call_in_each_process_fails_though_no_median_moves(self) -> None:
+        ruling = self.ruling({0: [1], 1: [4], 2: [7]})
+        assert ruling.verdict is Verdict.FAIL
+        assert ruling.estimate == pytest.approx(2.0, rel=0.05)
+
+    def test_one_in_a_single_process_is_not_passed(self) -> None:
+        assert self.ruling({1: [4]}).verdict is Verdict.INCONCLUSIVE
+
+    def test_a_round_that_others_disturbed_does_not_count(self) -> None:
+        candidate = variant("it", contract="exact")
+        candidate.measurements[0].latency_s[3] *= 3
+        result = study(candidate)
+        for row in result.variants:
+            for measurement in row.measurements:
+                measurement.left_out = [3]
+        found = verdict(result, self.RULE, contract="exact")
+        assert found.verdict is Verdict.PASS
+
+    def test_of_independent_studies_few_are_false_and_slow_calls_are_seen(self) -> None:
+        assert verdicts_of(60, 1.0, 4).count(Verdict.FAIL) == 0
+        seen = verdicts_of(60, 0.3, 6, Slow(4, 1.5))
+        assert seen.count(Verdict.FAIL) > 20
+        assert seen.count(Verdict.PASS) < 5
+
+
+class TestEvidence:
+    """A gain that sdopt's own trace does not explain is unproven, whatever the option says of itself."""
+
+    def test_a_gain_with_the_same_trace_is_unproven(self) -> None:
+        fast = variant("fast", seconds=0.05, claims=["latency"])
+        assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
+        for measurement in fast.measurements:
+            measurement.traced = {"operators": 1.0}
+        ruling = paying(judged(fast)["fast"])
+        assert ruling.verdict is Verdict.INCONCLUSIVE
+        assert "sdopt's own trace shows the same" in ruling.reason
+
+    def test_a_gain_without_a_trace_is_unproven(self) -> None:
+        fast = variant("fast", seconds=0.05, claims=["latency"])
+        for measurement in fast.measurements:
+            measurement.traced = {}
+        assert "no trace" in paying(judged(fast)["fast"]).reason
+
+    def test_what_two_baselines_differ_by_explains_nothing(self) -> None:
+        fast = variant("fast", seconds=0.05, claims=["latency"])
+        fast.measurements[0].traced = {"operators": 1.0, "by chance": 3.0}
+        result = study(fast)
+        control = result.control
+        assert control is not None
+        control.measurements[0].traced = {"operators": 1.0, "by chance": 2.0}
+        found = verdict(result, Rule("speedup", "at_least", limit=0.5))
+        assert paying(found).verdict is Verdict.INCONCLUSIVE
+
+    def test_less_memory_is_a_change_by_itself(self) -> None:
+        small = variant("small", memory=0.5, claims=["memory"])
+        small.measurements = [replace(each, traced={"operators": 1.0}) for each in small.measurements]
+        assert paying(judged(small)["small"]).verdict is Verdict.PASS
+
+    def test_compiled_graphs_count(self) -> None:
+        fast = variant("fast", seconds=0.05, claims=["latency"])
+        fast.measurements[0] = Measurement(
+            0, latency_s=fast.measurements[0].latency_s, memory=fast.measurements[0].memory, graphs=2,
+            traced={"operators": 1.0},
+        )  # fmt: skip
+        assert paying(judged(fast)["fast"]).verdict is Verdict.PASS
+
+
+def test_an_interval_that_leaves_a_gain_open_is_unproven() -> None:
+    option = variant("it", claims=["latency"])
+    random = np.random.default_rng(1)
+    for measurement, level in zip(option.measurements, (0.93, 1.0, 1.07), strict=True):
+        measurement.latency_s = (0.1 * level * np.exp(0.01 * random.standard_normal(8))).tolist()
+    ruling = paying(judged(option)["it"])
+    assert ruling.verdict is Verdict.INCONCLUSIVE
+    assert ruling.reason.startswith("unproven")
