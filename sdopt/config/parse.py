@@ -12,7 +12,7 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.gate.rules import require_rules
 from sdopt.hardware.cards import require_sheet
-from sdopt.optimizations.base import Optimization
+from sdopt.optimizations.base import Contract, Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.latents import require_latents
 from sdopt.pipelines.loading import require_options
@@ -198,7 +198,20 @@ def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems:
             problems.append(f"{axis}: this option is not chosen; choose it with {key}=[{axis.rpartition('.')[2]}]")
         else:
             made[axis] = build_typed(axis, child, Optimization, problems)
-    return {axis: option for axis, option in made.items() if option is not None}
+    built = {axis: option for axis, option in made.items() if option is not None}
+    problems += [f"{axis}: {wrong}" for axis, option in built.items() if (wrong := _wrong_contract(option))]
+    return built
+
+
+def _wrong_contract(option: Optimization) -> str | None:
+    """Returns what is wrong with the promise of an option, which may be spelt by a user; None if it is one."""
+    try:
+        promised = str(option.contract)
+    except ValueError as error:
+        promised = str(error)
+    if promised in list(Contract):
+        return None
+    return f"its contract is none ({promised}); the contracts are {', '.join(Contract)}"
 
 
 def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:

@@ -9,10 +9,11 @@ import pytest
 from runners.gate_trial import main as gate_trial
 from sdopt.gate.calibration import read_calibration
 from sdopt.gate.trial import CONF
-from sdopt.gate.trial.alarms import false_alarms, sabotages
+from sdopt.gate.trial.alarms import count_alarms
+from sdopt.gate.trial.caught import timed_variants
+from sdopt.gate.trial.registry import drawn_sabotages
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Verdict
-from sdopt.schema import Gate, Rule
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
 
@@ -199,34 +200,39 @@ class TestCalibrate:
 
 class TestTrial:
     def test_sabotages_say_what_caught_them(self, folder: Path) -> None:
-        found = {one.name: one for one in sabotages(read_result(folder))}
+        found = {one.name: one for one in timed_variants(read_result(folder))}
         assert found["black"].fits
         assert found["black"].by[0] == "tripwires"
+        assert found["black"].title == "a few images of many"
         assert found["fewer"].fits
         assert "steps" in found["fewer"].by
+        assert found["honest"].honest
 
     def test_a_verdict_for_another_reason_does_not_count(self, folder: Path) -> None:
         result = read_result(folder)
         result.variant("black").config.options["trial"]["caught_by"] = "memory_ratio"
-        assert not {one.name: one for one in sabotages(result)}["black"].fits
+        assert not {one.name: one for one in timed_variants(result)}["black"].fits
 
-    def test_what_is_the_same_raises_no_alarm_and_what_is_not_does(self, folder: Path) -> None:
-        result = read_result(folder)
-        fine = Gate("g", {"equivalent": [Rule("mse", "at_most", limit=1e-5)], "lossy": [Rule("brightness", margin=50)]})
-        for alarms in false_alarms(result, folder, fine, None, trials=3):
-            assert len(alarms.verdicts) == 3
-            assert alarms.count(Verdict.FAIL) == 0
-        wrong = Gate(
-            "g", {c: [Rule("brightness", "at_least", limit=2.0, confidence=None)] for c in ("equivalent", "lossy")}
-        )
-        assert all(alarms.count(Verdict.FAIL) == 2 for alarms in false_alarms(result, folder, wrong, None, trials=2))
+    def test_false_alarms_are_counted_by_contract_with_a_bound(self, folder: Path) -> None:
+        found = {one.contract: one for one in count_alarms([folder, folder])}
+        assert found["lossy"].count(Verdict.FAIL) == 4  # both sabotages, twice
+        assert found["exact"].count(Verdict.FAIL) in (0, 2)  # `honest` claims a gain, which it may not have
+        assert found["lossy"].highest_rate == 1.0
+        assert any("tripwires" in reason for reason in found["lossy"].reasons)
 
     def test_a_measured_trial_is_reported_anew(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # `honest` names no rule that should catch it, and may pass.
-        assert gate_trial(["--result", str(folder), "--trials", "1"]) in (0, 1)
-        assert "| black | lossy | fail | tripwires" in (folder / "trial.md").read_text()
+        few = {name: kept for name, kept in drawn_sabotages().items() if name in ("all mirrored", "the seed ignored")}
+        monkeypatch.setattr("sdopt.gate.trial.drawn.drawn_sabotages", lambda: few)
+        # Of two steps there is no calibration, so that rules in shares are open for honest options as well.
+        assert gate_trial(["--result", str(folder)]) in (0, 1)
+        written, shown = (folder / "trial.md").read_text(), capsys.readouterr().out
+        assert "| black | lossy | fail | tripwires" in written
+        assert "| geometry | all mirrored | lossy |" in written
+        assert "| the baseline again | exact |" in written
+        assert "workload.steps=" in written
+        assert max(map(len, shown.splitlines())) > 80
         assert gate_trial(["--result", str(tmp_path)]) == 2
         assert "no result.json" in capsys.readouterr().err
         with pytest.raises(SystemExit, match="2"):
@@ -236,3 +242,8 @@ class TestTrial:
     def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert gate_trial(["--config-dir", str(tmp_path)]) == 2
         assert "experiment/gate_trial.yaml" in capsys.readouterr().err
+        assert gate_trial(["--config-dir", str(tmp_path), "--alarms", "3"]) == 2
+        assert "experiment/gate_alarms.yaml" in capsys.readouterr().err
+
+    def test_a_dry_run_of_it_is_none_that_failed(self, tmp_path: Path) -> None:
+        assert sdopt(tmp_path, "gate-trial", "dry_run=true").code == 0

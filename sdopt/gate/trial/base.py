@@ -61,7 +61,7 @@ class Retouch(Sabotage):
         def change(images: Tensor) -> Tensor:
             nonlocal drawn
             numbers, drawn = range(drawn, drawn + len(images)), drawn + len(images)
-            return self.retouch(images, numbers)
+            return self.retouch(images.clamp(-1, 1), numbers)
 
         decoded(pipe, change)
         return super().apply(pipe)

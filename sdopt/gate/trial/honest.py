@@ -7,7 +7,8 @@ from diffusers import DiffusionPipeline
 from typing_extensions import override
 
 from sdopt.gate.trial.base import Sabotage
-from sdopt.optimizations import Proof, denoiser_of
+from sdopt.optimizations import Contract, Proof, denoiser_of
+from sdopt.schema import bounded
 
 TITLE = "honest"
 
@@ -16,7 +17,7 @@ TITLE = "honest"
 class Nothing(Sabotage):
     """Changes nothing, and claims nothing."""
 
-    promise: str = "exact"
+    promise: str = bounded("exact", choices=tuple(Contract))
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Reordered(Sabotage):
     The mathematics is the same, and so is the time.
     """
 
-    promise: str = "equivalent"
+    promise: str = bounded("equivalent", choices=tuple(Contract))
 
     @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
