@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdopt.analysis.bounds import Bounds, share_bounds, subtract
+from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import MEASURES, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.timing import exceeds, paired
+from sdopt.analysis.rounding import precision_of
+from sdopt.analysis.timing import exceeds
+from sdopt.gate.belief import belief_rulings, gain_when_drawn
 from sdopt.gate.calibration import Calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
-from sdopt.gate.precision import precision_of
 from sdopt.gate.rulings import above, below, bounds_of, find_scores, percent, problem_of, two_sided, unjudged
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of
@@ -65,6 +67,8 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         rulings = context.rulings(gate, contract)
         if context.comparable:
             rulings += [must_pay(answers)] if answers else []
+            if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
+                rulings.append(gain_when_drawn(context.candidate, context.reference))
             rulings += ruling_of(look)
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
         note = f"several promises changed; judged by the weakest, {contract}" if mixed else ""
@@ -105,7 +109,8 @@ def _context(
             lambda metric, confidence: MEASURES[metric].ratio(candidate, reference, confidence),
             lambda metric: MEASURES[metric].floor(view, edge),
             share,
-            _disturbances(view, candidate, reference),
+            "; ".join(disturbances(view, candidate, reference)),
+            belief=tuple(belief_rulings(view, candidate, reference)) if not place else (),
         )
 
     return of_shapes([at(place) for place in range(len(result.shapes))])
@@ -116,14 +121,6 @@ def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
     if len(contexts) > 1:
         contexts = [replace(context, shape=context.candidate.config.shapes[0].name) for context in contexts]
     return replace(contexts[0], further=tuple(contexts[1:]))
-
-
-def _disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> str:
-    """Says which other studies were measured beside the rounds of two variants; "" where none was."""
-    numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
-    sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
-    others = sorted({other for session in sessions for other in session.disturbed_by})
-    return f"other studies were measured on this device meanwhile: {', '.join(others)}" if others else ""
 
 
 def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
@@ -198,6 +195,7 @@ class RuleContext:
         floor: by which ratio two baselines differed in one of them; None where that is not known.
         share: of each rule's chance of error, that this look may spend.
         disturbed: by what the times were disturbed; "" where by nothing.
+        belief: whether the measurements of both can be believed, at the main shape.
         shape: its name, where the study has several; "" where it has one.
         further: the same comparison at further shapes. Images were drawn at the main shape alone.
     """
@@ -210,6 +208,7 @@ class RuleContext:
     floor: Callable[[str], float | None]
     share: float = 1.0
     disturbed: str = ""
+    belief: tuple[Ruling, ...] = ()
     shape: str = ""
     further: "tuple[RuleContext, ...]" = ()
 
@@ -273,7 +272,7 @@ class RuleContext:
         rulings = _comparable(self.candidate, self.reference)
         if rulings:
             return rulings
-        rulings = [_tripwires(self.candidate), _same_work(self.candidate, self.reference)]
+        rulings = [_tripwires(self.candidate), _same_work(self.candidate, self.reference), *self.belief]
         for rule in gate.rules.get(contract, []):
             further = self.further if rule.metric in MEASURES else ()
             rulings += [at.apply(rule, gate) for at in (self, *further)]
