@@ -78,7 +78,9 @@ def idle_doubts(variant: VariantResult) -> list[str]:
     busy = [m.idle_cpu for m in variant.measurements if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
     if not busy:
         return []
-    return [f"the idle processes of '{variant.name}' used up to {max(busy):.0%} of a core while others were timed"]
+    return [
+        f"the idle processes of '{variant.name}' used up to {100 * max(busy):.0f} % of a core while others were timed"
+    ]
 
 
 def stage_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
@@ -89,7 +91,8 @@ def stage_doubts(candidate: VariantResult, reference: VariantResult) -> list[str
     if mine > _STAGES_LIMIT * max(1.0, other):
         return [f"the stages of one call take {mine:.2g} times as long as timed calls do: those do other work"]
     if mine < _STAGES_LEFT * min(1.0, other):
-        return [f"the stages take {mine:.0%} of a timed call, in the reference {other:.0%}: the rest is not explained"]
+        shares_of_call = f"stages take {100 * mine:.0f} % of a timed call, in the reference {100 * other:.0f} %"
+        return [f"{shares_of_call}: the rest is not explained"]
     return []
 
 
@@ -178,7 +181,8 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     worst = [share for side in (candidate, reference) for m in side.measurements for share in _deciding(m)]
     disturbed = [share for share in worst if limit is not None and share > limit]
     if 2 * len(disturbed) > len(worst):
-        found.append(f"in {len(disturbed)} of {len(worst)} calls that decide, others took more than {limit:.0%}")
+        share = f"{100 * limit:g} %" if limit is not None else ""
+        found.append(f"in {len(disturbed)} of {len(worst)} calls that decide, others took more than {share}")
     return found
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
 from sdopt.results.records import ImageRecord, TimedImage
-from sdopt.study.image_cache import content_key
+from sdopt.study.fingerprint import OPTIONS
+from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.preparation import Starved, ask_each, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
@@ -157,6 +158,8 @@ class _Pass:
         self._place = Path("images") / name
         self._folder = run.folder / self._place
         self._key = content_key(process.variant, draw, process.row.inputs, run.result.environment)
+        # What a user's own option reads beside what it declares, nobody knows.
+        self._images = ImageCache(None) if OPTIONS in process.row.inputs else run.images
         self._cached = False
         self.records: list[ImageRecord] = []
         # At random, so that no option knows which: and, as far as there are any, of prompts that were not timed.
@@ -173,7 +176,7 @@ class _Pass:
 
     def fetch(self) -> bool:
         """Takes the images from the cache if they are there; returns whether they are."""
-        records = self._run.images.fetch(self._key, self._folder)
+        records = self._images.fetch(self._key, self._folder)
         if records is None:
             return False
         self.records, self._cached = records, True
@@ -210,7 +213,7 @@ class _Pass:
     def finish(self) -> tuple[str, list[ImageRecord]]:
         """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
         if self.whole:
-            self._run.images.keep(self._key, self._folder, self.records)
+            self._images.keep(self._key, self._folder, self.records)
         return self._key, [replace(record, path=str(self._place / record.path)) for record in self.records]
 
     def discard(self) -> None:

@@ -1,5 +1,6 @@
 """Prepares the processes of a session: loading, first calls, warm-up, memory; falls back to blocks if need be."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
@@ -96,10 +97,15 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
             run.start(process)
         except WorkerError as error:
             starved += _noted(run, process, error)
+    begun = time.perf_counter()
     loaded, missing = ask_group(run, part, "loading", PipelineHost.prepare)
+    took_s = time.perf_counter() - begun
     for process, load_s in loaded:
         run.progress.advance()
-        if process.first:
+        if not 0 < load_s <= 1.01 * took_s:
+            said = f"its clock says that loading took {load_s:.3g} s, which was over after {took_s:.3g} s"
+            run.fail(process, WorkerError(Status.FAILED, said))
+        elif process.first:
             process.measurement.load_s = load_s
     return [*starved, *missing]
 

@@ -78,9 +78,9 @@ class TimedCall:
         """Says why its time cannot be true; "" where it can."""
         if not math.isfinite(self.seconds) or self.seconds <= 0:
             return f"its clock says that a call took {self.seconds:g} s"
-        if self.observed_s is not None and self.seconds > 1.05 * self.observed_s + MESSAGE_S:
+        if self.over_after_s is not None and self.seconds > 1.01 * self.over_after_s:
             return (
-                f"its clock says that a call took {self.seconds:.3g} s, and it was over after {self.observed_s:.3g} s"
+                f"its clock says that a call took {self.seconds:.3g} s, which was over after {self.over_after_s:.3g} s"
             )
         return ""
 

@@ -224,8 +224,7 @@ class PipelineHost:
             self._synchronize()
             self._mark(Mark.BEGUN)
             start = time.perf_counter()
-            images = np.asarray(self._call(inputs=inputs).images, dtype=np.float32)
-            pixels = _as_bytes(images)
+            images, pixels = self._read(inputs=inputs)
             self._synchronize()
             seconds = time.perf_counter() - start
             self._mark(Mark.ENDED)
@@ -242,7 +241,7 @@ class PipelineHost:
         if before is None:
             return None
         while time.perf_counter() - start < _ENERGY_S:
-            self._call()
+            self._read()
             self._synchronize()
             calls += 1
         after = self._monitor.energy_j()
@@ -259,7 +258,7 @@ class PipelineHost:
             place: of the call's shape among the variant's.
         """
         steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
-        trace = trace_call(self._pipe, lambda: self._call(place, num_inference_steps=steps), self._device.is_cuda)
+        trace = trace_call(self._pipe, lambda: self._read(place, num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
@@ -273,7 +272,7 @@ class PipelineHost:
         """
         clock = EventClock() if self._device.is_cuda else WallClock()
         with observed(self._pipe, clock.enter, clock.leave):
-            self._call()
+            self._read()
         self._synchronize()
         # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
         return {
@@ -345,6 +344,11 @@ class PipelineHost:
         latents = torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)
         # Some schedulers draw noise at every step: each image's comes from its own seed as well.
         return inputs | {"latents": latents, "generator": generators}
+
+    def _read(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Makes one call as `_call` does, and returns its images as floats and as bytes, (n, height, width, 3)."""
+        images = np.asarray(self._call(place, inputs, **changes).images, dtype=np.float32)
+        return images, _as_bytes(images)
 
     def _call(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
         """Makes one call of the pipeline.

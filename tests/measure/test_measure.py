@@ -200,6 +200,7 @@ class TestMemory:
         memory.loaded()
         found = memory.read()
         assert 0.09 < found.process_loaded_gib < 0.2
+        assert found.process_peak_gib is not None
         assert found.headline == ("peak_process_gib", found.process_peak_gib + found.children_peak_gib)
         assert (found.cuda_peak_allocated_gib, found.nvml_process_gib) == (None, None)
         assert resident_gib() > block.nbytes / 2**30
