@@ -258,7 +258,11 @@ class PipelineHost:
             place: of the call's shape among the variant's.
         """
         steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
-        trace = trace_call(self._pipe, lambda: self._read(place, num_inference_steps=steps), self._device.is_cuda)
+
+        def call() -> Any:
+            return self._call(place, num_inference_steps=steps, output_type="pil")
+
+        trace = trace_call(self._pipe, call, self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
