@@ -89,8 +89,8 @@ def _log_peaks(cell: VariantResult) -> list[float]:
     """Returns the log of the peak memory of each replicate."""
     peaks: dict[int, list[float]] = {}
     for measurement in cell.measurements:
-        if measurement.memory and measurement.memory.headline:
-            peaks.setdefault(measurement.replicate, []).append(measurement.memory.headline[1])
+        if measurement.peak:
+            peaks.setdefault(measurement.replicate, []).append(measurement.peak[1])
     return [float(np.log(np.mean(values))) for values in peaks.values()]
 
 

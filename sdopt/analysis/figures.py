@@ -273,11 +273,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         disturbance=_disturbance(variant),
         processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
         memory_gib=_memory(variant),
-        headline_memory=max(
-            (m.memory.headline for m in measured if m.memory and m.memory.headline),
-            key=lambda found: found[1],
-            default=None,
-        ),
+        headline_memory=max((m.peak for m in measured if m.peak), key=lambda found: found[1], default=None),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),
         verdicts=tuple(judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name),

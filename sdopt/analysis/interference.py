@@ -7,12 +7,16 @@ from sdopt.results.records import ShapeSamples, StudyResult
 
 
 def shares(samples: ShapeSamples) -> list[float | None]:
-    """Returns, for each timed call, the share of the processor and of the GPU that others took; None if not known."""
+    """Returns, for each timed call, the share that others took of the processor and of the GPU; None if not known.
+
+    What the worker's clock leaves out of a call counts as well: there is no telling what was done meanwhile.
+    """
     count = len(samples.latency_s)
     calls = samples.interference if len(samples.interference) == count else [None] * count
     on_gpu = [state.others or 0.0 for state in samples.gpu] if len(samples.gpu) == count else [0.0] * count
     return [
-        None if call is None else call.waited + call.stolen + more for call, more in zip(calls, on_gpu, strict=True)
+        None if call is None else call.waited + call.stolen + call.unaccounted + more
+        for call, more in zip(calls, on_gpu, strict=True)
     ]
 
 

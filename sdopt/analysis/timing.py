@@ -349,7 +349,7 @@ def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
 
 
 def _peaks(variant: VariantResult) -> list[float]:
-    return [m.memory.headline[1] for m in variant.measurements if m.memory and m.memory.headline]
+    return [m.peak[1] for m in variant.measurements if m.peak]
 
 
 def speedup_drift(

@@ -13,14 +13,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sdopt.analysis.bounds import Bounds, share_bounds, subtract
+from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
+from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.timing import exceeds, paired
+from sdopt.analysis.rounding import precision_of
+from sdopt.analysis.timing import exceeds
+from sdopt.gate.belief import belief_rulings, gain_when_drawn
 from sdopt.gate.calibration import Calibration, fitting_calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
-from sdopt.gate.precision import precision_of
 from sdopt.gate.rulings import (
     above,
     below,
@@ -30,6 +32,7 @@ from sdopt.gate.rulings import (
     find_scores,
     percent,
     problem_of,
+    rarely,
     two_sided,
     unjudged,
 )
@@ -80,6 +83,8 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         if context.comparable:
             changes = changes_of(result, context.candidate, context.reference)
             rulings += [must_pay(answers, changes)] if answers else []
+            if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
+                rulings.append(gain_when_drawn(context.candidate, context.reference))
             rulings += ruling_of(look)
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
         notes = [f"several promises changed; judged by the weakest, {contract}"] if mixed else []
@@ -121,7 +126,8 @@ def _context(
             lambda metric, confidence: RULED[metric].ratio(candidate, reference, confidence),
             lambda metric: RULED[metric].floor(view, edge),
             share,
-            _disturbances(view, candidate, reference),
+            "; ".join(disturbances(view, candidate, reference)),
+            belief=tuple(belief_rulings(view, candidate, reference)) if not place else (),
             floors=result.floors.get("numerical", {}),
         )
 
@@ -133,14 +139,6 @@ def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
     if len(contexts) > 1:
         contexts = [replace(context, shape=context.candidate.config.shapes[0].name) for context in contexts]
     return replace(contexts[0], further=tuple(contexts[1:]))
-
-
-def _disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> str:
-    """Says which other studies were measured beside the rounds of two variants; "" where none was."""
-    numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
-    sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
-    others = sorted({other for session in sessions for other in session.disturbed_by})
-    return f"other studies were measured on this device meanwhile: {', '.join(others)}" if others else ""
 
 
 def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
@@ -163,6 +161,7 @@ class RuleContext:
         floor: by which ratio two baselines differed in one of them; None where that is not known.
         share: of each rule's chance of error, that this look may spend.
         disturbed: by what the times were disturbed; "" where by nothing.
+        belief: whether the measurements of both can be believed, at the main shape.
         shape: its name, where the study has several; "" where it has one.
         floors: how far two baselines differ that compute in another order, by metric.
         uncalibrated: why `calibration` is None, and what to do; "" where it is there.
@@ -177,6 +176,7 @@ class RuleContext:
     floor: Callable[[str], float | None]
     share: float = 1.0
     disturbed: str = ""
+    belief: tuple[Ruling, ...] = ()
     shape: str = ""
     floors: Mapping[str, Spread] = field(default_factory=dict)
     uncalibrated: str = ""
@@ -242,7 +242,7 @@ class RuleContext:
         rulings = comparable(self.candidate, self.reference)
         if rulings:
             return rulings
-        rulings = [tripwires(self.candidate), same_work(self.candidate, self.reference)]
+        rulings = [tripwires(self.candidate), same_work(self.candidate, self.reference), *self.belief]
         for rule in gate.rules.get(contract, []):
             further = self.further if rule.metric in RULED else ()
             rulings += [at.apply(rule, gate) for at in (self, *further)]
@@ -301,7 +301,7 @@ class RuleContext:
         if rule.test == "every":
             return every(rule, name, score, limit)
         if rule.test == "rarely":
-            return self._rarely(rule, name, score, limit)
+            return rarely(rule, name, score, limit)
         if rule.test in ("at_least", "at_most"):
             bounds = bounds_of(score, rule.confidence)
             return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
@@ -321,20 +321,6 @@ class RuleContext:
             said = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
             return unjudged(rule.test, said, name)
         return min(limit, max(times * floor.mean, rule.least))
-
-    def _rarely(self, rule: Rule, name: str, score: Score, limit: float) -> Ruling:
-        """A rule on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
-        if rule.share is None:
-            return unjudged(rule.test, "the rule has no share", name)
-        above = [value > limit for value in score.per_prompt if value is not None]
-        if not above:
-            return unjudged(rule.test, f"{name} has no values by prompt", name)
-        ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
-        if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
-            needed = math.ceil(math.log(1 - rule.confidence) / math.log(1 - rule.share))
-            ruling.reason = f"so few cannot exclude a share of {rule.share:.3g}: {needed} prompts would"
-        ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
-        return ruling
 
     def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
         """A rule on candidate − reference, signed so that more is better."""

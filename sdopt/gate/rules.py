@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from sdopt.analysis.measures import RULED
+from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.errors import UsageError
-from sdopt.gate.precision import UNIT_ROUNDOFF
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import FAMILIES, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds
+from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds, share_bounds
 from sdopt.quality.metrics import family_of
 from sdopt.results.records import (
     Ruling,
@@ -137,3 +137,18 @@ def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
         said = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
     verdict = Verdict.FAIL if wrong else Verdict.PASS
     return Ruling(rule.test, name, verdict, said, worst, worst, worst, limit)
+
+
+def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+    """Rules on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
+    if rule.share is None:
+        return unjudged(rule.test, "the rule has no share", name)
+    above = [value > limit for value in score.per_prompt if value is not None]
+    if not above:
+        return unjudged(rule.test, f"{name} has no values by prompt", name)
+    ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
+    if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
+        needed = math.ceil(math.log(1 - rule.confidence) / math.log(1 - rule.share))
+        ruling.reason = f"so few cannot exclude a share of {rule.share:.3g}: {needed} prompts would"
+    ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
+    return ruling

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,17 +81,24 @@ def _card_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
         return handle, False
 
 
-def process_gib(device: "Device") -> float | None:
-    """Returns the memory that this process holds on a CUDA device, in GiB; None where NVML does not say."""
+def process_gib(device: "Device", pids: Collection[int]) -> float | None:
+    """Returns the memory that processes hold on a CUDA device, in GiB; None where NVML does not say, or there is none.
+
+    Args:
+        device: the CUDA device.
+        pids: of the processes.
+    """
 
     def held(nvml: Any) -> float | None:
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(nvml, device)):
-            # In a container the driver may report another pid namespace, or no figure at all.
-            if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                return float(process.usedGpuMemory) / 2**30
-        return None
+        # In a container the driver may report another pid namespace, or no figure at all.
+        found = [
+            process.usedGpuMemory
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(nvml, device))
+            if process.pid in pids and process.usedGpuMemory is not None
+        ]
+        return sum(found) / 2**30 if found else None
 
-    return ask_nvml(held)
+    return ask_nvml(held) if pids else None
 
 
 def describe_gpu(device: "Device") -> dict[str, Any]:

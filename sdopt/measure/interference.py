@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdopt.measure.processes import PROC, started_by
 from sdopt.results.records import Interference
 
-_PROC, _CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
+_CPUS = Path("/sys/devices/system/cpu")
 
 _TICKS = 8
 """Fields of a core's line in /proc/stat that add up to all its time: user, nice, system, idle, iowait, irq, softirq,
@@ -53,7 +54,7 @@ class InterferenceMeter:
         cpus: where the kernel tells the cores' frequencies.
     """
 
-    def __init__(self, pid: int, proc: Path = _PROC, cpus: Path = _CPUS) -> None:
+    def __init__(self, pid: int, proc: Path = PROC, cpus: Path = _CPUS) -> None:
         self._pid, self._proc, self._cpus = pid, proc, cpus
         self._before = self._read()
 
@@ -95,7 +96,7 @@ class InterferenceMeter:
             threads = {
                 task.name: found
                 for process in self._group()
-                for task in (process / "task").iterdir()
+                for task in _tasks(process, process.name == str(self._pid))
                 if (found := _thread(task)) is not None
             }
         except OSError:
@@ -108,11 +109,10 @@ class InterferenceMeter:
         return _Counts(threads, total / second, (total - idle - stolen) / second, stolen / second)
 
     def _group(self) -> Iterator[Path]:
-        """Yields the folders of the process and of those that it started and that stayed in its group."""
+        """Yields the folders of the process and of those that it started."""
         yield self._proc / str(self._pid)
-        for folder in self._proc.iterdir():
-            if folder.name.isdecimal() and int(folder.name) != self._pid and _group_of(int(folder.name)) == self._pid:
-                yield folder
+        for pid in started_by(self._pid, self._proc):
+            yield self._proc / str(pid)
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
@@ -136,11 +136,14 @@ class InterferenceMeter:
         return round(sum(found) / len(found), 1) if found else None
 
 
-def _group_of(pid: int) -> int | None:
+def _tasks(process: Path, required: bool) -> list[Path]:
+    """Returns the folders of a process's threads. Raises OSError where it has ended, and is required."""
     try:
-        return os.getpgid(pid)
-    except OSError:  # it ended meanwhile
-        return None
+        return list((process / "task").iterdir())
+    except OSError:
+        if required:
+            raise
+        return []
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:

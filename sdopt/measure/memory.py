@@ -1,5 +1,7 @@
-"""Memory of this process: on the host from the kernel, on a CUDA device from PyTorch's allocator and from NVML."""
+"""Memory of this process and of what it started: from the kernel, from PyTorch's allocator, and from NVML."""
 
+import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,15 @@ import torch
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import process_gib
+from sdopt.measure.processes import held_by_children, started_by
 from sdopt.results.records import Memory
 
 _STATUS = Path("/proc/self/status")
 
 _CLEAR = Path("/proc/self/clear_refs")
+
+_EVERY_S = 0.02
+"""So often it is looked what children hold: the kernel keeps no mark of all of them together."""
 
 
 def resident_gib() -> float:
@@ -31,7 +37,8 @@ class PeakMemory:
     """Peak memory of a stretch of work, counted from what the process held when this was built.
 
     The kernel's high-water mark is reset by writing 5 to `/proc/self/clear_refs` (proc(5)); sampling would miss peaks.
-    Some sandboxes have no such file, or no mark: then the peak of the host is None.
+    Some sandboxes have no such file, or no mark: then the peak of the host is None. What the process started is looked
+    at every 20 ms while `watch` is on, and whenever a peak is read.
     """
 
     def __init__(self, device: Device) -> None:
@@ -40,6 +47,9 @@ class PeakMemory:
         self._loaded: float = 0.0
         self._cuda_loaded: float | None = None
         self._marked = True
+        self._children = 0.0
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
 
     def loaded(self) -> None:
         """Marks the point at which the model is in place."""
@@ -47,8 +57,20 @@ class PeakMemory:
         if self._device.is_cuda:
             self._cuda_loaded = torch.cuda.memory_allocated() / 2**30
 
+    def watch(self) -> None:
+        """Starts a new peak, and looks at children until it is read: for a call that is not timed."""
+        self.reset()
+        self._over.clear()
+        self._watcher = threading.Thread(target=self._look_on, daemon=True)
+        self._watcher.start()
+
+    def _look_on(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            self._children = max(self._children, held_by_children(os.getpid()))
+
     def reset(self) -> None:
         """Starts a new peak."""
+        self._children = 0.0
         try:
             _CLEAR.write_text("5")
         except OSError:
@@ -57,15 +79,27 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> Memory:
-        """Returns the peak since the last reset."""
-        memory = Memory(process_loaded_gib=self._loaded, process_peak_gib=self._host_peak())
+        """Returns the peak since the last reset, and ends a watch."""
+        if self._watcher is not None:
+            self._over.set()
+            self._watcher.join()
+            self._watcher = None
+        self._children = max(self._children, held_by_children(os.getpid()))
+        memory = Memory(self._loaded, self._host_peak(), children_peak_gib=self._children)
         if self._device.is_cuda:
             memory.cuda_loaded_gib = self._cuda_loaded
             memory.cuda_peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
             memory.cuda_graph_pools_gib = graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
-            memory.nvml_process_gib = process_gib(self._device)
+            memory.nvml_process_gib = process_gib(self._device, [os.getpid()])
+            memory.nvml_children_gib = process_gib(self._device, started_by(os.getpid()))
         return memory
+
+    def held_gib(self) -> float:
+        """Returns what is held now: by PyTorch on a GPU, else resident, with what children hold."""
+        if self._device.is_cuda:
+            return torch.cuda.memory_allocated() / 2**30
+        return resident_gib() + held_by_children(os.getpid())
 
     def _host_peak(self) -> float | None:
         try:

@@ -40,12 +40,15 @@ class Pictures:
         file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
         if not file.is_file():
             return None
-        latents = load_file(file)["latents"].float().numpy()
+        latents: np.ndarray = load_file(file)["latents"].float().numpy()
         if len(latents) == len(self.records):
             return latents
         each = 1 + max(record.image_index for record in self.records)
         places = [record.prompt_index * each + record.image_index for record in self.records]
-        return latents[places] if max(places) < len(latents) and len(latents) % each == 0 else None
+        if max(places) >= len(latents) or len(latents) % each:
+            return None
+        of_these: np.ndarray = latents[places]
+        return of_these
 
     @property
     def draws(self) -> list[tuple[str, int]]:

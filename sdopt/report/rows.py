@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import OptionAnswer
 from sdopt.analysis.break_even import break_even_text
+from sdopt.analysis.doubts import doubts_of
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.interference import count_rounds
@@ -102,6 +103,7 @@ def notes_of(result: StudyResult) -> list[str]:
         *_sampling_notes(result),
         *_start_notes(result),
         *_memory_notes(result),
+        *(f"Doubtful: {doubt}." for doubt in doubts_of(result)),
         *_card_notes(result),
         *gpu_notes(result),
     ]
@@ -228,10 +230,11 @@ def _start_notes(result: StudyResult) -> list[str]:
 
 
 def _memory_notes(result: StudyResult) -> list[str]:
-    names = {m.memory.headline[0] for v in result.variants for m in v.measurements if m.memory and m.memory.headline}
+    names = {m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}
     memory = {
         "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs hold",
-        "peak_process_gib": "peak resident set of the process during a call, beyond its state before loading",
+        "peak_process_gib": "peak resident set of the process, and of what it started, during a call, beyond its state "
+        "before loading",
     }
     return [f"Memory: {memory[name]}." for name in sorted(names)]
 

@@ -143,13 +143,23 @@ class Memory:
     nvml_process_gib: float | None = None
     cuda_graph_pools_gib: float | None = None
     """What CUDA graphs hold for their replays beyond what PyTorch counts as allocated."""
+    children_peak_gib: float = 0.0
+    """What processes that the worker started held on the host at most, all together."""
+    nvml_children_gib: float | None = None
+    """What they held on the device at last, as the driver says; None where it does not say."""
 
     @property
     def headline(self) -> tuple[str, float] | None:
-        """The figure that memory ratios are made of, with its name; None where it could not be measured."""
+        """The figure that memory ratios are made of, with its name; None where it could not be measured.
+
+        It is that of the worker with all that it started.
+        """
         if self.cuda_peak_allocated_gib is not None:
-            return "peak_allocated_gib", self.cuda_peak_allocated_gib + (self.cuda_graph_pools_gib or 0.0)
-        return None if self.process_peak_gib is None else ("peak_process_gib", self.process_peak_gib)
+            others = (self.cuda_graph_pools_gib or 0.0) + (self.nvml_children_gib or 0.0)
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib + others
+        if self.process_peak_gib is None:
+            return None
+        return "peak_process_gib", self.process_peak_gib + self.children_peak_gib
 
 
 @dataclass
@@ -186,6 +196,19 @@ class Interference:
     """How often a thread lost its core before it was done."""
     cpu_mhz: float | None = None
     """Mean frequency of those cores right after the call; None where nothing tells it."""
+    unaccounted: float = 0.0
+    """Share of the call, as the study's own process timed it, that the worker's clock leaves out, beyond what messages
+    take."""
+
+
+@dataclass
+class TimedImage:
+    """An image of a timed call, held against the one that was drawn of the same prompt from the same noise."""
+
+    prompt_index: int
+    image_index: int
+    error: float | None
+    """Mean squared difference of the two, as shares of the whole range; None where there is no drawn one."""
 
 
 @dataclass(kw_only=True)
@@ -206,7 +229,17 @@ class ShapeSamples:
     """The round between the warm-up of all processes and the first round, two processes at a time on a CPU: processes
     that were started early have been idle for long."""
     latency_s: list[float] = field(default_factory=list)
-    """End-to-end time of one call, by round; in blocks, of the block's own rounds."""
+    """End-to-end time of one call, by round, until its images are bytes in the host's memory; in blocks, of the block's
+    own rounds. The prompts and the noise are others in each round, and the same for all variants."""
+    observed_s: list[float] = field(default_factory=list)
+    """The same times by the clock of the study's own process, in the order of `latency_s`."""
+    held_gib: list[float] = field(default_factory=list)
+    """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
+    PyTorch has allocated on a GPU, else the resident set."""
+    timed_images: list[TimedImage] = field(default_factory=list)
+    """A sample of the images of timed calls, held against drawn ones; at the main shape, where images are drawn."""
+    repeated: int = 0
+    """Timed calls whose prompts and noise the process had been given before, because there were too few prompts."""
     latency_before_s: list[float] = field(default_factory=list)
     """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
     off, and its samples are paired with nothing."""
@@ -246,6 +279,16 @@ class Measurement(ShapeSamples):
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
     energy_j: list[float] = field(default_factory=list)
     """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
+    memory_after: Memory | None = None
+    """Memory after the last round; its peak is that of all calls since `memory` was measured."""
+    idle_cpu: float | None = None
+    """Processor time that the worker, with all that it started, used between its timed calls, as a share of that time
+    on one core; None where others do not work beside it, or the kernel does not count."""
+    drawn_s: list[float] = field(default_factory=list)
+    """Times, by the clock of the study's own process, of some calls of the quality pass, made while no other process
+    worked; of the first process of a variant alone."""
+    drawn_batch: int | None = None
+    """Prompts in each of these calls."""
     complete: bool = False
     """Whether evidence, stages and images were taken after its rounds."""
     further: list[ShapeSamples] = field(default_factory=list)
@@ -256,6 +299,16 @@ class Measurement(ShapeSamples):
     def shapes(self) -> list[ShapeSamples]:
         """The samples at each shape, the main one first."""
         return [self, *self.further]
+
+    @property
+    def peak(self) -> tuple[str, float] | None:
+        """The largest peak of memory that was measured of it, with its name; None where none was.
+
+        That of all calls, too, but of a process that served several shapes.
+        """
+        whole = [self.memory, *([] if self.further else [self.memory_after])]
+        found = [memory.headline for memory in whole if memory and memory.headline]
+        return max(found, key=lambda one: one[1], default=None)
 
     def at(self, place: int) -> "Measurement":
         """Returns what it would be if the shape in that place were its main one; samples are not copied."""

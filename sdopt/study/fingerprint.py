@@ -4,7 +4,6 @@ The digests tell a study that is resumed from one that only has the same configu
 """
 
 import hashlib
-import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -15,7 +14,11 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.loading import folder_of
 from sdopt.pipelines.tasks import files_of
 from sdopt.schema import Model
+from sdopt.study.sources import own_files
 from sdopt.variant import Variant
+
+OPTIONS = "options"
+"""Of what the code of a user's own options is digested by; a variant without them has none."""
 
 _PACKAGE = Path(sdopt.__file__).parent
 
@@ -31,9 +34,8 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
         variant: whose inputs.
         model: `of_model`, or a cache of it.
     """
-    sources = {inspect.getfile(type(option)) for option in variant.optimizations.values()}
-    own = [Path(source) for source in sorted(sources) if not Path(source).is_relative_to(_PACKAGE)]
-    files = {"options": own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
+    own = own_files(type(option) for option in variant.optimizations.values())
+    files = {OPTIONS: own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
     with suppress(UsageError):  # what was not fetched is only planned
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:

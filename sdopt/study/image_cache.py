@@ -1,7 +1,8 @@
 """Keeps drawn images by a digest of everything that they depend on, so that none is drawn twice.
 
-What the key leaves out could go stale unseen, so it holds digests of the weights, of the prompts, of sdopt's own code
-and of users' options, and the versions of what computes.
+What the key leaves out could go stale unseen, so it holds digests of the weights, of the prompts and of sdopt's own
+code, and the versions of what computes. Images of a user's own options are not kept: such an option may read files that
+no key knows of.
 """
 
 import hashlib

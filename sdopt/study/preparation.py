@@ -1,5 +1,6 @@
 """Prepares the processes of a session: loading, first calls, warm-up, memory; falls back to blocks if need be."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
@@ -79,7 +80,8 @@ def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
             starved += _first_call(run, part, place)
         # Without a warm-up, memory is that of the first call.
         for left in reversed(range(run.protocol.warmup)):
-            calls, missing = ask_group(run, group, "warm-up", PipelineHost.time_once, place, memory=not left)
+            number = run.protocol.warmup - left
+            calls, missing = call_group(run, group, "warm-up", place, number, memory=not left)
             starved += missing
             for process, call in calls:
                 process.measurement.shapes[place].warmup_s.append(call.seconds)
@@ -95,10 +97,15 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
             run.start(process)
         except WorkerError as error:
             starved += _noted(run, process, error)
+    begun = time.perf_counter()
     loaded, missing = ask_group(run, part, "loading", PipelineHost.prepare)
+    took_s = time.perf_counter() - begun
     for process, load_s in loaded:
         run.progress.advance()
-        if process.first:
+        if not 0 < load_s <= 1.01 * took_s:
+            said = f"its clock says that loading took {load_s:.3g} s, which was over after {took_s:.3g} s"
+            run.fail(process, WorkerError(Status.FAILED, said))
+        elif process.first:
             process.measurement.load_s = load_s
     return [*starved, *missing]
 
@@ -106,7 +113,7 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
 def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> Starved:
     """Calls workers at a shape for the first time, which may compile; returns those that starved."""
     memory = not run.protocol.warmup
-    calls, starved = ask_group(run, part, "cold start", PipelineHost.time_once, place, memory=memory)
+    calls, starved = call_group(run, part, "cold start", place, 0, memory=memory)
     for process, call in calls:
         note_call(run, process, place, call)
         samples = process.measurement.shapes[place]
@@ -138,10 +145,53 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
     process.worker.prepare()
     run.progress.advance()
     for place in run.shapes:
-        for _ in range(1 + run.protocol.warmup):
+        for call in range(1 + run.protocol.warmup):
             run.progress.phase(process.row.name, "warm-up")
-            process.worker.time_once(place)
+            number = next_batch(run, process, place, call)
+            # Loading must not count for the peak that is read after the rounds.
+            process.worker.time_once(place, number, memory=call == run.protocol.warmup)
             run.progress.advance()
+
+
+def next_batch(run: StudyRun, process: VariantProcess, place: int, call: int) -> int:
+    """Returns the number of the batch that a call of a process gets at a shape, and notes that it did."""
+    number = run.number(process, place, call)
+    process.given.add((place, number))
+    return number
+
+
+def call_group(
+    run: StudyRun, group: Sequence[VariantProcess], phase: str, place: int, call: int, memory: bool = False
+) -> tuple[list[tuple[VariantProcess, TimedCall]], Starved]:
+    """Calls those workers of a group that live at once, at a shape; returns what `ask_group` does.
+
+    Args:
+        run: the study.
+        group: whose workers.
+        phase: what progress calls it.
+        place: of the shape.
+        call: how many calls each worker has made at that shape.
+        memory: whether to measure the peak memory, too.
+    """
+    asked = living(group)
+    requests = [
+        partial(
+            process.worker.begin,
+            PipelineHost.time_once,
+            place,
+            next_batch(run, process, place, call),
+            memory=memory,
+        )
+        for process in asked
+    ]
+    found, starved = ask_each(run, asked, phase, requests)
+    believed = []
+    for process, answer in found:
+        if answer.absurd:
+            run.fail(process, WorkerError(Status.FAILED, answer.absurd))
+        else:
+            believed.append((process, answer))
+    return believed, starved
 
 
 def ask_group(

@@ -9,21 +9,29 @@ import numpy as np
 
 from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
-from sdopt.results.records import Schedule, ShapeSamples, Status
+from sdopt.measure.processes import IdleMeter
+from sdopt.results.records import Measurement, Schedule, ShapeSamples, Status
 from sdopt.study.inspection import inspect_group
 from sdopt.study.preparation import (
     Starved,
-    ask_group,
     attempt,
     batched,
+    call_group,
+    living,
+    next_batch,
     note_call,
     side_by_side,
     starvation,
     warm_up_again,
 )
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.worker.protocol import WorkerError
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.protocol import MESSAGE_S, TimedCall, WorkerError
+
+_SAMPLED = 6
+"""So many images of a process's timed calls are kept, to be held against drawn ones."""
+
+_CLOCKS_DIFFER = 0.02
+"""Share by which a worker's clock may differ from the study's own in most calls, beyond what messages take."""
 
 # --------------------------------------------------------------------------------------------------- interleaved rounds
 
@@ -42,12 +50,17 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         next_schedule = _discarded_round(run, shuffle)
         if next_schedule is not None:
             return next_schedule
+    for process in run.processes:
+        process.idle = IdleMeter(process.worker.pid) if process.timed and process.active else None
+        _rest(process)
     for number in _numbers(run):
         next_schedule = _round(run, shuffle, number)
         if next_schedule is not None:
             return next_schedule
         _leave_out(run)
         run.checkpoint()
+    for process in run.processes:
+        _end_rounds(run, process)
     starved: Starved = []
     waiting = [process for process in run.processes if process.active]
     for group in batched(waiting, side_by_side(run)):
@@ -114,14 +127,30 @@ def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Sc
 
 
 def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> None:
-    """Times one call at a shape; beyond the rounds of the session it is one that is timed again."""
+    """Times one call at a shape; beyond the rounds of the session it is one that is timed again.
+
+    Raises WorkerError, also where the time that the worker tells cannot be true.
+    """
     again = number > run.rounds
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
+    if process.idle is not None:
+        process.idle.wake()
+    samples, count = process.measurement.shapes[place], len(process.given)
+    batch = next_batch(run, process, place, 1 + run.protocol.warmup + number)
+    samples.repeated += len(process.given) == count
     meter = InterferenceMeter(process.worker.pid)
-    call = process.worker.time_once(place)
+    call = process.worker.time_once(place, batch)
     found = meter.stop(call.seconds)
-    samples = process.measurement.shapes[place]
+    _rest(process)
+    if call.absurd:
+        raise WorkerError(Status.FAILED, call.absurd)
+    observed_s = call.seconds if call.observed_s is None else call.observed_s
+    if found is not None:
+        found.unaccounted = round(max(0.0, observed_s - call.seconds - MESSAGE_S) / observed_s, 5)
     samples.latency_s.append(call.seconds)
+    samples.observed_s.append(observed_s)
+    samples.held_gib.append(call.held_gib)
+    _keep_image(process, place, call)
     if call.gpu is not None:
         samples.gpu.append(call.gpu)
     if meter.off:
@@ -129,6 +158,48 @@ def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> No
     else:
         samples.interference.append(found)
     note_call(run, process, place, call)
+
+
+def _keep_image(process: VariantProcess, place: int, call: TimedCall) -> None:
+    """Keeps an image of a timed call in the sample of its process, in which every call is as likely to be."""
+    if place or call.image is None:
+        return
+    if len(process.images) < _SAMPLED:
+        process.images.append(call.image)
+    elif (chosen := random.randrange(len(process.measurement.latency_s))) < _SAMPLED:
+        process.images[chosen] = call.image
+
+
+def _rest(process: VariantProcess) -> None:
+    if process.idle is not None:
+        process.idle.rest()
+
+
+def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
+    """Takes what can be told of a process after its last round, before anything else is asked of it."""
+    if not (process.timed and process.active):
+        return
+    if process.idle is not None:
+        process.idle.wake()
+        process.measurement.idle_cpu = process.idle.share
+        process.idle = None
+    try:
+        if problem := clocks_differ(process.measurement):
+            raise WorkerError(Status.FAILED, problem)
+        process.measurement.memory_after = process.worker.memory_so_far()
+    except WorkerError as error:
+        run.fail(process, error)
+
+
+def clocks_differ(measurement: Measurement) -> str:
+    """Says by how much a worker's clock differs from the study's own in most calls at a shape; "" where it does not."""
+    for samples in measurement.shapes:
+        if not samples.observed_s:
+            continue
+        told, observed = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
+        if observed - told > _CLOCKS_DIFFER * observed + MESSAGE_S:
+            return f"its clock says that a call took {told:.3g} s, and the study's own {observed:.3g} s"
+    return ""
 
 
 def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
@@ -140,7 +211,7 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
     for group, place in product(batched(waiting, side_by_side(run)), run.shapes):
-        calls, starved = ask_group(run, group, "discarded round", PipelineHost.time_once, place)
+        calls, starved = call_group(run, group, "discarded round", place, 1 + run.protocol.warmup)
         for process, call in calls:
             process.measurement.shapes[place].discarded_s.append(call.seconds)
             note_call(run, process, place, call)
@@ -234,4 +305,5 @@ def _measure_block(run: StudyRun, process: VariantProcess) -> None:
     left_out = places_left_out(worst_by_round(shapes)[start:], run.rounds, limit)
     for samples in shapes:
         samples.left_out += [start + place for place in left_out]
-    inspect_group(run, [process])
+    _end_rounds(run, process)
+    inspect_group(run, living([process]))

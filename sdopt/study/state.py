@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdopt.locks import Presence
+from sdopt.measure.processes import IdleMeter
 from sdopt.results.files import write_result
 from sdopt.results.records import (
     Measurement,
@@ -22,11 +23,11 @@ from sdopt.study.image_cache import ImageCache
 from sdopt.study.progress import Progress
 from sdopt.study.status import append_reason
 from sdopt.variant import Variant
-from sdopt.worker.draws import drawing_batch
+from sdopt.worker.draws import drawing_batch, timed_draw
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 from sdopt.worker.process import Worker
-from sdopt.worker.protocol import WorkerError
+from sdopt.worker.protocol import SampledImage, WorkerError
 
 
 @dataclass
@@ -48,6 +49,12 @@ class VariantProcess:
     """What it needs of each memory that may run out: `device`, `host`."""
     active: bool = True
     """False after its variant has failed."""
+    idle: IdleMeter | None = None
+    """Watches it between its timed calls, while other processes are timed."""
+    images: list[SampledImage] = field(default_factory=list)
+    """A sample of what its timed calls drew at the main shape."""
+    given: set[tuple[int, int]] = field(default_factory=set)
+    """Of the calls of its worker, place of the shape and number of the batch."""
 
     @property
     def first(self) -> bool:
@@ -123,6 +130,21 @@ class StudyRun:
         allowed = self.protocol.extra_rounds
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
+    def number(self, process: VariantProcess, place: int, call: int) -> int:
+        """Returns the number of the batch that a process is given, the same for all variants.
+
+        No two calls of a process are given the same prompts and noise, and none is given those of another process of
+        its variant, as long as there are enough prompts: what is remembered of earlier calls shall help nothing.
+
+        Args:
+            process: which one.
+            place: of the shape.
+            call: of the worker at that shape; 0 is its first.
+        """
+        each = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
+        number = process.measurement.replicate * each + call
+        return number % timed_draw(process.variant, place).calls
+
     @property
     def shapes(self) -> range:
         """The places of the shapes, at each of which every process is called, in the order of those calls."""
@@ -174,6 +196,7 @@ class StudyRun:
     def start(self, process: VariantProcess) -> None:
         """Starts a worker. Raises WorkerError."""
         self.progress.phase(process.row.name, "starting")
+        process.given.clear()
         try:
             process.running = Worker(
                 self.context,

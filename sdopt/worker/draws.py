@@ -35,9 +35,15 @@ class Draw:
 
 
 def timed_draw(variant: Variant, place: int = 0) -> Draw:
-    """Returns the draw of the prompts that are timed at the shape in that place; every call draws its first batch."""
+    """Returns the draw that timed calls at the shape in that place are of, each another batch.
+
+    It is the quality pass's own, as far as that goes. So each timed call has its drawn counterpart, and as few of them
+    as possible have the same prompts. Latents from a file need only be as many as the workload has prompts.
+    """
     shape = variant.shapes[place]
-    return Draw(variant.prompts, shape.batch_size, variant.workload.seed, shape.size)
+    more = len(variant.pictured) > len(variant.prompts) and variant.workload.latents is None
+    prompts = variant.pictured if more else variant.prompts
+    return Draw(prompts, shape.batch_size, variant.workload.seed, shape.size)
 
 
 def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool) -> int | None:

@@ -4,18 +4,20 @@ Global state (TF32 flags, attention back ends, compiler caches, the CUDA allocat
 the next, and a peak of memory must belong to one variant: so each has a process of its own.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Evidence, ImageRecord, Status
+from sdopt.results.records import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.draws import Draw
 from sdopt.worker.forkserver import StartContext
-from sdopt.worker.protocol import TimedCall, WorkerError
+from sdopt.worker.protocol import Mark, TimedCall, WorkerError
 from sdopt.worker.session import PipelineHost, serve
 
 P = ParamSpec("P")
@@ -57,6 +59,7 @@ class Worker:
         self._timeout_s = timeout_s
         self._called = called
         self._log = log
+        self._marks: dict[Mark, float] = {}
         cache = scratch / log.stem
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
 
@@ -70,6 +73,16 @@ class Worker:
         """Whether the process is still there to answer."""
         return self._child.alive
 
+    @property
+    def observed_s(self) -> float | None:
+        """How long the last call took, by this process's clock; None where it was not marked.
+
+        It is right where this process waited for no other worker meanwhile.
+        """
+        if self._marks.keys() < {*Mark}:
+            return None
+        return self._marks[Mark.ENDED] - self._marks[Mark.BEGUN]
+
     def hello(self) -> None:
         """Waits until the process has started."""
         self._ask(PipelineHost.hello)
@@ -78,9 +91,18 @@ class Worker:
         """Loads the pipeline and applies the optimizations; returns the seconds that it took."""
         return self._ask(PipelineHost.prepare)
 
-    def time_once(self, place: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call at the shape in that place; with `memory`, also measures its peak memory."""
-        return self._ask(PipelineHost.time_once, place, memory=memory)
+    def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+        """Times one call at the shape in that place, of the batch with that number, by the clocks of both processes.
+
+        With `memory`, it also measures its peak memory.
+        """
+        asked = time.perf_counter()
+        call = self._ask(PipelineHost.time_once, place, number, memory=memory)
+        return replace(call, observed_s=self.observed_s, over_after_s=self._marks.get(Mark.ENDED, asked) - asked)
+
+    def memory_so_far(self) -> Memory:
+        """Returns the peak memory of all calls since it was measured last."""
+        return self._ask(PipelineHost.memory_so_far)
 
     def prove(self, place: int = 0) -> list[Evidence]:
         """Returns the evidence of each optimization that it took effect at the shape in that place."""
@@ -94,9 +116,9 @@ class Worker:
         """Returns the joules of one call; None where nothing counts them. On CUDA it takes seconds."""
         return self._ask(PipelineHost.measure_energy)
 
-    def denoiser_busy_s(self) -> float | None:
-        """Returns for how long the device worked in one traced call of the denoiser; None on a CPU."""
-        return self._ask(PipelineHost.denoiser_busy_s)
+    def traced(self) -> tuple[float | None, dict[str, float]]:
+        """Returns for how long the device worked in one traced call of the denoiser, and what ran in the call."""
+        return self._ask(PipelineHost.traced)
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image."""
@@ -117,12 +139,19 @@ class Worker:
 
         def answer() -> R:
             with self._deaths_told(name):
-                found: R = self._child.receive(self._timeout_s, self._called)
+                found: R = self._child.receive(self._timeout_s, self._note)
             return found
 
+        self._marks = {}
         with self._deaths_told(name):
             self._child.send((name, args, kwargs))
         return answer
+
+    def _note(self, content: Mark | float) -> None:
+        if isinstance(content, Mark):
+            self._marks[content] = time.perf_counter()
+        else:
+            self._called(content)
 
     def _ask(self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         return self.begin(request, *args, **kwargs)()

@@ -1,6 +1,10 @@
 """What a study and its workers tell each other, beside the figures that are recorded."""
 
+import math
 from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
 
 from sdopt.results.records import GpuState, Memory, Status
 
@@ -34,9 +38,26 @@ class Compiled:
     graphs: int
 
 
+class Mark(StrEnum):
+    """What a worker tells while it makes a call, so that the study's own process can time it too."""
+
+    BEGUN = "begun"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class SampledImage:
+    """One image of a timed call."""
+
+    prompt_index: int
+    image_index: int
+    pixels: np.ndarray
+    """uint8 (height, width, 3)."""
+
+
 @dataclass(frozen=True)
 class TimedCall:
-    """One call from prompts to images."""
+    """One call from prompts to images in the host's memory."""
 
     seconds: float
     gpu: GpuState | None
@@ -44,3 +65,25 @@ class TimedCall:
     compiled: Compiled
     memory: Memory | None = None
     """Its peak, where that was asked for."""
+    held_gib: float = 0.0
+    """Memory held after it, by the worker with all that it started."""
+    image: SampledImage | None = None
+    observed_s: float | None = None
+    """Its time by the clock of the process that asked for it; that is right where no other was asked meanwhile."""
+    over_after_s: float | None = None
+    """Time by the same clock from the request to the end of the call."""
+
+    @property
+    def absurd(self) -> str:
+        """Says why its time cannot be true; "" where it can."""
+        if not math.isfinite(self.seconds) or self.seconds <= 0:
+            return f"its clock says that a call took {self.seconds:g} s"
+        if self.over_after_s is not None and self.seconds > 1.01 * self.over_after_s:
+            return (
+                f"its clock says that a call took {self.seconds:.3g} s, which was over after {self.over_after_s:.3g} s"
+            )
+        return ""
+
+
+MESSAGE_S = 0.005
+"""What the messages around a call may take, and a process that waits for them, on a machine that is busy with it."""

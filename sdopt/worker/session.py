@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,17 +26,18 @@ from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
+from sdopt.measure.processes import adopt_orphans
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Inputs
 from sdopt.pipelines.latents import read_latents, take
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
-from sdopt.results.records import Evidence, ImageRecord, Status
+from sdopt.results.records import Evidence, ImageRecord, Memory, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
-from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
+from sdopt.worker.protocol import Compiled, Mark, SampledImage, TimedCall, WorkerError
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
 def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    With each answer goes a note: the seconds that calls of the pipeline took.
+    With each answer goes a note: the seconds that calls of the pipeline took. A call that is timed is marked by one
+    note as it begins, and by another as it ends.
     """
+    adopt_orphans()
     with log.open("a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -54,7 +58,7 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     gc.freeze()
     # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
     tqdm.set_lock(threading.RLock())
-    host = PipelineHost(variant, device)
+    host = PipelineHost(variant, device, lambda mark: connection.send(Note(mark)))
     # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
@@ -117,19 +121,26 @@ _ENERGY_S = 5.0
 
 
 class PipelineHost:
-    """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`."""
+    """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`.
 
-    def __init__(self, variant: Variant, device: Device) -> None:
+    Args:
+        variant: the pipeline.
+        device: where it runs.
+        mark: is told when a call begins, and when it has ended.
+    """
+
+    def __init__(self, variant: Variant, device: Device, mark: Callable[[Mark], None] = lambda mark: None) -> None:
         self._variant = variant
+        self._mark = mark
         self._device = device
         self._memory = PeakMemory(device)
         self._monitor = GpuMonitor(device)
-        self._busy_s: float | None = None
-        self._counts: dict[str, float] = {}
+        self._traced: tuple[float | None, dict[str, float]] = (None, {})
         self._assembly = Assembly(None, {})
         self._inputs: list[Inputs] = []
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
+        self._last: torch.Tensor | None = None
         self.in_calls_s = 0.0
         """Seconds spent in calls of the pipeline, from prompts to images."""
 
@@ -157,7 +168,8 @@ class PipelineHost:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
         self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
-        self._inputs = [self._batch(0, timed_draw(self._variant, place)) for place in range(len(self._variant.shapes))]
+        places = range(len(self._variant.shapes))
+        self._inputs = [self._prompts_and_noise(0, timed_draw(self._variant, place)) for place in places]
         self._synchronize()
         load_s = time.perf_counter() - start
         gc.collect()
@@ -165,31 +177,59 @@ class PipelineHost:
         self._memory.loaded()
         return load_s
 
-    def time_once(self, place: int = 0, memory: bool = False) -> TimedCall:
+    def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         """Times one call from prompts to images at the shape in that place.
 
         Args:
             place: of the shape among the variant's.
+            number: of the batch of prompts and noise, as `timed_draw` counts them; after the last comes the first.
             memory: whether to measure its peak memory, too.
         """
         compiled = compiled_so_far()
+        if memory:
+            self._memory.watch()
+        draw = timed_draw(self._variant, place)
+        before = self._monitor.throttled_ns()
+        _, pixels, seconds = self._read_call(number, draw)
+        state = self._monitor.state(before, seconds)
+        peak = self._memory.read() if memory else None
+        compile_s, graphs = (now - then for now, then in zip(compiled_so_far(), compiled, strict=True))
+        found = Compiled(compile_s, int(graphs))
+        return TimedCall(seconds, state, found, peak, self._memory.held_gib(), self._sample(number, draw, pixels))
+
+    def _sample(self, number: int, draw: Draw, pixels: np.ndarray) -> SampledImage:
+        """Returns one image of a call: of each call another."""
+        image = number % len(pixels)
+        prompt, image_index = divmod(image, self._variant.workload.images_per_prompt)
+        return SampledImage((number * draw.batch_size + prompt) % len(draw.prompts), image_index, pixels[image])
+
+    def memory_so_far(self) -> Memory:
+        """Returns the peak memory of all calls since it was measured last."""
+        return self._memory.read()
+
+    def _read_call(self, number: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, float]:
+        """Makes one call of a draw, and reads its images within the time of the call: they are there only then.
+
+        Timed calls and those of the quality pass are made here alike, so that no option can tell them apart.
+
+        Returns:
+            the images as floats and as bytes, (n, height, width, 3), and the seconds that it took.
+        """
+        inputs = self._prompts_and_noise(number, draw)
+        self._last = None
         gc.collect()
         gc.disable()
         try:
-            if memory:
-                self._memory.reset()
-            before = self._monitor.throttled_ns()
             self._synchronize()
+            self._mark(Mark.BEGUN)
             start = time.perf_counter()
-            self._call(place)
+            images, pixels = self._read(inputs=inputs)
             self._synchronize()
             seconds = time.perf_counter() - start
-            state = self._monitor.state(before, seconds)
+            self._mark(Mark.ENDED)
         finally:
             gc.enable()
-        peak = self._memory.read() if memory else None
-        compile_s, graphs = (now - then for now, then in zip(compiled_so_far(), compiled, strict=True))
-        return TimedCall(seconds, state, Compiled(compile_s, int(graphs)), peak)
+        return images, pixels, seconds
 
     def measure_energy(self) -> float | None:
         """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
@@ -200,19 +240,15 @@ class PipelineHost:
         if before is None:
             return None
         while time.perf_counter() - start < _ENERGY_S:
-            self._call()
+            self._read()
             self._synchronize()
             calls += 1
         after = self._monitor.energy_j()
         return None if after is None else (after - before) / calls
 
-    def denoiser_busy_s(self) -> float | None:
-        """Returns for how long the device worked in the last call of the denoiser that was traced; None on a CPU."""
-        return self._busy_s
-
-    def counts(self) -> dict[str, float]:
-        """Returns what ran in the last call that was traced: see `Trace.counts`."""
-        return self._counts
+    def traced(self) -> tuple[float | None, dict[str, float]]:
+        """Returns `Trace.denoiser_busy_s` and `Trace.counts` of the last call that was traced."""
+        return self._traced
 
     def prove(self, place: int = 0) -> list[Evidence]:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
@@ -221,8 +257,12 @@ class PipelineHost:
             place: of the call's shape among the variant's.
         """
         steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
-        trace = trace_call(self._pipe, lambda: self._call(place, num_inference_steps=steps), self._device.is_cuda)
-        self._busy_s, self._counts = trace.denoiser_busy_s, trace.counts()
+
+        def call() -> Any:
+            return self._call(place, num_inference_steps=steps, output_type="pil")
+
+        trace = trace_call(self._pipe, call, self._device.is_cuda)
+        self._traced = trace.denoiser_busy_s, trace.counts()
         return [
             Evidence(axis, self._variant.choices[axis], finding.engaged, finding.summary, _plain_data(finding.facts))
             for axis, finding in self._assembly.findings(trace).items()
@@ -235,7 +275,7 @@ class PipelineHost:
         """
         clock = EventClock() if self._device.is_cuda else WallClock()
         with observed(self._pipe, clock.enter, clock.leave):
-            self._call()
+            self._read()
         self._synchronize()
         # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
         return {
@@ -261,15 +301,9 @@ class PipelineHost:
         if draw.threads is not None:
             torch.set_num_threads(draw.threads)
         count = self._variant.workload.images_per_prompt
-        last: list[torch.Tensor] = []
-
-        def keep_latents(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            last[:] = [tensors["latents"]]
-            return tensors
-
-        # As arrays, because bytes cannot tell a NaN from black.
-        images = self._call(**self._batch(batch, draw), output_type="np", callback_on_step_end=keep_latents).images
-        latents = last[0].float().cpu() if last else torch.empty(len(images), 0)
+        # Floats too, because bytes cannot tell a NaN from black.
+        images, pixels, _ = self._read_call(batch, draw)
+        latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
         for number, image in enumerate(images):
             position = batch * draw.batch_size + number // count
@@ -277,18 +311,13 @@ class PipelineHost:
                 break  # what a short batch was filled up with
             image_index, path = number % count, folder / f"{position:04d}_{number % count:02d}.png"
             finite = bool(np.isfinite(image).all()) and bool(latents[number].isfinite().all())
-            pixels = (np.nan_to_num(image, posinf=1.0).clip(0, 1) * 255).round().astype(np.uint8)
-            Image.fromarray(pixels).save(path)
+            Image.fromarray(pixels[number]).save(path)
             seed = draw.seed + position * count + image_index
             records.append(ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite))
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
-
-    def _batch(self, index: int, draw: Draw) -> Inputs:
-        """Returns the arguments of one call of a draw, as the options change them."""
-        return self._assembly.changed(self._prompts_and_noise(index, draw))
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Prompts and initial noise of one call; a last, short batch is filled up from the start.
@@ -319,16 +348,31 @@ class PipelineHost:
         # Some schedulers draw noise at every step: each image's comes from its own seed as well.
         return inputs | {"latents": latents, "generator": generators}
 
-    def _call(self, place: int = 0, **changes: Any) -> Any:
-        workload = self._variant.workload
-        arguments = {
-            "num_inference_steps": workload.steps,
-            "guidance_scale": self._variant.guidance_scale,
-            "num_images_per_prompt": workload.images_per_prompt,
-            **self._inputs[place],
-        }
+    def _read(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Makes one call as `_call` does, and returns its images as floats and as bytes, (n, height, width, 3)."""
+        images = np.asarray(self._call(place, inputs, **changes).images, dtype=np.float32)
+        return images, _as_bytes(images)
+
+    def _call(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
+        """Makes one call of the pipeline.
+
+        Args:
+            place: of the shape, where `inputs` are not given.
+            inputs: prompts and noise, before the options change them; by default those of the first batch.
+            changes: further arguments.
+        """
         start = time.perf_counter()
         try:
+            workload = self._variant.workload
+            arguments = {
+                "num_inference_steps": workload.steps,
+                "guidance_scale": self._variant.guidance_scale,
+                "num_images_per_prompt": workload.images_per_prompt,
+                # As arrays, and with the final latents, in every call: nothing tells one from another.
+                "output_type": "np",
+                "callback_on_step_end": self._keep_latents,
+                **self._assembly.changed(self._inputs[place] if inputs is None else inputs),
+            }
             arguments |= self._assembly.call_kwargs | changes
             # Copies, so that a call with the same inputs draws the same noise.
             arguments["generator"] = [generator.clone_state() for generator in arguments["generator"]]
@@ -337,9 +381,21 @@ class PipelineHost:
         finally:
             self.in_calls_s += time.perf_counter() - start
 
+    def _keep_latents(self, _pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        self._last = tensors["latents"]
+        return tensors
+
     def _synchronize(self) -> None:
         if self._device.is_cuda:
             torch.cuda.synchronize()
+
+
+def _as_bytes(images: np.ndarray) -> np.ndarray:
+    """Returns images of 0…1 as bytes; what is not a number becomes any."""
+    with np.errstate(invalid="ignore"):
+        scaled = images.clip(0, 1)
+        scaled *= 255
+        return scaled.round(out=scaled).astype(np.uint8)
 
 
 def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:

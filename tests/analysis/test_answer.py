@@ -24,7 +24,7 @@ from sdopt.results.records import (
 )
 from tests.records import reconfigure
 
-RECORD = Path(__file__).parents[2] / "outputs" / "records" / "quickstart"
+RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
 NAME = "channels last"
 
 

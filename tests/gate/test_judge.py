@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.analysis.timing import compare
 from sdopt.config.composer import composer_of
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration, read_calibration, write_calibration
 from sdopt.gate.judge import exit_code, judge, worst
-from sdopt.gate.precision import UNIT_ROUNDOFF, precision_of
 from sdopt.gate.rules import require_rules
 from sdopt.report.verdicts import verdict_markdown, write_verdicts
 from sdopt.results.files import read_result, write_result
@@ -38,6 +38,7 @@ from sdopt.results.records import (
     Spread,
     Status,
     StudyResult,
+    TimedImage,
     VariantResult,
     Verdict,
 )
@@ -64,6 +65,10 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
             latency_s=(seconds * np.exp(0.01 * random.standard_normal(8))).tolist(),
             memory=Memory(1.0, fields.get("memory", 1.0) * math.exp(0.001 * random.standard_normal())),
             traced={"operators": 1.0 if role == "control" or name == "baseline" else 2.0},
+            held_gib=[1.0] * 8,
+            timed_images=[TimedImage(0, 0, 0.0)],
+            drawn_s=[seconds],
+            drawn_batch=1,
         )
         for number in range(3)
     ]

@@ -26,26 +26,26 @@ class TestHandle:
     def test_of_a_card_whatever_prefix_pytorch_gives(self, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
         own = process(os.getpid(), 3 * GIB)
         install(monkeypatch, Nvml(ComputeRunningProcesses=[process(1, GIB), own]), prefix + UUID)
-        assert process_gib(CARD) == 3.0
+        assert process_gib(CARD, [os.getpid()]) == 3.0
 
     def test_of_a_slice_has_a_prefix_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nvml = Nvml(ComputeRunningProcesses=[process(os.getpid(), 2 * GIB)], TotalEnergyConsumption=5000)
         nvml.known = {f"MIG-{UUID}": "slice"}
         install(monkeypatch, nvml)
-        assert process_gib(CARD) == 2.0
+        assert process_gib(CARD, [os.getpid()]) == 2.0
         assert describe_gpu(CARD)["mig_slice"] is True
 
     def test_that_nvml_does_not_know_answers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nvml = Nvml()
         nvml.known = {}
         install(monkeypatch, nvml)
-        assert process_gib(CARD) is None
+        assert process_gib(CARD, [os.getpid()]) is None
         assert describe_gpu(CARD) == {}
         assert GpuMonitor(CARD).state({}, 1.0) is None
 
     def test_a_process_without_a_figure_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         install(monkeypatch, Nvml(ComputeRunningProcesses=[process(os.getpid(), None)]))
-        assert process_gib(CARD) is None
+        assert process_gib(CARD, [os.getpid()]) is None
 
 
 class TestSettings:

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,14 +34,13 @@ def one_core() -> Iterator[None]:
 
 @contextmanager
 def neighbour() -> Iterator[None]:
-    """Another process that burns the same core."""
-    process = multiprocessing.get_context("fork").Process(target=burn, daemon=True)
-    process.start()
+    """Another process that burns the same core; a shell starts it and ends, so that it is nobody's child."""
+    command = f"{sys.executable} -S -c 'while True: pass' >/dev/null & echo $!"
+    pid = int(subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout)
     try:
         yield
     finally:
-        process.kill()
-        process.join()
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_burning_neighbour_raises_the_wait_for_a_core() -> None:

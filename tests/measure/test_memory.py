@@ -42,7 +42,7 @@ class TestSandbox:
     def test_a_study_without_peaks_has_no_ratios_and_a_table(self, result: StudyResult) -> None:
         for row in result.variants:
             for measured in row.measurements:
-                measured.memory = Memory(0.1, None)
+                measured.memory = measured.memory_after = Memory(0.1, None)
         result = parse_result(to_json(result))
         assert memory_ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
         assert all(row.memory == "" for row in rows_of(result))
@@ -59,7 +59,7 @@ class TestGraphs:
             monkeypatch.setattr(torch.cuda, name, lambda amount=amount: amount * MIB)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-        monkeypatch.setattr(memory_module, "process_gib", lambda device: None)
+        monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)
         memory = PeakMemory(Device("cuda"))
         memory.loaded()
         memory.reset()

@@ -227,7 +227,7 @@ class TestPrecomputedEmbeddings:
         found = evidence(loaded)["memory.precomputed_embeddings"]
         assert found.engaged
         assert found.facts == {"text_encoders": 0, "calls": 0}
-        assert "prompt" not in loaded._inputs[0]
+        assert "prompt" not in loaded._assembly.changed(loaded._inputs[0])
 
     def test_are_freed(self, session: Load) -> None:
         freed = session("memory=precomputed_embeddings")

@@ -30,8 +30,9 @@ def test_one_latent_serves_all_images(tmp_path: Path, session: Load, name: str) 
     latent = torch.randn(1, *SHAPE)
     path = saved(tmp_path, latent, name)
     made = session(f"workload.latents={path}", "workload.batch_size=2", "workload.prompt_count=3")
-    torch.testing.assert_close(made._batch(0, timed_draw(made._variant))["latents"], latent.expand(2, -1, -1, -1))
-    torch.testing.assert_close(made._batch(1, timed_draw(made._variant))["latents"], latent.expand(2, -1, -1, -1))
+    for number in range(2):
+        drawn = made._prompts_and_noise(number, timed_draw(made._variant))["latents"]
+        torch.testing.assert_close(drawn, latent.expand(2, -1, -1, -1))
 
 
 def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
@@ -42,15 +43,16 @@ def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
         *(f"workload.latents={path}", "workload.images_per_prompt=2"),
         *("workload.prompt_count=3", "workload.batch_size=2"),
     )
-    torch.testing.assert_close(made._batch(0, timed_draw(made._variant))["latents"], latents[[0, 1, 2, 3]])
-    torch.testing.assert_close(made._batch(1, timed_draw(made._variant))["latents"], latents[[4, 5, 0, 1]])
+    torch.testing.assert_close(made._prompts_and_noise(0, timed_draw(made._variant))["latents"], latents[[0, 1, 2, 3]])
+    torch.testing.assert_close(made._prompts_and_noise(1, timed_draw(made._variant))["latents"], latents[[4, 5, 0, 1]])
 
 
 def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
     noise = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(0))
     drawn, given = session(), session(f"workload.latents={saved(tmp_path, noise)}")
     images = [
-        made._call(**made._batch(0, timed_draw(made._variant)), output_type="pt").images for made in (drawn, given)
+        made._call(inputs=made._prompts_and_noise(0, timed_draw(made._variant)), output_type="pt").images
+        for made in (drawn, given)
     ]
     torch.testing.assert_close(images[0], images[1])
 

@@ -1,16 +1,22 @@
 """Digests of what a study is measured with: the same files give the same, and any change another."""
 
+import importlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from sdopt.optimizations.memory import PrecomputedEmbeddings
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.schema import Model
-from sdopt.study.fingerprint import code, inputs_of, of_model
+from sdopt.study.fingerprint import OPTIONS, code, inputs_of, of_model
+from sdopt.study.sources import own_files
+from tests import sabotage
 from tests.conftest import Compose
+from tests.sabotage import Harmless
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -63,3 +69,43 @@ def test_of_a_variant_are_the_files_it_begins_with(variant: Compose, tmp_path: P
 
 def test_of_sdopt_is_that_of_its_code() -> None:
     assert len(code()) == 16
+
+
+OPTION = """
+from dataclasses import dataclass
+from {package}.bases import Base
+
+@dataclass(frozen=True)
+class Mine(Base):
+    def load_kwargs(self):
+        from {package} import late
+        return late.NOTHING
+"""
+
+
+def test_of_an_option_are_its_bases_and_all_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = f"own_{tmp_path.name}".replace("-", "_")
+    folder = tmp_path / package
+    folder.mkdir()
+    files = {
+        "__init__": "",
+        "option": OPTION.format(package=package),
+        "bases": "import torch\nfrom sdopt.optimizations import Optimization\nfrom .helpers import number\n"
+        "class Base(Optimization):\n    pass\n",
+        "helpers": "number = 1\n",
+        "late": "NOTHING = {}\n",
+        "stranger": "",
+    }
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    option = importlib.import_module(f"{package}.option").Mine
+    assert {file.stem for file in own_files([option])} == files.keys() - {"stranger"}
+    assert Path(sabotage.__file__) in own_files([Harmless])
+    assert own_files([PrecomputedEmbeddings]) == []
+
+
+def test_of_a_users_own_option_there_is_a_digest(variant: Compose) -> None:
+    plain = variant()
+    assert OPTIONS not in inputs_of(plain, of_model)
+    assert OPTIONS in inputs_of(replace(plain, optimizations={"own": Harmless()}), of_model)

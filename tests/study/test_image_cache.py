@@ -24,11 +24,13 @@ def key_of(compose: type[HydraComposer], *overrides: str, **changes: Any) -> str
     return content_key(variant, draw_of(variant), INPUTS, replace(ENVIRONMENT, **changes))
 
 
-def test_the_quality_pass_begins_with_the_prompts_that_are_timed(composer: type[HydraComposer]) -> None:
+def test_timed_calls_are_given_what_the_quality_pass_draws(composer: type[HydraComposer]) -> None:
     variant = composer(["workload.prompt_count=3", "quality.prompt_count=10"]).variant(None)
-    assert len(timed_draw(variant).prompts) == 3
-    assert draw_of(variant).prompts[:3] == timed_draw(variant).prompts
+    assert timed_draw(variant) == draw_of(variant)
     assert draw_of(variant).calls == 10
+    fewer = composer(["workload.prompt_count=5", "quality.prompt_count=2"]).variant(None)
+    assert timed_draw(fewer).prompts[:2] == draw_of(fewer).prompts
+    assert timed_draw(fewer).calls == 5
 
 
 def test_without_metrics_nothing_is_drawn_unless_it_is_asked_for(composer: type[HydraComposer]) -> None:

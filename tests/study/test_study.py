@@ -142,7 +142,7 @@ class TestFinished:
 
 
 def batch_of(loaded: PipelineHost, index: int = 0) -> dict[str, Any]:
-    return loaded._batch(index, timed_draw(loaded._variant))
+    return loaded._prompts_and_noise(index, timed_draw(loaded._variant))
 
 
 class TestNoise:

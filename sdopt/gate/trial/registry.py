@@ -7,10 +7,20 @@ in `conf/experiment/gate_trial.yaml`. What harms images alone needs neither: it 
 from importlib import import_module
 from types import ModuleType
 
-from sdopt.gate.trial import appearance, compression, conditioning, few, geometry, speed, variety, weights
+from sdopt.gate.trial import appearance, compression, conditioning, few, geometry, measuring, speed, variety, weights
 from sdopt.gate.trial.base import Sabotage
 
-CLASSES: tuple[ModuleType, ...] = (few, appearance, geometry, variety, conditioning, weights, compression, speed)
+CLASSES: tuple[ModuleType, ...] = (
+    few,
+    appearance,
+    geometry,
+    variety,
+    conditioning,
+    weights,
+    compression,
+    speed,
+    measuring,
+)
 
 
 def drawn_sabotages() -> dict[str, tuple[str, Sabotage]]:

@@ -1,0 +1,208 @@
+"""Whether what was measured can be believed: what timed calls drew, what idle processes did, memory that grows.
+
+An option runs in the process that measures it. So its times and its memory are held against what another clock,
+another call or another process says of them; each function here does one of these comparisons.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import special
+
+from sdopt.analysis.interference import shares
+from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
+from sdopt.analysis.timing import MINIMUM_PROCESSES, paired
+from sdopt.results.records import Measurement, StudyResult, VariantResult
+
+SMALLEST_ERROR = 1e-6
+"""Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""
+
+OF_FLOOR = 10
+"""Of one image, so many times the mean of the numerical floor count as the same."""
+
+IDLE_LIMIT = 0.05
+"""An idle process may use this share of one core: threads spin for a while before they sleep."""
+
+SMALLEST_GROWTH_MIB = 1.0
+"""Memory that grows by less from call to call does not grow."""
+
+_STAGES_LIMIT = 1.5
+"""Stages may take so many times as long as the timed calls that they are part of."""
+
+_STAGES_LEFT = 0.5
+"""The share of a call that its stages take may be so much smaller than in the reference."""
+
+
+def error_limit(result: StudyResult, variant: VariantResult) -> float:
+    """Returns the mean squared difference up to which two images of a variant count as computed alike.
+
+    It is 60 dB, or 2u² for a type of unit roundoff u (both images with an error of u); or, where that is more, a
+    multiple of the floor that was measured between two ways to compute the same.
+    """
+    floor = result.floors.get("numerical", {}).get("mse")
+    measured = OF_FLOOR * floor.mean if floor else 0.0
+    return max(SMALLEST_ERROR, 2 * UNIT_ROUNDOFF[precision_of(variant) or "float32"] ** 2, measured)
+
+
+def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
+    """Says in which processes the images of timed calls are not those that were drawn."""
+    limit, found = error_limit(result, variant), []
+    for measurement in variant.measurements:
+        errors = [(image.error, image.prompt_index) for image in measurement.timed_images if image.error is not None]
+        wrong = [(error, prompt) for error, prompt in errors if not error <= limit]
+        if wrong:
+            worst, prompt = max(wrong)
+            found.append(
+                f"in process {measurement.replicate + 1}, {len(wrong)} of {len(errors)} images of timed calls are not "
+                f"those that were drawn: a mean squared difference of {worst:.2g} for prompt {prompt + 1}, where "
+                f"{limit:.2g} may be rounding"
+            )
+    return found
+
+
+def uncompared(variant: VariantResult) -> list[int]:
+    """Returns the replicates of the timed processes of which no image of a timed call was held against a drawn one."""
+    timed = {measurement.replicate for measurement in variant.measurements if measurement.latency_s}
+    compared = {
+        measurement.replicate
+        for measurement in variant.measurements
+        if any(image.error is not None for image in measurement.timed_images)
+    }
+    return sorted(timed - compared)
+
+
+def idle_doubts(variant: VariantResult) -> list[str]:
+    """Says which processes worked while they had nothing to do, and others were timed."""
+    busy = [m.idle_cpu for m in variant.measurements if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
+    if not busy:
+        return []
+    return [
+        f"the idle processes of '{variant.name}' used up to {100 * max(busy):.0f} % of a core while others were timed"
+    ]
+
+
+def stage_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says where the stages of a call contradict the time of a call."""
+    mine, other = _stage_share(candidate), _stage_share(reference)
+    if mine is None or other is None:
+        return []
+    if mine > _STAGES_LIMIT * max(1.0, other):
+        return [f"the stages of one call take {mine:.2g} times as long as timed calls do: those do other work"]
+    if mine < _STAGES_LEFT * min(1.0, other):
+        shares_of_call = f"stages take {100 * mine:.0f} % of a timed call, in the reference {100 * other:.0f} %"
+        return [f"{shares_of_call}: the rest is not explained"]
+    return []
+
+
+def _stage_share(variant: VariantResult) -> float | None:
+    """Returns the sum of the stages of one call over the median time of a timed call, in the same process."""
+    for measurement in variant.measurements:
+        calls = max((len(v) for k, v in measurement.stages_s.items() if k != "denoiser_step"), default=0)
+        if calls and measurement.stages_s.get("denoiser_step") and measurement.deciding_s:
+            total = sum(map(sum, measurement.stages_s.values())) / calls
+            return total / float(np.median(measurement.deciding_s))
+    return None
+
+
+@dataclass(frozen=True)
+class Growth:
+    """By how much more memory grows from call to call than the reference's, in MiB; bounds are one-sided, at 95 %."""
+
+    estimate: float
+    limit: float
+    """What is less does not count."""
+    low: float | None = None
+    high: float | None = None
+
+
+def growth(candidate: VariantResult, reference: VariantResult) -> Growth | None:
+    """Returns how much memory a candidate's processes keep with each call; None where that was not measured.
+
+    A single step is no growth: of the steps of each process the largest is left out. With fewer than three processes on
+    a side there are no bounds.
+    """
+    mine, other = _steps(candidate), _steps(reference)
+    if not mine.size or not other.size:
+        return None
+    peaks = [m.peak[1] for m in reference.measurements if m.peak]
+    limit = max(SMALLEST_GROWTH_MIB, 1.024 * float(np.mean(peaks)) if peaks else 0.0)  # a thousandth of the peak
+    found = Growth(float(mine.mean() - other.mean()), limit)
+    if min(mine.size, other.size) < MINIMUM_PROCESSES:
+        return found
+    freedom = mine.size + other.size - 2
+    pooled = (mine.var(ddof=1) * (mine.size - 1) + other.var(ddof=1) * (other.size - 1)) / freedom
+    width = float(special.stdtrit(freedom, 0.95)) * math.sqrt(pooled * (1 / mine.size + 1 / other.size))
+    return replace(found, low=found.estimate - width, high=found.estimate + width)
+
+
+def _steps(variant: VariantResult) -> np.ndarray:
+    """Returns the mean step of held memory from one timed call to the next, in MiB, of each process."""
+    found = []
+    for measurement in variant.measurements:
+        steps = np.diff(measurement.held_gib) * 1024
+        if steps.size:
+            kept = np.delete(steps, np.argmax(np.abs(steps))) if steps.size > 1 else steps
+            found.append(float(kept.mean()))
+    return np.array(found)
+
+
+def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says by how much memory grows from call to call, where that is shown."""
+    found = growth(candidate, reference)
+    if found is None or found.low is None or found.low <= found.limit:
+        return []
+    return [f"memory grows by {found.estimate:.3g} MiB with each call (at least {found.low:.3g} at 95 %)"]
+
+
+def drawn_speedup(candidate: VariantResult, reference: VariantResult) -> float | None:
+    """Returns the speed-up in calls of the quality pass that were made while no other process worked; None without."""
+    mine, other = _drawn_s(candidate), _drawn_s(reference)
+    return other / mine if mine and other else None
+
+
+def _drawn_s(variant: VariantResult) -> float | None:
+    times = [seconds for measurement in variant.measurements for seconds in measurement.drawn_s]
+    return float(np.median(times)) if times else None
+
+
+def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says what else ran beside the rounds of two variants: another study, a process of this one, most other work."""
+    numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
+    sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
+    others = sorted({other for session in sessions for other in session.disturbed_by})
+    found = [f"other studies were measured on this device meanwhile: {', '.join(others)}"] if others else []
+    for variant in result.variants:
+        beside = [measurement for measurement in variant.measurements if measurement.session in numbers]
+        if any(measurement.idle_cpu is not None for measurement in beside):
+            found += idle_doubts(variant)
+    limit = result.config.protocol.interference
+    worst = [share for side in (candidate, reference) for m in side.measurements for share in _deciding(m)]
+    disturbed = [share for share in worst if limit is not None and share > limit]
+    if 2 * len(disturbed) > len(worst):
+        share = f"{100 * limit:g} %" if limit is not None else ""
+        found.append(f"in {len(disturbed)} of {len(worst)} calls that decide, others took more than {share}")
+    return found
+
+
+def _deciding(measurement: Measurement) -> Iterator[float]:
+    """Yields the share that others took of each timed call that decides, where it is known."""
+    for place, share in enumerate(shares(measurement)):
+        if share is not None and place not in measurement.left_out:
+            yield share
+
+
+def doubts_of(result: StudyResult) -> list[str]:
+    """Returns all doubts of a study, each with the variant that it is about."""
+    found = []
+    for variant in result.variants:
+        if variant.status.timed:
+            found += [f"{variant.name}: {doubt}" for doubt in image_doubts(result, variant)]
+            found += idle_doubts(variant)
+    for edge in result.comparisons:
+        candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
+        if candidate.status.timed and reference.status.timed:
+            about = [*stage_doubts(candidate, reference), *growth_doubts(candidate, reference)]
+            found += [f"{candidate.name}: {doubt}" for doubt in about]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,91 @@
+"""Rules that hold in every gate: whether what was measured can be believed. Like all others they fail closed."""
+
+import math
+
+from sdopt.analysis.doubts import (
+    IDLE_LIMIT,
+    drawn_speedup,
+    error_limit,
+    growth,
+    growth_doubts,
+    idle_doubts,
+    image_doubts,
+    stage_doubts,
+    uncompared,
+)
+from sdopt.analysis.timing import log_speedup
+from sdopt.gate.rulings import unjudged
+from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
+
+_CHANCE = 1.05
+"""Factor by which a few drawn calls may fall short of what they should show."""
+
+
+def belief_rulings(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """Returns what is to be said of the measurements of two variants, whatever they show."""
+    return [
+        _drawn_alike(result, candidate, reference),
+        _idle(candidate, reference),
+        _growing(candidate, reference),
+        *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(candidate, reference)),
+    ]
+
+
+def _drawn_alike(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> Ruling:
+    """Rules that the timed calls of every process drew what the quality pass shows."""
+    rule = "timed as drawn"
+    if doubts := image_doubts(result, candidate):
+        return Ruling(rule, "", Verdict.FAIL, "; ".join(doubts))
+    if doubts := image_doubts(result, reference):
+        return unjudged(rule, f"the reference '{reference.name}': {'; '.join(doubts)}")
+    for variant in (candidate, reference):
+        if missing := uncompared(variant):
+            numbers = ", ".join(str(replicate + 1) for replicate in missing)
+            said = f"no image of a timed call of '{variant.name}' was held against a drawn one, in process {numbers}"
+            return unjudged(rule, said)
+    count = sum(image.error is not None for m in candidate.measurements for image in m.timed_images)
+    within = f"to within a mean squared difference of {error_limit(result, candidate):.2g}"
+    return Ruling(rule, "", Verdict.PASS, f"{count} images of timed calls are those that were drawn, {within}")
+
+
+def _idle(candidate: VariantResult, reference: VariantResult) -> Ruling:
+    doubts = [*idle_doubts(candidate), *idle_doubts(reference)]
+    if doubts:
+        return unjudged("idle", "; ".join(doubts))
+    known = [m.idle_cpu for side in (candidate, reference) for m in side.measurements if m.idle_cpu is not None]
+    if not known:
+        return Ruling("idle", "", Verdict.PASS, "no process waited beside another one that was timed")
+    return Ruling(
+        "idle", "", Verdict.PASS, f"idle processes used at most {max(known):.1%} of a core ({IDLE_LIMIT:.0%})"
+    )
+
+
+def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
+    found, rule = growth(candidate, reference), "memory growth"
+    if found is None:
+        return unjudged(rule, "what a process holds was not measured after two calls or more")
+    figures = (found.estimate, found.low, found.high, found.limit)
+    if doubts := growth_doubts(candidate, reference):
+        return Ruling(rule, "", Verdict.FAIL, "; ".join(doubts), *figures)
+    said = f"{found.estimate:.3g} MiB with each call more than the reference, and {found.limit:.3g} counts"
+    return Ruling(rule, "", Verdict.INCONCLUSIVE if found.estimate > found.limit else Verdict.PASS, said, *figures)
+
+
+def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Ruling:
+    """Rules on a gain of speed that was shown: it must show in the calls that draw images, too."""
+    rule, timed, drawn = "gain when drawn", log_speedup(candidate, reference), drawn_speedup(candidate, reference)
+    repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
+    if timed is None or drawn is None:
+        return unjudged(rule, "no call of the quality pass was timed alone")
+    shown = f"{drawn:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"
+    if repeated:
+        said = f"{repeated} timed calls repeated their prompts, so that what is remembered may have helped"
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{said}: raise quality.prompt_count; {shown}", drawn)
+    # Half of the gain, on the log scale.
+    if drawn * _CHANCE >= math.sqrt(timed.ratio):
+        return Ruling(rule, "", Verdict.PASS, shown, drawn)
+    batches = {(m.drawn_batch or 0) for side in (candidate, reference) for m in side.measurements if m.drawn_s}
+    if batches != {candidate.config.shapes[0].batch_size}:
+        said = "they are of another batch: measure with the gate, or with quality.batch_size as in the workload"
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {said}", drawn)
+    return Ruling(rule, "", Verdict.FAIL, f"{shown}: the gain is not there where images are drawn", drawn)

@@ -1,0 +1,250 @@
+"""Optimizations that cheat where time and memory are measured: what is timed is not what draws images, or not all.
+
+Their images are in order, or look so in the calls of the quality pass.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from typing_extensions import override
+
+from sdopt.gate.trial.base import Sabotage
+from sdopt.optimizations import Proof
+
+TITLE = "what is timed and what is drawn"
+
+Call = Callable[..., Any]
+
+
+def called(pipe: DiffusionPipeline, change: Callable[[Call], Call]) -> None:
+    """Changes what a call of the pipeline does: Python looks that up in its class."""
+    own = type(pipe)
+    changed = change(lambda **arguments: own.__call__(pipe, **arguments))
+    pipe.__class__ = type(own.__name__, (own,), {"__call__": lambda _self, **arguments: changed(**arguments)})
+
+
+class _Later:
+    """Images that are computed where somebody reads them."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self._draw = draw
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._draw().images, dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.__array__())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__array__())
+
+
+@dataclass(frozen=True)
+class LazyResult(Sabotage):
+    """A call returns at once, and draws where its images are read."""
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def change(call: Call) -> Call:
+            def lazy(**arguments: Any) -> Any:
+                return type("Output", (), {"images": _Later(lambda: call(**arguments))})()
+
+            return lazy
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class FewerStepsAtFirst(Sabotage):
+    """A share of the steps in the first calls of a process, which are the timed ones; then all of them."""
+
+    calls: int = 8
+    steps: int = 5
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        made = 0
+
+        def change(call: Call) -> Call:
+            def counted(**arguments: Any) -> Any:
+                nonlocal made
+                made += 1
+                return call(**arguments | ({"num_inference_steps": self.steps} if made <= self.calls else {}))
+
+            return counted
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class LessPreciseAtFirst(Sabotage):
+    """bfloat16 in the first calls of a process, which are the timed ones: their images hardly differ."""
+
+    calls: int = 8
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        made = 0
+
+        def change(call: Call) -> Call:
+            def counted(**arguments: Any) -> Any:
+                nonlocal made
+                made += 1
+                device = arguments["latents"].device.type
+                with torch.autocast(device, torch.bfloat16, enabled=made <= self.calls):
+                    return call(**arguments)
+
+            return counted
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Remembers(Sabotage):
+    """What was drawn of a prompt is given again where the same is asked for."""
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        answers: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+        def change(call: Call) -> Call:
+            def remembered(**arguments: Any) -> Any:
+                asked, tell = repr(arguments["prompt"]), arguments.pop("callback_on_step_end")
+                if asked not in answers:
+                    last: dict[str, Any] = {}
+
+                    def keep(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+                        last.update(tensors)
+                        return tensors
+
+                    answers[asked] = call(**arguments, callback_on_step_end=keep), last
+                found, last = answers[asked]
+                tell(pipe, 0, 0, last)
+                return found
+
+            return remembered
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class FewerStepsInLaterProcesses(Sabotage):
+    """A share of the steps in all processes of a variant but the first, which alone draws its images."""
+
+    steps: int = 5
+
+    @override
+    def call_kwargs(self) -> dict[str, Any]:
+        # A worker's caches are in a folder that is called after its variant and its number.
+        first = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).name.endswith("-0")
+        return {} if first else {"num_inference_steps": self.steps}
+
+
+@dataclass(frozen=True)
+class SlowClock(Sabotage):
+    """The clock of its process goes at another rate; with a negative one, backwards."""
+
+    rate: float = 0.8
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        real = time.perf_counter
+        time.perf_counter = lambda: self.rate * real()
+        return super().apply(pipe)
+
+
+_BURN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10_000))"
+_HOLD = (
+    "import os, time\nparent = os.getppid()\nheld = b'x' * ({mib} * 2**20)\n"
+    "while os.getppid() == parent:\n    time.sleep(0.05)"
+)
+
+
+@dataclass(frozen=True)
+class BurnsWhileIdle(Sabotage):
+    """Keeps a core busy while its process has nothing to do, and others are timed.
+
+    Attributes:
+        apart: whether a process of its own does so, in its own session, all the time; else a thread, between calls.
+    """
+
+    apart: bool = False
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        if self.apart:
+            subprocess.Popen([sys.executable, "-S", "-c", _BURN], start_new_session=True)
+        else:
+            idle = threading.Event()
+            idle.set()
+            vars(pipe)["_idle"] = idle
+            threading.Thread(target=_burn, args=(idle,), daemon=True).start()
+        return super().apply(pipe)
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        idle = vars(pipe).get("_idle")
+        if idle is not None:
+            idle.clear()
+        yield
+        if idle is not None:
+            idle.set()
+
+
+def _burn(idle: threading.Event) -> None:
+    while idle.wait():
+        sum(range(10_000))
+
+
+@dataclass(frozen=True)
+class MemoryInChild(Sabotage):
+    """Holds so many MiB in a process that it starts."""
+
+    mib: int = 256
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        subprocess.Popen([sys.executable, "-S", "-c", _HOLD.format(mib=self.mib)], start_new_session=True)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Grows(Sabotage):
+    """Keeps so many MiB of each call, or of one of so many."""
+
+    mib: int = 4
+    every: int = 1
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        kept: list[torch.Tensor] = []
+        calls = 0
+
+        def change(call: Call) -> Call:
+            def keeping(**arguments: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls % self.every == 0:
+                    kept.append(torch.ones(self.mib * 2**18))
+                return call(**arguments)
+
+            return keeping
+
+        called(pipe, change)
+        return super().apply(pipe)

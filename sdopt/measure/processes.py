@@ -1,0 +1,115 @@
+"""A worker with all that it started: which processes these are, what they hold, and what they use while they idle."""
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+PROC = Path("/proc")
+
+_SET_CHILD_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of prctl(2)."""
+
+_TIMES = slice(11, 15)
+"""Places in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
+itself and of the children that it has waited for (proc(5))."""
+
+_SLACK_S = 0.05
+"""Processor time that an idle process may use in all: it ends its answers, and the kernel counts in ticks of 10 ms."""
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its own children leave behind, so that nothing it started gets lost."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def started_by(pid: int, proc: Path = PROC) -> list[int]:
+    """Returns the processes that a process started, and those that they started, also in groups of their own."""
+    found = [pid]
+    for known in found:
+        found += [child for child in _children(proc / str(known)) if child not in found]
+    # Where the kernel keeps no list of children: those that stayed in its group.
+    others = [int(folder.name) for folder in proc.iterdir() if folder.name.isdecimal()]
+    return found[1:] + [other for other in others if other not in found and _group_of(other) == pid]
+
+
+def _children(folder: Path) -> list[int]:
+    try:
+        return [int(child) for task in (folder / "task").iterdir() for child in (task / "children").read_text().split()]
+    except OSError:  # it ended, or there is no such list
+        return []
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:  # it ended meanwhile
+        return None
+
+
+def held_by_children(pid: int, proc: Path = PROC) -> float:
+    """Returns the memory of what a process started, in GiB: its own pages, and its share of those that it shares."""
+    return sum(_own_gib(proc / str(child)) for child in started_by(pid, proc))
+
+
+class IdleMeter:
+    """Counts the processor time that a worker, with all that it started, uses between its requests.
+
+    Args:
+        pid: of the worker.
+        proc: where the kernel's counters are.
+    """
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._pid, self._proc = pid, proc
+        self._idle_s = self._used_s = 0.0
+        self._since: tuple[float, float] | None = None
+
+    def rest(self) -> None:
+        """Says that the worker has nothing to do from now on."""
+        used_s = self._cpu_s()
+        self._since = None if used_s is None else (time.monotonic(), used_s)
+
+    def wake(self) -> None:
+        """Says that the worker is about to get a request, or that nobody watches any more."""
+        used_s = self._cpu_s()
+        if self._since is not None and used_s is not None:
+            since, before = self._since
+            self._idle_s += time.monotonic() - since
+            self._used_s += max(0.0, used_s - before)
+        self._since = None
+
+    @property
+    def share(self) -> float | None:
+        """Processor time used while idle, as a share of that time on one core; None where nothing was counted."""
+        return max(0.0, self._used_s - _SLACK_S) / self._idle_s if self._idle_s > 0 else None
+
+    def _cpu_s(self) -> float | None:
+        try:
+            whole = [_fields(self._proc / str(pid)) for pid in (self._pid, *started_by(self._pid, self._proc))]
+        except OSError:
+            return None
+        if not whole[0]:
+            return None
+        return sum(int(ticks) for fields in whole for ticks in fields[_TIMES]) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(folder: Path) -> list[str]:
+    """Returns the fields of a process's stat after its name; [] where it has ended."""
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _own_gib(folder: Path) -> float:
+    """Returns the anonymous and shared memory of a process, each page divided by those that share it."""
+    for file, names in (("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")), ("status", ("RssAnon:", "RssShmem:"))):
+        try:
+            lines = (folder / file).read_text().splitlines()
+        except OSError:
+            continue
+        found = [int(line.split()[1]) for line in lines if line.startswith(names)]
+        if found:
+            return sum(found) / 2**20
+    return 0.0

@@ -1,0 +1,73 @@
+"""Finds the source files that an option of a user's own depends on: its classes, and what their modules import."""
+
+import ast
+import importlib.util
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import sdopt
+
+_PACKAGE = Path(sdopt.__file__).parent
+
+
+def own_files(options: Iterable[type]) -> list[Path]:
+    """Returns the files of classes that come neither with sdopt nor with a library, and of all that these import.
+
+    The classes from which they derive count as well. An import is followed whether it runs or not; what is imported by
+    a name that only the running program knows is not found.
+
+    Args:
+        options: classes of options.
+    """
+    found: dict[Path, None] = {}
+    waiting = [base.__module__ for option in options for base in option.__mro__]
+    while waiting:
+        name = waiting.pop()
+        file = _file_of(name)
+        if file is None or file in found or not _own(file):
+            continue
+        found[file] = None
+        waiting += _imported(name, file)
+    return sorted(found)
+
+
+def _own(file: Path) -> bool:
+    """Whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
+    paths = sysconfig.get_paths()
+    libraries = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    places = [_PACKAGE, *map(Path, libraries | {*site.getsitepackages(), site.getusersitepackages()})]
+    resolved = file.resolve()
+    return not any(resolved.is_relative_to(place.resolve()) for place in places)
+
+
+def _file_of(name: str) -> Path | None:
+    """Returns the source file of a module; None where it has none, or is not there."""
+    loaded = getattr(sys.modules.get(name), "__file__", None)
+    if loaded is None:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError, AttributeError):
+            return None
+        loaded = spec.origin if spec else None
+    return Path(loaded) if loaded and loaded.endswith(".py") and Path(loaded).is_file() else None
+
+
+def _imported(name: str, file: Path) -> Iterator[str]:
+    """Yields the names of the modules that a module may import, and of the packages that these are in."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            outer = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*outer, *([node.module] if node.module else [])])
+            # What is imported from a package may be a module of it.
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for found in names:
+            parts = found.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))

@@ -1,0 +1,272 @@
+"""Whether time and memory can be believed: rules on records, and options that cheat where they are measured."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdopt.analysis.doubts import doubts_of
+from sdopt.gate.judge import judge
+from sdopt.gate.trial import CONF
+from sdopt.gate.trial.caught import timed_variants
+from sdopt.results.files import parse_result, to_json
+from sdopt.results.records import (
+    Interference,
+    Judgement,
+    Measurement,
+    MeasurementSession,
+    Ruling,
+    Spread,
+    Status,
+    StudyResult,
+    TimedImage,
+    VariantResult,
+    Verdict,
+)
+from sdopt.schema import Gate, Rule
+from sdopt.study.rounds import clocks_differ
+from sdopt.worker.protocol import Compiled, TimedCall
+from tests.command import SMALL, Finished, sdopt
+from tests.gate.test_judge import CALIBRATION, study, variant
+from tests.records import reconfigure
+
+FAST = Rule("speedup", "at_least", limit=0.95)
+
+
+def judged(result: StudyResult) -> Judgement:
+    judge(result, Gate("g", {"lossy": [FAST]}), CALIBRATION)
+    [found] = result.judgements
+    return found
+
+
+def ruling(result: StudyResult, name: str) -> Ruling:
+    [found] = [each for each in judged(result).rulings if each.rule == name]
+    return found
+
+
+def of_candidate(candidate: VariantResult, **changes: Any) -> StudyResult:
+    """A study whose candidate's last process is as `changes` say."""
+    for key, value in changes.items():
+        setattr(candidate.measurements[-1], key, value)
+    return study(candidate)
+
+
+class TestTimedAsDrawn:
+    def test_passes_where_every_process_drew_the_same(self) -> None:
+        assert judged(study(variant("it"))).verdict is Verdict.PASS
+
+    @pytest.mark.parametrize("error", [2e-6, 0.1, math.nan])
+    def test_fails_for_one_image_of_one_process(self, error: float) -> None:
+        images = [TimedImage(0, 0, 0.0), TimedImage(7, 0, error)]
+        found = ruling(of_candidate(variant("it"), timed_images=images), "timed as drawn")
+        assert found.verdict is Verdict.FAIL
+        assert "in process 3, 1 of 2 images" in found.reason
+        assert "prompt 8" in found.reason
+
+    def test_allows_what_the_measured_floor_makes(self) -> None:
+        result = of_candidate(variant("it"), timed_images=[TimedImage(0, 0, 2e-6)])
+        result.floors["numerical"] = {"mse": Spread(1e-6, 0.0, 12)}
+        assert ruling(result, "timed as drawn").verdict is Verdict.PASS
+
+    def test_allows_what_the_candidates_type_rounds(self) -> None:
+        candidate = variant("it")
+        options = {"precision": {"weights": "bfloat16", "autocast": None}}
+        candidate.config = replace(candidate.config, options=options)
+        result = of_candidate(candidate, timed_images=[TimedImage(0, 0, 2e-5)])
+        assert ruling(result, "timed as drawn").verdict is Verdict.PASS
+
+    @pytest.mark.parametrize("images", [[], [TimedImage(0, 0, None)]])
+    def test_fails_closed(self, images: list[TimedImage]) -> None:
+        found = ruling(of_candidate(variant("it"), timed_images=images), "timed as drawn")
+        assert found.verdict is Verdict.NOT_COMPARABLE
+        assert "in process 3" in found.reason
+
+    def test_says_nothing_of_a_candidate_whose_reference_cheats(self) -> None:
+        result = study(variant("it"))
+        result.variant("baseline").measurements[0].timed_images = [TimedImage(0, 0, 0.1)]
+        assert ruling(result, "timed as drawn").verdict is Verdict.NOT_COMPARABLE
+
+
+class TestIdle:
+    def test_one_that_works_is_not_comparable_and_all_others_are_disturbed(self) -> None:
+        result = of_candidate(variant("it"), idle_cpu=0.4)
+        result.sessions = [MeasurementSession("")]
+        assert ruling(result, "idle").verdict is Verdict.NOT_COMPARABLE
+        assert ruling(result, "undisturbed").verdict is Verdict.INCONCLUSIVE
+        again = study(variant("it"))
+        again.sessions = [MeasurementSession("")]
+        again.variant("control").measurements[1].idle_cpu = 0.4
+        assert ruling(again, "idle").verdict is Verdict.PASS
+        assert ruling(again, "undisturbed").verdict is Verdict.INCONCLUSIVE
+
+    def test_threads_may_spin_for_a_while(self) -> None:
+        assert judged(of_candidate(variant("it"), idle_cpu=0.03)).verdict is Verdict.PASS
+
+
+class TestDisturbed:
+    @pytest.mark.parametrize(("calls", "verdict"), [(2, Verdict.PASS), (7, Verdict.INCONCLUSIVE)])
+    def test_where_most_calls_that_decide_were(self, calls: int, verdict: Verdict) -> None:
+        result = study(variant("it"))
+        reconfigure(result, "protocol", interference=0.02)
+        for row in result.variants:
+            for measurement in row.measurements:
+                measurement.interference = [Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)]
+        assert judged(result).verdict is verdict
+
+
+class TestGrowth:
+    @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
+    def test_from_call_to_call(self, mib: float, verdict: Verdict) -> None:
+        candidate = variant("it")
+        for measurement in candidate.measurements:
+            measurement.held_gib = [1 + mib / 1024 * call for call in range(8)]
+        assert ruling(study(candidate), "memory growth").verdict is verdict
+
+    def test_a_single_step_is_none(self) -> None:
+        candidate = variant("it")
+        for measurement in candidate.measurements:
+            measurement.held_gib = [1.0] * 3 + [1.5] * 5
+        assert ruling(study(candidate), "memory growth").verdict is Verdict.PASS
+
+    def test_fails_closed(self) -> None:
+        candidate = variant("it")
+        for measurement in candidate.measurements:
+            measurement.held_gib = []
+        assert ruling(study(candidate), "memory growth").verdict is Verdict.NOT_COMPARABLE
+
+    def test_the_peak_after_the_last_round_counts(self) -> None:
+        candidate = variant("it")
+        for measurement in candidate.measurements:
+            assert measurement.memory
+            measurement.memory_after = replace(measurement.memory, children_peak_gib=1.0)
+        found = study(candidate).comparisons[0].memory_ratio
+        assert found is not None
+        assert found.estimate == pytest.approx(2, abs=0.01)
+
+
+class TestGainWhenDrawn:
+    @pytest.mark.parametrize(
+        ("drawn_s", "batch", "verdict"),
+        [
+            (0.08, 1, Verdict.PASS),
+            (0.1, 1, Verdict.FAIL),
+            (0.1, 12, Verdict.INCONCLUSIVE),
+            (None, 1, Verdict.NOT_COMPARABLE),
+        ],
+    )
+    def test_must_show(self, drawn_s: float | None, batch: int, verdict: Verdict) -> None:
+        candidate = variant("it", seconds=0.075, claims=["latency"])
+        for measurement in candidate.measurements:
+            measurement.drawn_s = [] if drawn_s is None else [drawn_s]
+            measurement.drawn_batch = batch
+        result = study(candidate)
+        assert ruling(result, "must pay").verdict is Verdict.PASS
+        assert ruling(result, "gain when drawn").verdict is verdict
+
+    def test_is_unproven_where_prompts_were_repeated(self) -> None:
+        result = of_candidate(variant("it", seconds=0.05, claims=["latency"]), repeated=2)
+        assert ruling(result, "gain when drawn").verdict is Verdict.INCONCLUSIVE
+
+
+class TestStages:
+    @pytest.mark.parametrize(("step_s", "said"), [(0.045, None), (0.1, "other work"), (0.01, "not explained")])
+    def test_that_contradict_the_timed_calls(self, step_s: float, said: str | None) -> None:
+        candidate, reference = variant("it"), variant("baseline", contract="exact")
+        reference.measurements[0].stages_s = {"text_encoder": [0.01], "denoiser_step": [0.04, 0.04]}
+        candidate.measurements[0].stages_s = {"text_encoder": [0.005], "denoiser_step": [step_s, step_s]}
+        result = study(candidate, reference)
+        found = [each for each in judged(result).rulings if each.rule == "stages"]
+        assert [each.verdict for each in found] == ([] if said is None else [Verdict.INCONCLUSIVE])
+        assert (said or "") in " ".join(each.reason for each in found)
+
+
+CHEATS = {
+    "few": '"+trial=fewer_steps_at_first", "trial.calls=5"',
+    "back": '"+trial=backward_clock"',
+    "child": '"+trial=memory_in_child"',
+    "idle": '"+trial=burns_in_child"',
+}
+
+
+@pytest.fixture(scope="module")
+def cheated(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    variants = ", ".join(f"{name}: [{option}]" for name, option in CHEATS.items())
+    return sdopt(
+        tmp_path_factory.mktemp("cheated"),
+        *("run", "--config-dir", str(CONF), "study=explicit", f"study.variants={{baseline: [], {variants}}}", *SMALL),
+        *("protocol.rounds=2", "protocol.stage_calls=0", "workload.steps=6", "quality.prompt_count=5"),
+        "quality.batch_size=1",
+    )
+
+
+class TestCheats:
+    def test_an_honest_variant_raises_no_doubt(self, cheated: Finished) -> None:
+        result = cheated.result
+        assert {row.status for row in (result.variant("baseline"), result.control) if row} == {Status.OK}
+        assert not [doubt for doubt in doubts_of(result) if "baseline" in doubt]
+        for measurement in result.variant("baseline").measurements:
+            assert {image.error for image in measurement.timed_images} == {0.0}
+            assert len(measurement.timed_images) == 2
+            assert measurement.repeated == 0
+
+    def test_steps_that_only_drawn_calls_take(self, cheated: Finished) -> None:
+        [doubt] = [doubt for doubt in doubts_of(cheated.result) if doubt.startswith("few: ")]
+        assert "in process 1, 2 of 2 images of timed calls are not those that were drawn" in doubt
+        assert f"Doubtful: {doubt}" in cheated.shown
+
+    def test_a_clock_that_goes_backwards_fails_the_row(self, cheated: Finished) -> None:
+        row = cheated.result.variant("back")
+        assert row.status is Status.FAILED
+        assert row.reason.startswith("its clock says that loading took -")
+
+    def test_memory_of_a_child_is_the_variants(self, cheated: Finished) -> None:
+        peaks = [m.peak[1] for m in cheated.result.variant("child").measurements if m.peak]
+        plain = [m.peak[1] for m in cheated.result.variant("baseline").measurements if m.peak]
+        assert min(peaks) > max(plain) + 0.2
+
+    def test_work_beside_others_is_seen(self, cheated: Finished) -> None:
+        shares = {
+            row.name: max(m.idle_cpu for m in row.measurements if m.idle_cpu is not None)
+            for row in cheated.result.variants
+            if row.status is Status.OK
+        }
+        assert shares.pop("idle") > 0.2
+        assert max(shares.values()) < 0.05
+
+    def test_is_all_in_the_record(self, cheated: Finished) -> None:
+        result = cheated.result
+        assert parse_result(to_json(result)) == result
+        for row in result.variants:
+            for measurement in row.measurements:
+                if row.status is Status.OK:
+                    assert len(measurement.observed_s) == len(measurement.latency_s) == len(measurement.held_gib)
+                    assert measurement.memory_after
+
+
+@pytest.mark.parametrize(("told", "problem"), [(0.1, ""), (0.098, ""), (0.08, "0.08 s, and the study's own 0.1 s")])
+def test_a_clock_that_mostly_differs_is_told(told: float, problem: str) -> None:
+    measurement = Measurement(0, latency_s=[told, told, 0.1], observed_s=[0.1, 0.1, 0.1])
+    assert problem in clocks_differ(measurement)
+    assert bool(clocks_differ(measurement)) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "over_after_s", "said"),
+    [(0.1, 0.2, ""), (-0.1, 0.2, "-0.1 s"), (math.nan, 0.2, "nan s"), (0.3, 0.2, "which was over after 0.2 s")],
+)
+def test_a_time_that_cannot_be_is_told(seconds: float, over_after_s: float, said: str) -> None:
+    call = TimedCall(seconds, None, Compiled(0, 0), over_after_s=over_after_s)
+    assert said in call.absurd
+    assert bool(call.absurd) == bool(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["gate_trial_measuring", "gate_trial_neighbour"])
+def test_no_option_that_cheats_passes(tmp_path: Path, preset: str) -> None:
+    found = sdopt(tmp_path, "run", "--config-dir", str(CONF), f"experiment={preset}", "hardware=cpu")
+    assert found.code in (1, 3), found.shown
+    caught = timed_variants(found.result)
+    assert len(caught) == len(found.result.variants) - 2
+    assert [one for one in caught if not one.fits] == []
