@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         "--alarms",
         type=int,
         metavar="N",
-        help="instead: N independent A/A trials, a minute or two each; the same command goes on with what is missing",
+        help="instead: N independent A/A trials, minutes each; the same command goes on with what is missing",
     )
     parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
@@ -140,12 +140,20 @@ def _alarms(trials: int, folder: Path, command: list[str]) -> int:
         run(["-m", *command, f"workload.seed=range(0,{1000 * trials},1000)", f"hydra.sweep.dir={folder}"])
     finished = sorted(file.parent for file in folder.glob("*/result.json"))
     found = count_alarms(finished)
-    shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+    shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)
     rows = [
         (one.contract, str(len(one.verdicts)), *(str(one.count(v)) for v in shown), f"{100 * one.highest_rate:.1f} %")
         for one in found
     ]
-    heads = ("declared", "trials", "false alarms", "inconclusive", "passed", "rate of false alarms below (95 %)")
+    heads = (
+        "declared",
+        "trials",
+        "false alarms",
+        "inconclusive",
+        "not comparable",
+        "passed",
+        "rate of false alarms below (95 %)",
+    )
     tables = markdown(heads, rows, [reason for one in found for reason in one.reasons])
     if folder.is_dir():
         (folder / "alarms.md").write_text(tables, encoding="utf-8")
