@@ -11,7 +11,7 @@ from pathlib import Path
 from sdopt.analysis.measures import RULED, SPEEDUP
 from sdopt.analysis.timing import speedup_drift
 from sdopt.errors import UsageError
-from sdopt.gate.calibration import Calibration
+from sdopt.gate.calibration import Calibration, fitting_calibration
 from sdopt.gate.judge import RuleContext, judgement, of_shapes
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of, measured_metrics
@@ -98,6 +98,8 @@ def judge_drift(
         if (rule.metric == SPEEDUP.name if rule.metric in RULED else paired or not family_of(rule.metric).needs_pair)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
+    calibration, said = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
+    notes += [said] if said else []
     return [
         _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)
         for name in names
@@ -127,7 +129,8 @@ def _judge(
             return speedup_drift(pairs[0], pairs[1], confidence)
 
         floor = max((view.floor for view in views if view.floor is not None), default=None)
-        return RuleContext(pairs[0][0], pairs[1][0], paired, calibration, ratio, lambda _metric: floor)
+        sides, floors = (pairs[0][0], pairs[1][0]), later.floors.get("numerical", {})
+        return RuleContext(*sides, paired, calibration, ratio, lambda _metric: floor, floors=floors)
 
     sides = of_shapes([at(place) for place in range(len(later.shapes))])
     comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from runners.gate_trial import main as gate_trial
-from sdopt.gate.calibration import read_calibration
+from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.gate.trial import CONF
 from sdopt.gate.trial.alarms import count_alarms
 from sdopt.gate.trial.caught import timed_variants
@@ -117,14 +117,18 @@ class TestGate:
         assert "tripwires" in done.shown
 
     def test_against_itself_nothing_has_got_worse(self, folder: Path, tmp_path: Path) -> None:
+        # Of two steps there is none: one of ten is not applied unless it is named, and then the verdict says so.
+        named = f"gate.calibration={FOLDER / 'emoji-10.json'}"
         done = sdopt(
-            tmp_path, "gate", str(folder), "--against", str(folder), "--waive", "sdopt", "--output", str(tmp_path)
+            tmp_path,
+            *("gate", str(folder), "--against", str(folder), "--waive", "sdopt", "--output", str(tmp_path), named),
         )
         found = {j["candidate"]: j for j in json.loads((tmp_path / "verdicts.json").read_text())["judgements"]}
         # Its images are broken then as now: there is nothing to hold it against.
         assert found.pop("black")["verdict"] == "not comparable"
         assert found.pop("fewer")["verdict"] == "not comparable"
         assert {j["verdict"] for j in found.values()} <= {"pass", "inconclusive"}, done.shown
+        assert all("the calibration is of workload.steps=10 (here 2)" in j["note"] for j in found.values())
 
     def test_against_another_study_is_refused_by_name(self, folder: Path, tmp_path: Path) -> None:
         earlier = read_result(folder)
