@@ -211,6 +211,15 @@ class TestCheats:
             assert len(measurement.timed_images) == 2
             assert measurement.repeated == 0
 
+    def test_prompts_are_others_in_each_round_and_the_same_for_all(self, cheated: Finished) -> None:
+        prompts = {
+            tuple(image.prompt_index for image in measurement.timed_images)
+            for row in cheated.result.variants
+            for measurement in row.measurements
+            if row.status is Status.OK
+        }
+        assert prompts == {(2, 3)}  # after the first call and the discarded one
+
     def test_steps_that_only_drawn_calls_take(self, cheated: Finished) -> None:
         [doubt] = [doubt for doubt in doubts_of(cheated.result) if doubt.startswith("few: ")]
         assert "in process 1, 2 of 2 images of timed calls are not those that were drawn" in doubt
