@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import os
 import tempfile
 import threading
@@ -257,7 +256,7 @@ class PipelineHost:
         Args:
             place: of the call's shape among the variant's.
         """
-        steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
+        steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
 
         def call() -> Any:
             return self._call(place, num_inference_steps=steps, output_type="pil")
