@@ -254,9 +254,20 @@ class TestCheats:
                     assert measurement.memory_after
 
 
-@pytest.mark.parametrize(("told", "problem"), [(0.1, ""), (0.098, ""), (0.08, "0.08 s, and the study's own 0.1 s")])
-def test_a_clock_that_mostly_differs_is_told(told: float, problem: str) -> None:
-    measurement = Measurement(0, latency_s=[told, told, 0.1], observed_s=[0.1, 0.1, 0.1])
+@pytest.mark.parametrize(
+    ("told", "waited", "problem"),
+    [
+        (1.0, 0.0, ""),
+        (0.98, 0.0, ""),
+        (0.8, 0.0, "took 0.8 s, and the study's own 1 s"),
+        (1.2, 0.0, "took 1.2 s, and the study's own 1 s"),
+        (0.8, 0.3, ""),
+        (0.5, 0.3, "took 0.5 s, and the study's own 1 s"),
+    ],
+)
+def test_a_clock_that_mostly_differs_is_told(told: float, waited: float, problem: str) -> None:
+    calls = [Interference(waited, 0.0) for _ in range(3)]
+    measurement = Measurement(0, latency_s=[told, told, 1.0], observed_s=[1.0] * 3, interference=[*calls])
     assert problem in clocks_differ(measurement)
     assert bool(clocks_differ(measurement)) == bool(problem)
 
