@@ -150,8 +150,8 @@ class Protocol:
     rounds: int = bounded(4, ge=1, le=100_000)
     """Timed calls of each process. More of them make each process's mean steadier, and replace no process."""
     warmup: int = bounded(1, ge=0, le=100_000)
-    """Untimed calls after the first one, which is reported as the cold start. Memory is measured in the last of them;
-    with 0, in the first call."""
+    """Untimed calls after the first one, which is reported as the cold start. Memory is measured in the last of them
+    (with 0, in the first call), and once more after the last round."""
     replicates: int | None = bounded(None, ge=1, le=1000)
     """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
     precision: float | None = bounded(None, gt=0, lt=1)
@@ -175,7 +175,7 @@ class Protocol:
     """Limit for preparing a worker, and for each call of it, in seconds; at most a week."""
     interference: float | None = bounded(0.02, ge=0, le=1)
     """A round is timed again if others took more than this share of the processor (or of the GPU) from any of its
-    calls; null times none again."""
+    calls, or a worker's clock leaves out as much of one; null times none again."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
     """How many rounds of a process may be timed again; null is half of `rounds`, rounded up."""
 

@@ -338,14 +338,14 @@ def _disturbance(variant: VariantResult) -> Disturbance | None:
 def _memory(variant: VariantResult) -> dict[str, float]:
     names = {
         "loaded_process": "process_loaded_gib",
-        "peak_process": "process_peak_gib",
+        "peak_process": "peak_process_gib",
         "loaded_allocated": "cuda_loaded_gib",
         "peak_allocated": "cuda_peak_allocated_gib",
         "peak_reserved": "cuda_peak_reserved_gib",
         "graph_pools": "cuda_graph_pools_gib",
         "nvml_process": "nvml_process_gib",
     }
-    memories = [measurement.memory for measurement in variant.measurements if measurement.memory]
+    memories = [memory for measurement in variant.measurements for memory in measurement.memories]
     found = {name: [getattr(memory, field) for memory in memories] for name, field in names.items()}
     return {name: max(values) for name, values in found.items() if values and None not in values}
 

@@ -157,9 +157,12 @@ class Memory:
         if self.cuda_peak_allocated_gib is not None:
             others = (self.cuda_graph_pools_gib or 0.0) + (self.nvml_children_gib or 0.0)
             return "peak_allocated_gib", self.cuda_peak_allocated_gib + others
-        if self.process_peak_gib is None:
-            return None
-        return "peak_process_gib", self.process_peak_gib + self.children_peak_gib
+        return None if self.peak_process_gib is None else ("peak_process_gib", self.peak_process_gib)
+
+    @property
+    def peak_process_gib(self) -> float | None:
+        """The peak on the host, of the worker with all that it started."""
+        return None if self.process_peak_gib is None else self.process_peak_gib + self.children_peak_gib
 
 
 @dataclass
@@ -301,13 +304,14 @@ class Measurement(ShapeSamples):
         return [self, *self.further]
 
     @property
-    def peak(self) -> tuple[str, float] | None:
-        """The largest peak of memory that was measured of it, with its name; None where none was.
+    def memories(self) -> list[Memory]:
+        """What was measured of its memory: in a call, and, unless it served several shapes, after the last round."""
+        return [memory for memory in (self.memory, None if self.further else self.memory_after) if memory]
 
-        That of all calls, too, but of a process that served several shapes.
-        """
-        whole = [self.memory, *([] if self.further else [self.memory_after])]
-        found = [memory.headline for memory in whole if memory and memory.headline]
+    @property
+    def peak(self) -> tuple[str, float] | None:
+        """The largest peak of memory that was measured of it, with its name; None where none was."""
+        found = [memory.headline for memory in self.memories if memory.headline]
         return max(found, key=lambda one: one[1], default=None)
 
     def at(self, place: int) -> "Measurement":

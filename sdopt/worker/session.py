@@ -33,11 +33,12 @@ from sdopt.optimizations.base import Inputs
 from sdopt.pipelines.latents import read_latents, take
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.pipelines.tasks import inputs_of, noise_in_float32
-from sdopt.results.records import Evidence, ImageRecord, Memory, Status
+from sdopt.results.records import Evidence, ImageRecord, Memory
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
-from sdopt.worker.protocol import Compiled, Mark, SampledImage, TimedCall, WorkerError
+from sdopt.worker.failures import describe_error
+from sdopt.worker.protocol import Compiled, Mark, SampledImage, TimedCall
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -80,40 +81,6 @@ def _handle(connection: Connection, host: "PipelineHost", request: str, args: An
         raise describe_error(error) from error
     finally:
         connection.send(Note(host.in_calls_s - before))
-
-
-_OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "status_alloc_failed",  # of cuBLAS and of cuDNN
-    "device_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-)
-
-_MAYBE_OUT_OF_MEMORY = (
-    "cublas_status_not_initialized",
-    "cudnn_status_not_initialized",
-    "cudnn_status_internal_error",
-    "unable to find an engine",
-    "busy or unavailable",  # also what all processes but one are told in exclusive compute mode
-)
-"""What libraries say if a handle or a workspace found no memory; they have other reasons too."""
-
-
-def describe_error(error: Exception) -> WorkerError:
-    """Tells running out of memory from other failures, also where a compiler has wrapped it."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
-    texts = [str(link).lower() for link in chain]
-    starved = any(isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain) or any(
-        words in text for words in _OUT_OF_MEMORY for text in texts
-    )
-    maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return WorkerError(Status.OUT_OF_MEMORY if starved else Status.FAILED, reason, may_be_memory=maybe)
 
 
 _ENERGY_S = 5.0

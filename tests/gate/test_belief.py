@@ -211,6 +211,15 @@ class TestCheats:
             assert len(measurement.timed_images) == 2
             assert measurement.repeated == 0
 
+    def test_prompts_are_others_in_each_round_and_the_same_for_all(self, cheated: Finished) -> None:
+        prompts = {
+            tuple(image.prompt_index for image in measurement.timed_images)
+            for row in cheated.result.variants
+            for measurement in row.measurements
+            if row.status is Status.OK
+        }
+        assert prompts == {(2, 3)}  # after the first call and the discarded one
+
     def test_steps_that_only_drawn_calls_take(self, cheated: Finished) -> None:
         [doubt] = [doubt for doubt in doubts_of(cheated.result) if doubt.startswith("few: ")]
         assert "in process 1, 2 of 2 images of timed calls are not those that were drawn" in doubt
@@ -245,9 +254,20 @@ class TestCheats:
                     assert measurement.memory_after
 
 
-@pytest.mark.parametrize(("told", "problem"), [(0.1, ""), (0.098, ""), (0.08, "0.08 s, and the study's own 0.1 s")])
-def test_a_clock_that_mostly_differs_is_told(told: float, problem: str) -> None:
-    measurement = Measurement(0, latency_s=[told, told, 0.1], observed_s=[0.1, 0.1, 0.1])
+@pytest.mark.parametrize(
+    ("told", "waited", "problem"),
+    [
+        (1.0, 0.0, ""),
+        (0.98, 0.0, ""),
+        (0.8, 0.0, "took 0.8 s, and the study's own 1 s"),
+        (1.2, 0.0, "took 1.2 s, and the study's own 1 s"),
+        (0.8, 0.3, ""),
+        (0.5, 0.3, "took 0.5 s, and the study's own 1 s"),
+    ],
+)
+def test_a_clock_that_mostly_differs_is_told(told: float, waited: float, problem: str) -> None:
+    calls = [Interference(waited, 0.0) for _ in range(3)]
+    measurement = Measurement(0, latency_s=[told, told, 1.0], observed_s=[1.0] * 3, interference=[*calls])
     assert problem in clocks_differ(measurement)
     assert bool(clocks_differ(measurement)) == bool(problem)
 

@@ -1,0 +1,73 @@
+"""What a worker started is counted with it, wherever it hides; and what it does while nobody asks it anything."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sdopt.measure.processes import IdleMeter, held_by_children, started_by
+
+HOLDING = "import time; held = b'x' * (64 << 20); print(flush=True); time.sleep(60)"
+BURNING = "print(flush=True)\nwhile True: pass"
+ORPHAN = """
+import os, subprocess, sys
+from sdopt.measure.processes import adopt_orphans, started_by
+adopt_orphans()
+shell = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]
+pid = int(subprocess.run(shell, capture_output=True, text=True, start_new_session=True).stdout)
+print(pid in started_by(os.getpid()))
+os.kill(pid, 9)
+"""
+
+
+@contextmanager
+def running(program: str) -> Iterator[int]:
+    """A child in a session of its own, once it has printed a line."""
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def test_a_child_counts_that_left_the_group() -> None:
+    before = held_by_children(os.getpid())
+    with running(HOLDING) as pid:
+        assert pid in started_by(os.getpid())
+        assert held_by_children(os.getpid()) - before == pytest.approx(64 / 1024, abs=0.02)
+
+
+def test_an_orphan_counts_too() -> None:
+    found = subprocess.run([sys.executable, "-c", ORPHAN], check=True, capture_output=True, text=True)
+    assert found.stdout == "True\n"
+
+
+@pytest.mark.parametrize(("program", "busy"), [(BURNING, True), (HOLDING, False)])
+def test_an_idle_process_is_seen_to_work(program: str, busy: bool) -> None:
+    with running(program):
+        meter = IdleMeter(os.getpid())
+        assert meter.share is None
+        meter.rest()
+        time.sleep(0.7)
+        meter.wake()
+        assert meter.share is not None
+        assert (meter.share > 0.1) == busy
+
+
+def test_work_that_was_asked_for_is_none() -> None:
+    meter = IdleMeter(os.getpid())
+    meter.rest()
+    meter.wake()
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        pass
+    meter.rest()
+    meter.wake()
+    assert meter.share == 0

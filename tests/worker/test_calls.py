@@ -1,0 +1,84 @@
+"""Timed calls and those that draw images are made alike, and their images are read within their time."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdopt.gate.trial.measuring import Call, called
+from sdopt.worker.draws import timed_draw
+from sdopt.worker.protocol import Mark
+from sdopt.worker.session import PipelineHost
+from tests.conftest import CPU, Compose, Load
+
+BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
+
+
+class TestTimedCall:
+    @pytest.mark.parametrize(
+        ("number", "prompt", "image"),
+        [(0, 0, 0), (1, 2, 1), (2, 0, 0), (5, 0, 1)],
+        ids=["first", "second", "filled up from the start", "wraps around"],
+    )
+    def test_draws_the_batch_of_its_number(
+        self, session: Load, tmp_path: Path, number: int, prompt: int, image: int
+    ) -> None:
+        loaded = session(*BATCHES)
+        draw = timed_draw(loaded._variant)
+        sampled = loaded.time_once(number=number).image
+        assert sampled is not None
+        assert (sampled.prompt_index, sampled.image_index) == (prompt, image)
+        for batch in range(draw.calls):
+            loaded.generate(batch, draw, tmp_path)
+        drawn = np.asarray(Image.open(tmp_path / f"{prompt:04d}_{image:02d}.png"))
+        assert np.array_equal(sampled.pixels, drawn)
+
+    @pytest.mark.parametrize("overrides", [[], ["memory=precomputed_embeddings"], ["task=img2img", "task.strength=1"]])
+    def test_looks_to_an_option_as_one_that_draws(self, session: Load, tmp_path: Path, overrides: list[str]) -> None:
+        loaded = session(*overrides)
+        seen: list[dict[str, Any]] = []
+
+        def look(call: Call) -> Call:
+            def looked(**arguments: Any) -> Any:
+                seen.append(arguments)
+                return call(**arguments)
+
+            return looked
+
+        called(loaded._pipe, look)
+        loaded.time_once()
+        loaded.generate(0, timed_draw(loaded._variant), tmp_path)
+        timed, drawn = seen
+        assert list(timed) == list(drawn)
+        assert [type(value) for value in timed.values()] == [type(value) for value in drawn.values()]
+        assert timed["output_type"] == drawn["output_type"]
+        assert timed["callback_on_step_end"] == drawn["callback_on_step_end"]
+
+    def test_takes_the_time_of_a_result_that_comes_late(self, session: Load) -> None:
+        loaded = session()
+
+        class Late:
+            def __init__(self, images: np.ndarray) -> None:
+                self.images = images
+
+            def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+                time.sleep(0.5)
+                return self.images.astype(dtype)
+
+        def late(output: Any) -> Any:
+            output.images = Late(output.images)
+            return output
+
+        called(loaded._pipe, lambda call: lambda **arguments: late(call(**arguments)))
+        assert loaded.time_once().seconds >= 0.5
+
+    def test_is_marked_for_another_clock(self, variant: Compose) -> None:
+        marks: list[tuple[Mark, float]] = []
+        host = PipelineHost(variant(), CPU, lambda mark: marks.append((mark, time.perf_counter())))
+        host.prepare()
+        found = host.time_once()
+        assert [mark for mark, _ in marks] == [Mark.BEGUN, Mark.ENDED]
+        assert found.seconds <= marks[1][1] - marks[0][1] <= found.seconds + 0.1
