@@ -354,8 +354,8 @@ class Gate:
     prompt_count: int = bounded(24, ge=1, le=1_000_000)
     """Prompts of the quality pass, where `quality.prompt_count` leaves it open."""
     calibration: str | None = None
-    """A file that `sdopt calibrate` wrote; null is the one that comes with sdopt for the model and its work. One that was
-    measured at other steps, guidance, size or scheduler is applied only if it is named."""
+    """A file that `sdopt calibrate` wrote; null is the one that comes with sdopt for the model and its work. One
+    that was measured at other steps, guidance, size or scheduler is applied only if it is named."""
 
     @property
     def judges(self) -> bool:
