@@ -90,7 +90,8 @@ class TestSlurm:
         file = tmp_path / "outputs" / "sweep" / "0" / "result.json"
         cluster.wait_for(lambda: file.is_file() and len(read_result(file).variants[0].samples) > 0, "job 0 measures")
         before = read_result(file)
-        cluster.requeue(cluster.tasks()["0"])
+        [task] = cluster.tasks().values()
+        cluster.requeue(task)
         ended = process.finish(900)
         assert ended.code == 0, ended.shown
         after = read_result(file)
