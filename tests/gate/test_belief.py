@@ -218,7 +218,7 @@ class TestCheats:
             for measurement in row.measurements
             if row.status is Status.OK
         }
-        assert prompts == {(2, 3)}  # after the first call and the discarded one
+        assert prompts == {(3, 4)}  # after the first call, the warm-up and the discarded round
 
     def test_steps_that_only_drawn_calls_take(self, cheated: Finished) -> None:
         [doubt] = [doubt for doubt in doubts_of(cheated.result) if doubt.startswith("few: ")]
