@@ -3,6 +3,7 @@
 The command line, a Python program, a launcher in another process and a test all run a study through this module.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -131,8 +132,10 @@ class Experiment:
             file.rename(self.folder / f"result.{quote(host, safe='')}.json")
             print_problems([f"{self.folder}: measured on {host} before; begins anew on {fresh.environment.host}"])
             return fresh
+        # Whoever ends a job may have ended its workers first, each of which then counts as failed.
+        cut_off = not self.config.resume and (previous.status != "finished" or "SLURM_RESTART_COUNT" in os.environ)
         try:
-            return merge_resumed(previous, fresh, plan, self.folder, self.config.retry_failed)
+            return merge_resumed(previous, fresh, plan, self.folder, self.config.retry_failed or cut_off)
         except UsageError as error:
             if self.config.resume:
                 raise
