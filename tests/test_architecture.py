@@ -16,6 +16,7 @@ FLOORS = (
     "experiment",
     "library",
     "tracking",
+    "suite",
     "config",
     "report",
     "gate",
