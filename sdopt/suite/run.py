@@ -165,7 +165,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
-    entry.ending, entry.reason = _ending(part, run, limit_s, log)
+    entry.ending, entry.reason = _ending(part, run, limit_s, folder, log)
     entry.findings += _findings(part, folder, log)
     yield entry
 
@@ -251,17 +251,19 @@ def _move_away(folder: Path) -> None:
     folder.rename(folder.parent / f"earlier-{number}")
 
 
-def _ending(part: Part, run: Run, limit_s: float, log: Path) -> tuple[Ending, str]:
+def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tuple[Ending, str]:
     if run.stopped:
         if limit_s < part.limit_s:
             return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"
         return Ending.STOPPED, f"at its limit of {limit_s:.0f} s"
     if run.code == 0 or (run.code in (1, 5) and part.kind == "tests"):  # tests failed, or none were there
         return Ending.DONE, ""
+    result = result_in(folder) if run.code == 3 else None
+    if result is not None and any(variant.status.measured for variant in result.variants):
+        return Ending.DONE, "not everything could be measured"  # the rows say why
     said = last_words(log)
-    # Where rows failed the others are measured; the rows say why.
-    if run.code == 3 and part.kind in ("noise", "options", "study") and "Traceback" not in said:
-        return Ending.DONE, "not everything could be measured"
+    if result is not None:
+        said = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), said)
     how = f"ended with {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
     return Ending.FAILED, f"{how}: {said}" if said else how
 
