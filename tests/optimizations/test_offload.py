@@ -1,6 +1,7 @@
 """Weights that wait elsewhere: on a CPU they wait on disk; what moves them to a GPU runs here with a CPU for one."""
 
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import numpy as np
@@ -128,7 +129,7 @@ def test_a_quantized_weight_rests_where_its_own_tensors_are() -> None:
     quantization.quantize_(network, quantization.Int8WeightOnlyConfig(version=2))
     assert 64 * 32 <= _size(network) < 2 * 64 * 32
     assert _size(network, "cpu") == _size(network)
-    weight = network[0].weight
+    weight: Any = network[0].weight
     names, _ = weight.__tensor_flatten__()
     for name in names:
         setattr(weight, name, getattr(weight, name).to("meta"))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sdopt.analysis.noise import noise_of
+from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.suite import run as running
@@ -20,7 +21,7 @@ from sdopt.suite.config import Part, suite_config
 from sdopt.suite.findings import machine_findings, noise_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
-from sdopt.suite.record import Ending, Entry, Record, page_of, read_record
+from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
 from tests.conftest import CPU, once
@@ -140,7 +141,7 @@ class TestGoingOn:
     @pytest.mark.parametrize("ending", [Ending.RUNNING, Ending.CUT, Ending.NOT_RUN])
     def test_begins_what_did_not_end(self, tmp_path: Path, commands: list[list[str]], ending: Ending) -> None:
         made = suite(tmp_path, parts=(self.PART,))
-        running.write_record(Record(CPU.name, "", [Entry("study", ending)]), tmp_path)
+        write_record(Record(CPU.name, "", [Entry("study", ending)]), tmp_path)
         assert [found.ending for found in run_suite(made).entries] == [Ending.DONE]
         assert len(commands) == 1
 
@@ -148,7 +149,7 @@ class TestGoingOn:
     def test_runs_a_failed_part_again_only_if_asked(
         self, tmp_path: Path, commands: list[list[str]], retry: bool, begins: int
     ) -> None:
-        running.write_record(Record(CPU.name, "", [Entry("study", Ending.FAILED)]), tmp_path)
+        write_record(Record(CPU.name, "", [Entry("study", Ending.FAILED)]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
         assert len(commands) == begins
 
@@ -158,7 +159,7 @@ class TestGoingOn:
         folder = tmp_path / "parts" / "study" / "run"
         folder.mkdir(parents=True)
         write_result(result, folder)
-        running.write_record(Record(CPU.name, "", [Entry("study", Ending.CUT)]), tmp_path)
+        write_record(Record(CPU.name, "", [Entry("study", Ending.CUT)]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,)))
         first, second = commands
         assert first[-2:] == [f"resume='{folder}'", "tracking=none"]
@@ -167,18 +168,18 @@ class TestGoingOn:
 
     def test_keeps_a_cut_off_part_that_does_not_fit(self, tmp_path: Path, commands: list[list[str]]) -> None:
         cut = Entry("study", Ending.CUT, "the budget was used up after 9 s")
-        running.write_record(Record(CPU.name, "", [cut]), tmp_path)
+        write_record(Record(CPU.name, "", [cut]), tmp_path)
         assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [cut]
         assert not commands
 
     def test_refuses_the_record_of_another_device(self, tmp_path: Path) -> None:
-        running.write_record(Record("another card", ""), tmp_path)
-        with pytest.raises(running.UsageError, match="holds the record of another card"):
+        write_record(Record("another card", ""), tmp_path)
+        with pytest.raises(UsageError, match="holds the record of another card"):
             run_suite(suite(tmp_path, parts=()))
 
     def test_a_damaged_record_is_refused_in_one_line(self, tmp_path: Path) -> None:
         (tmp_path / "suite.json").write_text("{")
-        with pytest.raises(running.UsageError, match="not the record of a suite"):
+        with pytest.raises(UsageError, match="not the record of a suite"):
             run_suite(suite(tmp_path, parts=()))
 
     @pytest.mark.parametrize(("round_s", "rounds"), [(0.2, 10), (4.0, 5), (120.0, None)])
@@ -193,7 +194,7 @@ class TestGoingOn:
             measured.latency_s = [round_s / len(timed)] * len(measured.latency_s)
         write_result(result, folder)
         first = Entry("study", Ending.DONE, seconds=10.0 + 2 * round_s, folder="parts/study/run")
-        running.write_record(Record(CPU.name, "", [first]), tmp_path)
+        write_record(Record(CPU.name, "", [first]), tmp_path)
         record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
         assert [found.part for found in record.entries] == ["study", "study_again"]
         if rounds is None:
