@@ -51,11 +51,11 @@ def main(argv: list[str]) -> int:
     if not config.gate.judges:
         raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
     waived = tuple(filter(None, arguments.waive.split(",")))
-    results, problems = find_results(arguments.result, config.tracking)
-    codes = []
-    for found, folder in results:
+    found = find_results(arguments.result, config.tracking)
+    codes, problems = [], list(found.damaged)
+    for result, folder in found.studies:
         try:
-            codes.append(_judge(found, folder, config, arguments.against, waived, arguments.output))
+            codes.append(_judge(result, folder, config, arguments.against, waived, arguments.output))
         except UsageError as error:
             problems += error.problems
     for problem in problems:

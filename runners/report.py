@@ -15,17 +15,27 @@ def main(argv: list[str]) -> int:
         description="Write a result as one page that needs nothing beside it: report.html, and report.md. Where the "
         "run is logged to MLflow, both become its artifacts.",
         epilog="examples: sdopt report outputs/runs/quickstart/<time>; sdopt report outputs/sweeps/pair/<time>; "
-        "sdopt report <MLflow run id> --output reports",
+        "sdopt report <MLflow run id> --output reports; sdopt report --readme README.md",
     )
     parser.add_argument(
         "results",
-        nargs="+",
+        nargs="*",
         metavar="RESULT | tracking.KEY=VALUE",
         help="a run's folder, its result.json, a sweep's folder (one report of all its jobs), or an MLflow run id; and "
         "overrides of the tracking group (default: the store in which the run was tracked)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="where to write (default: beside the result; outputs/reports/ID)"
+    )
+    parser.add_argument(
+        "--readme",
+        type=Path,
+        metavar="PAGE",
+        help="instead: write the tables of results into a Markdown page, between <!-- sdopt:table FOLDER --> and "
+        "<!-- sdopt:end -->; FOLDER holds a result, and is relative to the page",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="with --readme: change nothing, and exit 1 if the page is not current"
     )
     arguments = parser.parse_intermixed_args(argv)
     overrides = [word for word in arguments.results if word.startswith("tracking") and "=" in word]
@@ -38,6 +48,8 @@ def main(argv: list[str]) -> int:
     from sdopt.errors import UsageError
     from sdopt.tracking.reporting import find_source, track_report, write_report
 
+    if arguments.readme:
+        return _embed(arguments.readme, arguments.check)
     if not names:
         raise UsageError("RESULT: name a run's folder, a sweep's folder or an MLflow run id")
     if arguments.output and len(names) > 1:
@@ -52,6 +64,23 @@ def main(argv: list[str]) -> int:
             print(f"sdopt: {problem}", file=sys.stderr)
             code = UsageError.exit_code
     return code
+
+
+def _embed(page: Path, check: bool) -> int:
+    """Writes the results into a page, or says whether they are there; returns the exit code."""
+    from sdopt.report.embedded import embed
+    from sdopt.results.files import write_atomically
+
+    text = embed(page)
+    if text == page.read_text(encoding="utf-8"):
+        print(f"{page}: is current")
+        return 0
+    if check:
+        print(f"sdopt: {page}: is not current; run `sdopt report --readme {page}`", file=sys.stderr)
+        return 1
+    write_atomically(page, text.encode())
+    print(f"{page}: written")
+    return 0
 
 
 if __name__ == "__main__":

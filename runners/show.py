@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from . import end_with_code
 
@@ -26,23 +25,22 @@ def main(argv: list[str]) -> int:
 
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError
-    from sdopt.report.sweep import read_sweep
     from sdopt.report.table import answer_group, show, sweep_table
     from sdopt.report.verdicts import verdict_table
     from sdopt.tracking.finding import find_results
 
     console = Console()
-    found, damaged = find_results(arguments.result, tracking_of(arguments.overrides))
-    if len(found) > 1:
-        console.print(sweep_table(read_sweep(Path(arguments.result)).rows, console.width))
-    for result, folder in found:
+    found = find_results(arguments.result, tracking_of(arguments.overrides))
+    if found.sweep and len(found.studies) > 1:
+        console.print(sweep_table(found.sweep.rows, console.width))
+    for result, folder in found.studies:
         show(result, console, folder)
         if result.judgements:
             console.print(verdict_table(result, result.judgements))
         console.print(answer_group(result))
-    for problem in damaged:
+    for problem in found.damaged:
         print(f"sdopt: {problem}", file=sys.stderr)
-    return UsageError.exit_code if damaged else 0
+    return UsageError.exit_code if found.damaged else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A pipeline with options applied to it: how it is loaded, changed, called and proven."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -86,10 +87,14 @@ class Assembly:
                 stack.enter_context(option.context(self.pipe))
             yield
 
-    @property
-    def traced_calls(self) -> int:
-        """How many calls of the denoiser a trace must hold to show every option."""
-        return max((option.traced_calls for option in self.options.values()), default=2)
+    def traced_steps(self, strength: float) -> int:
+        """Returns how many steps a traced call must be asked for to show every option.
+
+        Args:
+            strength: of an image-to-image task, which leaves out the other steps; 1 for all others.
+        """
+        calls = max((option.traced_calls for option in self.options.values()), default=2)
+        return math.ceil(calls / strength)
 
     def findings(self, trace: Trace) -> dict[str, Finding]:
         """Returns by axis what the trace of a call shows of each option."""

@@ -435,10 +435,12 @@ class Experiment:
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:
-    """Shows the table of a sweep, writes it to its folder and logs it; returns the exit code of all jobs."""
+    """Shows the table of a sweep, writes it and the report to its folder, logs both; returns all jobs' exit code."""
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.report.table import sweep_table
+    from sdopt.tracking.finding import of_sweep
+    from sdopt.tracking.reporting import write_report
 
     if not folder.is_dir():
         return UsageError.exit_code
@@ -450,6 +452,11 @@ def summarise_sweep(folder: Path, console: Console) -> int:
         (folder / "sweep.md").write_text(sweep_markdown(sweep.rows))
     except OSError as error:
         _print_problems([f"no table: {folder / 'sweep.md'}: {error.strerror}"])
+    try:
+        page, *_ = write_report(of_sweep(sweep))
+        console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+    except UnavailableError as error:
+        _print_problems([f"no report: {error}"])
     console.print(f"sweep: {folder}", markup=False, highlight=False, soft_wrap=True)
     if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
         _print_problems([f"`sdopt run resume={folder} retry_failed=true` measures again what failed"])

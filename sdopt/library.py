@@ -1,7 +1,6 @@
 """Options for a pipeline that a program already has: applies, proves and takes them back; loads measured variants."""
 
 import inspect
-import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -174,7 +173,7 @@ def prove(
     optimized = _optimized(pipe)
     usual = inspect.signature(optimized.before.cls.__call__).parameters.get("strength")
     strength = call.get("strength", usual.default if usual else 1.0)
-    steps = math.ceil(optimized.assembly.traced_calls / strength)
+    steps = optimized.assembly.traced_steps(strength)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
     trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
     findings = optimized.assembly.findings(trace)

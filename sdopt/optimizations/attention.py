@@ -71,8 +71,8 @@ class Default(Optimization):
 
 
 @dataclass(frozen=True)
-class Vanilla(Optimization):
-    """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of the older articles."""
+class EquivalentAttention(Optimization):
+    """Another way to compute the same attention, which differs by rounding alone."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
@@ -80,6 +80,11 @@ class Vanilla(Optimization):
     @override
     def contract(self) -> Contract:
         return Contract.EQUIVALENT
+
+
+@dataclass(frozen=True)
+class Vanilla(EquivalentAttention):
+    """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of the older articles."""
 
     @property
     @override
@@ -105,7 +110,7 @@ class Vanilla(Optimization):
 
 
 @dataclass(frozen=True)
-class Sdpa(Optimization):
+class Sdpa(EquivalentAttention):
     """PyTorch's scaled dot-product attention with one back end, and no other to fall back on.
 
     `ModelMixin.set_attention_backend` does nothing on UNets, whose processor never dispatches on it, so the back end is
@@ -113,15 +118,8 @@ class Sdpa(Optimization):
     outside what the flash and cuDNN kernels take.
     """
 
-    stage: ClassVar[Stage] = Stage.ATTENTION
-
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
     """The kernel; PyTorch raises an error where it cannot serve the denoiser."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
 
     @property
     @override
@@ -187,13 +185,11 @@ class Sdpa(Optimization):
 
 
 @dataclass(frozen=True)
-class Sliced(Optimization):
+class Sliced(EquivalentAttention):
     """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
 
     `slice_size` is the number of (batch × head) rows computed at once: a number, or `auto` for half of the heads.
     """
-
-    stage: ClassVar[Stage] = Stage.ATTENTION
 
     @property
     @override
@@ -202,11 +198,6 @@ class Sliced(Optimization):
 
     slice_size: int | None = bounded(None, ge=1, le=1_000_000)
     """Rows of batch × heads that are computed at once; null is half of the heads."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
 
     @property
     @override
@@ -241,15 +232,8 @@ class Sliced(Optimization):
 
 
 @dataclass(frozen=True)
-class Xformers(Optimization):
+class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with the operator that it picks."""
-
-    stage: ClassVar[Stage] = Stage.ATTENTION
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
 
     @property
     @override
@@ -295,15 +279,8 @@ it calls that (see `OPERATOR` in xformers/ops/fmha)."""
 
 
 @dataclass(frozen=True)
-class FusedProjections(Optimization):
+class FusedProjections(EquivalentAttention):
     """One product for query, key and value, and one for key and value of the text (`fuse_qkv_projections`)."""
-
-    stage: ClassVar[Stage] = Stage.ATTENTION
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
 
     @property
     @override

@@ -12,13 +12,14 @@ What its kernels take for granted, as of DeepSpeed 0.19.8, is checked here or is
 import os
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.attention import EquivalentAttention
+from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.conflicts import compiles, leaves_adapters_out, missing_packages, other_than_float16
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import denoiser_of
@@ -32,19 +33,12 @@ _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
 
 
 @dataclass(frozen=True)
-class Attention(Optimization):
+class Attention(EquivalentAttention):
     """DeepSpeed's attention with its own kernels, in place of diffusers' layers; everything else stays as it is.
 
     Its kernels take float16 alone, and layers of a multiple of 64 latents. PyTorch compiles some of them when they are
     first used, with nvcc.
     """
-
-    stage: ClassVar[Stage] = Stage.ATTENTION
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
 
     @property
     @override

@@ -113,7 +113,16 @@ class VaeTiling(VaeInPieces):
         found = super().conflicts(ctx)
         if self.tile_size is not None and self.tile_size % 8:
             found.append(f"memory.vae_tiling.tile_size={self.tile_size}: choose a multiple of 8, the VAE's factor")
-        return found
+        return found + self._cannot_encode(ctx)
+
+    def _cannot_encode(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of a start image with a tiny VAE, whose encoder in tiles has four channels."""
+        tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
+        channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _TILED_CHANNELS)
+        if not tiny or ctx.task.kind == "txt2img" or channels == _TILED_CHANNELS:
+            return []
+        found = f"diffusers encodes a start image in tiles of {_TILED_CHANNELS} channels with memory.tiny_vae"
+        return [f"{found}, and this model has {channels}: leave out one of the two"]
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
@@ -138,6 +147,10 @@ class VaeTiling(VaeInPieces):
             return Finding(0 < tile < image, summary, {"image": image, "tile": tile, "decoder_calls": calls})
 
         return proof
+
+
+_TILED_CHANNELS = 4
+"""What `AutoencoderTiny._tiled_encode` takes every latent to have."""
 
 
 def _default_tile(ctx: Context) -> int | None:

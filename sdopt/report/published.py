@@ -41,6 +41,7 @@ HEADINGS = (
     "here",
     "here ÷ published",
     "verdict",
+    "because",
 )
 
 
@@ -85,23 +86,24 @@ def published_markdown(result: StudyResult) -> str:
     claims = claims_of(result)
     if not claims:
         return ""
-    rows = [
-        (
-            claim.variant,
-            claim.reference,
-            _WORDS[claim.measure],
-            claim.shape,
-            claim.gpu,
-            claim.published_text,
-            f"{claim.printed} ({claim.place})" if claim.printed else "",
-            claim.measured_text,
-            claim.ratio_text,
-            str(claim.verdict) + (f": {claim.reason}" if claim.reason else ""),
-        )
-        for claim in claims
-    ]
-    return f"## {result.name}: published and measured\n\n" + markdown(
-        HEADINGS, rows, notes_of_published(result, claims)
+    table = markdown(HEADINGS, list(map(claim_cells, claims)), notes_of_published(result, claims))
+    return f"## {result.name}: published and measured\n\n{table}"
+
+
+def claim_cells(claim: Claim) -> tuple[str, ...]:
+    """The cells of one claim, by `HEADINGS`."""
+    return (
+        claim.variant,
+        claim.reference,
+        _WORDS[claim.measure],
+        claim.shape,
+        claim.gpu,
+        claim.published_text,
+        f"{claim.printed} ({claim.place})" if claim.printed else "",
+        claim.measured_text,
+        claim.ratio_text,
+        str(claim.verdict),
+        claim.reason,
     )
 
 

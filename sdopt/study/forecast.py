@@ -66,9 +66,7 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
     """
     config = result.config
     processes = len(variants) * config.replicates
-    # As `StudyRun.drawing_batch` decides.
-    in_workload = config.quality.batch_size is None and config.gate.judges
-    batch = None if in_workload else drawing_batch(variants, config.quality.batch_size)
+    batch = drawing_batch(variants, config.quality.batch_size, config.gate.judges)
     calls = calls_ahead(variants, processes, config.protocol.rounds, config.protocol, batch)
     models = dict.fromkeys(variant.model for variant in variants)
     downloads = {str(model.hub_id): download_bytes(model) for model in models if model.weights == "hub"}

@@ -110,16 +110,10 @@ class StudyRun:
 
     @property
     def drawing_batch(self) -> int | None:
-        """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload.
-
-        Where a gate judges, images are drawn as the timed calls draw them: what goes wrong in every eighth call must
-        not hide in two large ones.
-        """
-        if self.quality.batch_size is None and self.result.config.gate.judges:
-            return None
+        """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
         skipped = {row.name for row in self.result.variants if row.status is Status.SKIPPED}
         running = [variant for variant in self.plan.variants if variant.name not in skipped]
-        return drawing_batch(running, self.quality.batch_size)
+        return drawing_batch(running, self.quality.batch_size, self.result.config.gate.judges)
 
     @property
     def extra_rounds(self) -> int:

@@ -1,9 +1,10 @@
 """Finds results by what a user names: a folder of a run or a sweep, a file, or a run in MLflow."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from sdopt.errors import UsageError
-from sdopt.report.sweep import read_sweep
+from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.results.files import read_result
 from sdopt.results.folders import read_error
 from sdopt.results.records import StudyResult
@@ -11,12 +12,39 @@ from sdopt.schema import Tracking
 from sdopt.tracking.runs import download_result
 
 
-def find_results(name: str, tracking: Tracking) -> tuple[list[tuple[StudyResult, Path]], list[str]]:
-    """Returns the result of a run, those of a sweep, or that of an MLflow run, each with its folder.
+@dataclass(frozen=True)
+class Found:
+    """What a name stands for.
 
-    Returns:
-        the results, and what cannot be read of a sweep's other jobs, a line each. The folder of an MLflow run is one
-        for what is made of it, and need not exist.
+    Attributes:
+        name: as it was given.
+        studies: each result with the folder of its run; of an MLflow run that is one for what is made of it, and need
+            not exist.
+        sweep: the sweep that they belong to, if the name is that of one.
+    """
+
+    name: str
+    studies: list[tuple[StudyResult, Path]]
+    sweep: Sweep | None = None
+
+    @property
+    def damaged(self) -> list[str]:
+        """What cannot be read of a sweep's other jobs, a line each."""
+        return self.sweep.damaged if self.sweep else []
+
+    @property
+    def downloaded(self) -> bool:
+        """Whether it comes from MLflow."""
+        return not Path(self.name).exists()
+
+    @property
+    def folder(self) -> Path:
+        """Where what is made of it is written."""
+        return self.sweep.folder if self.sweep else self.studies[0][1]
+
+
+def find_results(name: str, tracking: Tracking) -> Found:
+    """Returns the result of a run, those of a sweep, or that of an MLflow run.
 
     Raises:
         UsageError: there is none of that name, it cannot be read, or the command there ended without a result.
@@ -24,23 +52,29 @@ def find_results(name: str, tracking: Tracking) -> tuple[list[tuple[StudyResult,
     """
     path = Path(name)
     if path.name == "result.json" or (path / "result.json").is_file():
-        return [(read_result(path), path if path.is_dir() else path.parent)], []
+        return Found(name, [(read_result(path), path if path.is_dir() else path.parent)])
     if path.is_dir():
         sweep = read_sweep(path)
-        studies = sweep.studies
-        if not studies and not sweep.damaged and (error := read_error(path)) is not None:
+        if not sweep.studies and not sweep.damaged and (error := read_error(path)) is not None:
             raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
-        if not studies and not sweep.damaged:
+        if not sweep.studies and not sweep.damaged:
             raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
-        return [(study, path / job) for job, study in studies.items()], sweep.damaged
+        return of_sweep(sweep)
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")
-    return [(download_result(name, tracking), Path("outputs", "reports", name))], []
+    return Found(name, [(download_result(name, tracking), Path("outputs", "reports", name))])
+
+
+def of_sweep(sweep: Sweep) -> Found:
+    """Returns the results of a sweep that was read."""
+    studies = [(study, sweep.folder / job) for job, study in sweep.studies.items()]
+    return Found(str(sweep.folder), studies, sweep)
 
 
 def find_result(name: str, tracking: Tracking) -> tuple[StudyResult, Path]:
     """Returns the one result that a name stands for. Raises UsageError if it is a sweep of several, or none."""
-    found, damaged = find_results(name, tracking)
-    if damaged or len(found) > 1:
-        raise UsageError(damaged or f"{name}: a sweep of {len(found)} studies; name the folder of one of its jobs")
-    return found[0]
+    found = find_results(name, tracking)
+    if found.damaged or len(found.studies) > 1:
+        several = f"{name}: a sweep of {len(found.studies)} studies; name the folder of one of its jobs"
+        raise UsageError(found.damaged or several)
+    return found.studies[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sdopt.analysis.measures import with_shape
 from sdopt.errors import UsageError
 from sdopt.report.catalog import REPORTS
-from sdopt.report.page.files import HTML
+from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.folders import inside
@@ -155,6 +155,8 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
 def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:
     """A run above the studies of a sweep, once, whose note is the table of them all; its id, and whether it is new.
 
+    Its artifacts are the table, and the report where the folder has one.
+
     Raises:
         TrackingError: the server cannot be reached or refuses.
     """
@@ -181,6 +183,9 @@ def _log_sweep(
         tags = {NOTE: note_of(table), "sdopt.role": "sweep", _SWEEP: ids}
         run = str(client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id)
         client.log_text(run, table, "sweep.md")
+        for file in (folder / name for name in (HTML, MARKDOWN)):
+            if file.is_file():
+                client.log_artifact(run, str(file))
     for study in studies:
         found = _logged(client, experiment, study)
         if found is not None:

@@ -40,19 +40,23 @@ def timed_draw(variant: Variant, place: int = 0) -> Draw:
     return Draw(variant.prompts, shape.batch_size, variant.workload.seed, shape.size)
 
 
-def drawing_batch(variants: Sequence[Variant], wanted: int | None) -> int | None:
+def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool) -> int | None:
     """Returns how many prompts of the quality pass all variants draw in one call; None leaves that to each workload.
 
     One call for several small images takes little longer than one for a single image. The batch is the same for all
     variants, because another batch computes in another order; where a variant compiled or captured its own, all keep
-    that of their workload.
+    that of their workload. Where a gate judges, images are drawn as the timed calls draw them: what goes wrong in every
+    eighth call must not hide in two large ones.
 
     Args:
-        variants: of one study.
+        variants: of one study, those that run.
         wanted: `quality.batch_size`.
+        judged: whether the study has a gate.
     """
     if wanted is not None:
         return wanted
+    if judged:
+        return None
     shapes = {variant.shapes[0] for variant in variants}
     fixed = any(option.fixed_batch for variant in variants for option in variant.optimizations.values())
     if fixed or len(shapes) > 1:

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import os
 import tempfile
 import threading
@@ -216,7 +215,7 @@ class PipelineHost:
         Args:
             place: of the call's shape among the variant's.
         """
-        steps = min(math.ceil(self._assembly.traced_calls / self._variant.task.strength), self._variant.workload.steps)
+        steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
         trace = trace_call(self._pipe, lambda: self._call(place, num_inference_steps=steps), self._device.is_cuda)
         self._busy_s = trace.denoiser_busy_s
         return [

@@ -70,6 +70,15 @@ class TestConflicts:
         [found] = variant("memory=vae_tiling", LARGE, "memory.vae_tiling.tile_size=68").conflicts(CPU)
         assert "memory.vae_tiling.tile_size=68: choose a multiple of 8" in found
 
+    @pytest.mark.parametrize("task", ["img2img", "inpaint"])
+    def test_of_a_start_image_with_a_tiny_vae_of_other_channels(
+        self, variant: Compose, inputs: dict[str, list[str]], task: str
+    ) -> None:
+        chosen = ("memory=[vae_tiling,tiny_vae]", "memory.vae_tiling.tile_size=64", LARGE, "workload.steps=2")
+        assert variant(*chosen).conflicts(CPU) == []
+        [found] = variant(*chosen, *inputs[task]).conflicts(CPU)
+        assert "4 channels with memory.tiny_vae, and this model has 8: leave out one of the two" in found
+
     def test_both_are_reported(self, variant: Compose) -> None:
         found = variant("memory=[vae_slicing,vae_tiling]").conflicts(CPU)
         assert [reason.partition(":")[0] for reason in found] == ["memory=vae_slicing", "memory=vae_tiling"]

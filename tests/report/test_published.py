@@ -8,7 +8,10 @@ import pytest
 from rich.console import Console
 
 from sdopt.report.catalog import REPORTS
-from sdopt.report.published import published_json, published_markdown, published_tables
+from sdopt.report.page.blocks import Fold, Table
+from sdopt.report.page.html import html_page
+from sdopt.report.page.sections import study_page
+from sdopt.report.published import HEADINGS, published_json, published_markdown, published_tables
 from sdopt.report.table import terminal_table
 from sdopt.results.records import Interval, StudyResult
 
@@ -62,7 +65,7 @@ def test_a_page_has_all_cards_and_every_reason(published: StudyResult) -> None:
     page = published_markdown(published)
     rows = [line for line in page.splitlines() if line.startswith("| bfloat16")]
     assert [row.split(" | ")[4] for row in rows] == ["T4", "A100"]
-    assert "reproduced: exceeded" in rows[1]
+    assert "reproduced | exceeded" in rows[1]
     assert "TensorFloat-32 needs a CUDA device" in page
     assert "A study (A. Author)" in page
 
@@ -85,3 +88,16 @@ def test_are_reports_of_a_study_with_an_article_alone(result: StudyResult, tmp_p
     assert [report.render(result, tmp_path) for report in reports] == [None, None]
     assert not published_tables(result, wide=False)
     assert "published" not in shown(result, 80)
+
+
+def test_the_report_shows_one_card_and_folds_the_others(published: StudyResult, tmp_path: Path) -> None:
+    page = study_page(published, tmp_path)
+    [section] = [section for section in page.sections if section.key == "published"]
+    shown, _, folded = section.blocks
+    assert isinstance(shown, Table)
+    assert isinstance(folded, Fold)
+    assert {row[HEADINGS.index("GPU")] for row in shown.rows} == {"A100", ""}
+    [every] = folded.blocks
+    assert isinstance(every, Table)
+    assert {row[HEADINGS.index("GPU")] for row in every.rows} == {"T4", "A100", ""}
+    assert "2.50× [2.20, 2.80]" in html_page(page).decode()

@@ -254,7 +254,8 @@ class TestSweep:
         assert "against the baseline measured in the same job" in sweep.shown
 
     def test_has_a_folder_for_each_job(self, sweep_folder: Path) -> None:
-        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2", "sweep.md", "multirun.yaml"}
+        about_all = {"sweep.md", "report.md", "report.html", "multirun.yaml"}
+        assert {path.name for path in sweep_folder.iterdir()} == {"0", "1", "2"} | about_all
         assert (sweep_folder / "1" / "images").is_dir()
 
     def test_with_a_typo_runs_nothing(self, tmp_path: Path) -> None:

@@ -380,6 +380,8 @@ class TestSweep:
         assert len(studies) == 3
         assert all(run.data.tags["mlflow.parentRunId"] == above.info.run_id for run in studies)
         assert above.data.tags["mlflow.note.content"] == (sweep_folder / "sweep.md").read_text()
+        kept = {item.path for item in client.list_artifacts(above.info.run_id)}
+        assert kept == {"sweep.md", "report.md", "report.html"}
 
     def test_writes_to_its_configured_places_alone(self, sweep: Finished) -> None:
         assert [path.name for path in sweep.cwd.iterdir()] == ["outputs"]

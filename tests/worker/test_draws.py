@@ -26,8 +26,9 @@ def test_the_batch_suits_all_variants(
     composer: type[HydraComposer], overrides: list[list[str]], batch: int | None
 ) -> None:
     variants = [composer(chosen).variant(None) for chosen in overrides]
-    assert drawing_batch(variants, None) == batch
-    assert drawing_batch(variants, 5) == 5
+    assert drawing_batch(variants, None, judged=False) == batch
+    assert drawing_batch(variants, 5, judged=True) == 5
+    assert drawing_batch(variants, None, judged=True) is None
     for variant in variants:
         assert draw_of(variant, batch).batch_size == (batch or variant.workload.batch_size)
 

@@ -22,9 +22,11 @@ _GLYPHS = {
     "worth it": "✓",
     "pass": "✓",
     "ok": "✓",
+    "reproduced": "✓",
     "unproven": "?",
     "inconclusive": "?",
     "not comparable": "?",
+    "undecided": "?",
     "harmful": "✗",
     "fail": "✗",
     "baseline": "■",
@@ -32,6 +34,8 @@ _GLYPHS = {
     "skipped": "–",
     "not measured": "–",
     "pending": "–",
+    "not run": "–",
+    "no figure": "–",
 }
 """What says a verdict beside its colour; a status that is not here is a failure."""
 

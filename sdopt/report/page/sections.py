@@ -7,12 +7,15 @@ from pathlib import Path
 
 from sdopt.analysis.answer import Answer, OptionAnswer, answer_of
 from sdopt.analysis.break_even import images_text
+from sdopt.analysis.published import claims_of, notes_of_published, shown_claims
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
 from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.page.gallery import gallery_of, has_images
+from sdopt.report.published import HEADINGS as PUBLISHED_HEADINGS
+from sdopt.report.published import claim_cells
 from sdopt.report.rows import (
     ANSWER_HEADINGS,
     BROKEN,
@@ -50,6 +53,7 @@ def study_page(result: StudyResult, folder: Path, budget: int = IMAGES_BYTES) ->
     sections = (
         _answer(answer),
         _results(result),
+        _published(result),
         _tradeoff(result),
         *_design(result),
         _latency(result),
@@ -131,6 +135,20 @@ def _results(result: StudyResult) -> Section:
         notes = Notes(verdict_notes(result, result.judgements))
         blocks.append(Fold(f"What the gate says (gate={result.gate})", [table, notes]))
     return Section("results", "Results", blocks)
+
+
+def _published(result: StudyResult) -> Section:
+    """An article's figures beside those measured: those for this card or the article's main one; all of them folded."""
+    claims = claims_of(result)
+    shown = shown_claims(result, claims)
+    every, here = (
+        Table(PUBLISHED_HEADINGS, list(map(claim_cells, some)), PUBLISHED_HEADINGS.index("verdict"))
+        for some in (claims, shown)
+    )
+    blocks: list[Block] = [here, Notes(notes_of_published(result, shown))] if shown else []
+    if len(claims) > len(shown):
+        blocks.append(Fold(f"All {len(claims)} published figures, on every card", [every]))
+    return Section("published", "Published and measured", blocks)
 
 
 def _tradeoff(result: StudyResult) -> Section:

@@ -1,0 +1,91 @@
+"""Writes tables of results into a Markdown page, between marks, so that no figure on the page is typed by hand.
+
+A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; the other kinds are `sdopt:answer`
+and `sdopt:plot`. FOLDER holds a result and is relative to the page. What stands between the marks is replaced.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sdopt.analysis.answer import answer_of
+from sdopt.analysis.figures import figures_by_variant
+from sdopt.errors import UsageError
+from sdopt.report.header import header_of
+from sdopt.report.markdown import markdown
+from sdopt.report.rows import metric_text, quality_columns, quality_heading, rows_of, speedup_headings
+from sdopt.results.files import read_result
+from sdopt.results.records import StudyResult
+
+_BEGIN = re.compile(r"^<!-- sdopt:(\S+)(?: (\S+))? -->$", re.MULTILINE)
+_END = "<!-- sdopt:end -->"
+
+
+def embed(page: Path) -> str:
+    """Returns the text of a page with each of its blocks written anew.
+
+    Raises:
+        UsageError: the page cannot be read or has no block, a block has no end or an unknown kind, or its result
+            cannot be read.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{page}: cannot be read as text: {error}") from error
+    parts, reached = [], 0
+    for begin in _BEGIN.finditer(text):
+        if begin.group() == _END:
+            continue
+        line, where = text.count("\n", 0, begin.start()) + 1, begin.group()
+        end = text.find(_END, begin.end())
+        following = _BEGIN.search(text, begin.end())
+        if end < 0 or following is None or following.start() != end:
+            raise UsageError(f"{page}:{line}: {where} has no {_END} after it")
+        kind, folder = begin.groups()
+        if kind not in KINDS or folder is None:
+            known = " or ".join(f"<!-- sdopt:{name} FOLDER -->" for name in KINDS)
+            raise UsageError(f"{page}:{line}: {where} is not {known}")
+        content = KINDS[kind](read_result(page.parent / folder), folder)
+        parts += [text[reached : begin.end()], f"\n\n{content.strip()}\n\n"]
+        reached = end
+    if not parts:
+        raise UsageError(f"{page}: has no block; begin one with <!-- sdopt:table FOLDER --> and end it with {_END}")
+    return "".join([*parts, text[reached:]])
+
+
+def _table(result: StudyResult, folder: str) -> str:
+    """What was measured, and a row for each variant: time, memory, the first scores of the images, and the verdict."""
+    rows, figures = rows_of(result), figures_by_variant(result)
+    verdicts = {(option.variant, option.reference): option for option in answer_of(result).options}
+    metrics = [name for name in quality_columns(result) if name.startswith(("psnr_db", "clip_score"))]
+    speedups = speedup_headings(rows)
+    cells = []
+    for row in rows:
+        verdict = verdicts.get((row.variant, row.reference))
+        because = f"**{verdict.worth}**: {verdict.because}" if verdict else str(row.status)
+        scores = [metric_text(figures[row.variant], name) for name in metrics]
+        times = [row.speedups.get(heading, "") for heading in speedups]
+        cells.append([row.variant, row.latency, *times, row.memory, *scores, because])
+    headings = ["variant", "latency", *speedups, "memory", *map(quality_heading, metrics), "verdict"]
+    processes = result.config.replicates
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
+    prompts = max((len(variant.images) for variant in result.variants), default=0)
+    how = (
+        f"{processes} processes of each variant, {max(samples, default=0)} interleaved rounds, "
+        f"{100 * result.confidence:g} % intervals, {prompts} images, gate={result.gate or 'none'}."
+    )
+    return markdown(headings, cells, [" · ".join(header_of(result)), how])
+
+
+def _answer(result: StudyResult, folder: str) -> str:
+    return f"> {answer_of(result).sentence}"
+
+
+def _plot(result: StudyResult, folder: str) -> str:
+    """The picture that the run drew, as `sdopt run` left it beside its result."""
+    said = f"{result.name}: speed-up of each variant, with {100 * result.confidence:g} % intervals"
+    return f"![{said}]({folder}/plot.png)"
+
+
+KINDS: Mapping[str, Callable[[StudyResult, str], str]] = {"table": _table, "answer": _answer, "plot": _plot}
+"""What a block can show of a result."""

@@ -1,0 +1,70 @@
+"""Tables of results within a Markdown page."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sdopt.report.embedded import embed
+from sdopt.report.rows import rows_of
+from sdopt.results.records import StudyResult
+from tests.command import ROOT, Finished, sdopt
+
+END = "<!-- sdopt:end -->"
+
+
+@pytest.fixture
+def page(finished: Finished, tmp_path: Path) -> Path:
+    """A page beside the finished study."""
+    (tmp_path / "run").mkdir()
+    shutil.copy(finished.folder / "result.json", tmp_path / "run")
+    page = tmp_path / "PAGE.md"
+    page.write_text(f"# Mine\n\n<!-- sdopt:table run -->\n9.99×\n{END}\n\nBetween.\n<!-- sdopt:answer run -->\n{END}\n")
+    return page
+
+
+def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: Path, result: StudyResult) -> None:
+    text = embed(page)
+    assert "9.99×" not in text
+    for row in rows_of(result):
+        [line] = [line for line in text.splitlines() if line.startswith(f"| {row.variant} |")]
+        assert row.latency in line
+        assert row.speedup in line
+    assert text.startswith("# Mine\n\n<!-- sdopt:table run -->\n")
+    assert "\n> " in text[text.index("\nBetween.\n") :]
+    page.write_text(text)
+    assert embed(page) == text
+
+
+def test_the_command_writes_and_checks(page: Path) -> None:
+    arguments = (page.parent, "report", "--readme", "PAGE.md")
+    before = page.read_text()
+    stale = sdopt(*arguments, "--check")
+    assert (stale.code, page.read_text()) == (1, before)
+    assert "run `sdopt report --readme PAGE.md`" in stale.err
+    assert sdopt(*arguments).code == 0
+    assert (sdopt(*arguments, "--check").code, page.read_text() != before) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", "has no block"),
+        ("<!-- sdopt:table run -->", f"PAGE.md:1: <!-- sdopt:table run --> has no {END}"),
+        (f"\n<!-- sdopt:table run -->\n<!-- sdopt:table run -->\n{END}", "PAGE.md:2:"),
+        (f"<!-- sdopt:tabel run -->\n{END}", "is not <!-- sdopt:table FOLDER -->"),
+        (f"<!-- sdopt:table -->\n{END}", "is not <!-- sdopt:table FOLDER -->"),
+        (f"<!-- sdopt:table nowhere -->\n{END}", "nowhere"),
+    ],
+)
+def test_a_page_that_is_wrong_is_named_with_its_line(page: Path, text: str, message: str) -> None:
+    page.write_text(text)
+    failed = sdopt(page.parent, "report", "--readme", "PAGE.md")
+    assert failed.code == 2
+    assert message in failed.err
+    assert page.read_text() == text
+
+
+def test_the_readme_is_current() -> None:
+    page = ROOT / "README.md"
+    assert embed(page) == page.read_text(encoding="utf-8"), "run `sdopt report --readme README.md`"
