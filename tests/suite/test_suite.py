@@ -313,6 +313,6 @@ class TestNoise:
         assert noise_of(result) is None
 
     def test_of_a_record(self) -> None:
-        found = noise_of(read_result(ROOT / "outputs" / "records" / "quickstart"))
+        found = noise_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"))
         assert found is not None
         assert 0 < (found.between_rounds or 0) < 1
