@@ -39,8 +39,9 @@ _HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": ""}
 
 _DRIVERS = ("libnvidia-ml.so.1", "libcuda.so.1")
 
-_TALKATIVE = ("torchao", "torch.utils._pytree")
-"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for."""
+_TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
+"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for, and of
+those of xFormers: its wheel on PyPI is for CUDA 12, and beside PyTorch for CUDA 13 its attention runs PyTorch's."""
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:

@@ -66,6 +66,14 @@ class TestImports:
         assert seen == sys.modules["asks"].SEEN
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
+    def test_of_xformers_for_another_cuda_says_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        source = "import logging\nfor name in ('xformers', 'another'):\n    logging.getLogger(name).warning('%s', name)"
+        library(tmp_path, monkeypatch, "warns", source)
+        assert import_all(["warns"]) == {}
+        assert [record.name for record in caplog.records] == ["another"]
+
     def test_libraries_that_are_not_there_are_no_driver(self) -> None:
         assert not preload._loads("libnothing-of-that-name.so.1")
         assert preload._loads("libc.so.6")
