@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         with interrupts_deferred():
             # The thread that shows it is begun here, so that it takes no Ctrl-C either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
-            from sdopt.experiment import launch
+            from sdopt.launching import launch
         return _run(argv, partial(launch, ready=ready))
 
 
@@ -40,7 +40,7 @@ def _starting() -> Iterator[Callable[[], None]]:
 
 
 def _run(argv: list[str], launch: "Callable[[list[str]], Folders]") -> int:
-    from sdopt.experiment import InterruptedStudy, summarise_sweep
+    from sdopt.launching import InterruptedStudy, summarise_sweep
     from sdopt.report.sweep import exit_code
 
     code = 0
@@ -56,7 +56,7 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Folders]") -> int:
     if folders.sweep is not None:
         from rich.console import Console
 
-        return max(code, summarise_sweep(folders.sweep, Console()))
+        return max(code, summarise_sweep(folders.sweep, Console()), 3 if folders.lost else 0)
     return code or (exit_code(folders.run) if folders.run else 0)
 
 

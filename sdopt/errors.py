@@ -1,6 +1,7 @@
-"""What a user can get wrong, as one exception that never shows a traceback."""
+"""What a user can get wrong, as one exception that never shows a traceback, and how it is said."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 
@@ -44,3 +45,9 @@ class UnavailableError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+def print_problems(problems: Iterable[str]) -> None:
+    """Says on standard error what went wrong, a line each."""
+    for problem in problems:
+        print(f"sdopt: {problem}", file=sys.stderr)

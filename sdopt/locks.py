@@ -80,6 +80,53 @@ def lock_folder(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+@contextmanager
+def reserve(device: "Device", study: str) -> Iterator[str]:
+    """Keeps a device for one study while a block runs, and yields ""; yields who has it if another study does.
+
+    A CPU is kept core by core, so that studies that were given cores of their own run beside each other. Without a
+    folder for locks nothing is kept.
+
+    Args:
+        device: the device.
+        study: what others are told of this one.
+    """
+    handles: list[int] = []
+    holder = ""
+    try:
+        with suppress(OSError):
+            folder = runtime_folder()
+            for name in _units(device):
+                handle = os.open(folder / f"{name}.device", os.O_RDWR | os.O_CREAT, 0o600)
+                handles.append(handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    holder = os.read(handle, 4096).decode(errors="replace") or "another study"
+                    break
+                os.truncate(handle, 0)
+                os.write(handle, f"{study} (process {os.getpid()})".encode())
+        if holder:
+            while handles:
+                os.close(handles.pop())
+        yield holder
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _units(device: "Device") -> list[str]:
+    """Returns what of a device one study at a time may have: the card, or each core that this process may use."""
+    if device.is_cuda:
+        return [_file_name(device)]
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return [f"core-{core}" for core in sorted(cores)]
+
+
+def _file_name(device: "Device") -> str:
+    return str(device.attributes.get("uuid", device.torch_name)).replace(":", "-").replace("/", "-")
+
+
 class Presence:
     """Marks a device as measured by this study, within a `with` block, and reads the marks of others.
 
@@ -89,7 +136,7 @@ class Presence:
     """
 
     def __init__(self, device: "Device", study: str) -> None:
-        self._device = str(device.attributes.get("uuid", device.torch_name)).replace(":", "-").replace("/", "-")
+        self._device = _file_name(device)
         self._study = study
         self._mark: Path | None = None
         self._handle: int | None = None

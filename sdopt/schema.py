@@ -238,6 +238,8 @@ class Hardware:
     """Threads of a worker's CPU operations; null is PyTorch's choice."""
     price_per_hour: float | None = bounded(None, ge=0, le=1e9)
     """Price of this machine, in the currency of your choice, for the cost per image."""
+    exclusive: bool = True
+    """Waits while another study of this user measures on the device; of several cards `auto` takes one that is free."""
     emulate_memory: bool = False
     """Caps each worker on a larger card to the memory of the sheet's card."""
     sheet: Sheet | None = None

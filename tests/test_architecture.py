@@ -13,6 +13,7 @@ FLOORS = (
     "cli",
     "completion",
     "sdopt",
+    "launching",
     "experiment",
     "library",
     "tracking",

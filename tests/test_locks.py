@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from sdopt.hardware.device import Device
-from sdopt.locks import Presence, exclusive, lock_folder, runtime_folder
+from sdopt.locks import Presence, exclusive, lock_folder, reserve, runtime_folder
 from tests.command import SMOKE, sdopt
 
 _HERE = """
-import sys, time
+import os, sys, time
 from contextlib import ExitStack
 from pathlib import Path
-from sdopt.locks import Presence, exclusive, lock_folder
+from sdopt.locks import Presence, exclusive, lock_folder, reserve
 from sdopt.hardware.device import Device
 with {what}:
     print("there", flush=True)
@@ -113,3 +113,36 @@ class TestExclusive:
             raise OSError("within")
         with exclusive("something"):
             pass
+
+
+class TestReserve:
+    def test_one_study_at_a_time_has_a_device(self) -> None:
+        with elsewhere("reserve(Device('cpu'), 'theirs')") as other:
+            with reserve(Device("cpu"), "ours") as holder:
+                assert holder == f"theirs (process {other.pid})"
+            with reserve(Device("cuda", 0), "ours") as holder:
+                assert holder == ""
+        with reserve(Device("cpu"), "ours") as holder:
+            assert holder == ""
+            with reserve(Device("cpu"), "mine") as second:
+                assert second == f"ours (process {os.getpid()})"
+
+    def test_studies_with_cores_of_their_own_run_beside_each_other(self) -> None:
+        with elsewhere("(os.sched_setaffinity(0, {0}), reserve(Device('cpu'), 'theirs'))[1]"):
+            both = os.sched_getaffinity(0)
+            try:
+                os.sched_setaffinity(0, both - {0})
+                with reserve(Device("cpu"), "ours") as holder:
+                    assert holder == ""
+            finally:
+                os.sched_setaffinity(0, both)
+            with reserve(Device("cpu"), "ours") as holder:
+                assert holder.startswith("theirs")
+
+    def test_cards_are_known_by_their_number_anywhere(self) -> None:
+        visible = {"uuid": "GPU-1"}
+        with (
+            reserve(Device("cuda", 0, attributes=visible), "ours"),
+            reserve(Device("cuda", 5, attributes=visible), "mine") as holder,
+        ):
+            assert holder.startswith("ours")

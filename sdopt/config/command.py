@@ -36,6 +36,8 @@ class Folders:
     sweep: Path | None = None
     occupied: bool = False
     """Whether a job refused its folder because another process writes it: its files say nothing of this command."""
+    lost: bool = False
+    """Whether a launcher lost a job of a sweep, for example because its machine went down."""
     error: Exception | None = None
     """What ended the job of a single run."""
     dry: bool = False

@@ -1,6 +1,6 @@
 """What the jobs of a command left in their folders: the exit code, and of a sweep one table."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdopt.errors import UsageError
@@ -39,6 +39,9 @@ def exit_code(folder: Path) -> int:
     return code
 
 
+_LOST = "the study has not ended: its process still runs, was killed, or lost its machine"
+
+
 @dataclass(frozen=True)
 class Sweep:
     """The jobs of a sweep, in the order of their numbers, with and without a result."""
@@ -61,8 +64,14 @@ class Sweep:
         found = []
         for job, study in self.studies.items():
             rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
-            found += [(job, row) for row in rows if row.reference or len(rows) == 1]
+            rows = [row for row in rows if row.reference or len(rows) == 1]
+            if study.status in ("running", "crashed"):
+                why = "; ".join(self.errors[job].problems) if job in self.errors else _LOST
+                rows = [replace(row, evidence=row.evidence or why) for row in rows]
+            found += [(job, row) for row in rows]
         for job, error in self.errors.items():
+            if job in self.studies:
+                continue
             found.append((job, Row("", Status(error.status), "", {}, "", "", "; ".join(error.problems))))
         return sorted(found, key=lambda item: (len(item[0]), item[0]))
 
@@ -77,7 +86,7 @@ def read_sweep(folder: Path) -> Sweep:
         try:
             if (job / "result.json").is_file():
                 studies[job.name] = read_result(job)
-            elif (error := read_error(job)) is not None:
+            if (error := read_error(job)) is not None:
                 errors[job.name] = error
         except UsageError as damaged:
             errors[job.name] = JobError(damaged.exit_code, damaged.problems)

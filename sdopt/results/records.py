@@ -553,6 +553,8 @@ class Environment:
     """Settings of the CUDA device, and the other processes on it, when the study began."""
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables that change how the libraries compute, where they were set."""
+    host: str = ""
+    """The machine's name in its network."""
     warnings: list[str] = field(default_factory=list)
     """What was not as asked for: why `auto` chose the CPU, or why workers start slowly."""
 

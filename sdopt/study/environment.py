@@ -53,6 +53,7 @@ def describe_environment(machine: Machine, command: list[str]) -> Environment:
         sheet=machine.sheet,
         gpu=machine.gpu,
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        host=platform.node(),
         warnings=list(machine.warnings),
     )
 

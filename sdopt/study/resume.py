@@ -12,14 +12,14 @@ from sdopt.results.records import RecordedConfig, Status, StudyResult
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import of_prompts
 
-_CHANGEABLE = ("tracking", "dry_run")
+_CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive")
 
 _GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
 
 EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
 """Keys that may change beside `resume`: what was measured stays, and more of the same is added."""
 
-_OF_THE_MOMENT = ("command", "warnings", "device.warning", "device.memory_free_gib", "gpu")
+_OF_THE_MOMENT = ("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu")
 
 _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 
@@ -58,6 +58,15 @@ def merge_resumed(
         )
     previous.config = replace(previous.config, tracking=fresh.config.tracking)
     return previous
+
+
+def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
+    """Returns whether two results are of different machines. The same card is one machine, whatever its host's name."""
+    was, now = previous.environment, fresh.environment
+    cards = [environment.device.get("attributes", {}).get("uuid") for environment in (was, now)]
+    same_card = cards[0] is not None and cards[0] == cards[1]
+    # Earlier results name no host.
+    return was.host not in ("", now.host) and not same_card
 
 
 def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
@@ -119,6 +128,9 @@ def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig
 
 def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Iterator[str]:
     """Yields what makes samples of one study incomparable with those of the other."""
+    if is_elsewhere(previous, fresh):
+        hosts = f"it was measured on {previous.environment.host}, and this is {fresh.environment.host}"
+        yield f"{hosts}: what is compared is measured on one machine"
     yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
         # Another sdopt records other keys: each would differ, and none of them is what the user changed.

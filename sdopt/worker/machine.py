@@ -31,6 +31,8 @@ class Machine:
     """The device's data sheet."""
     gpu: dict[str, Any] = field(default_factory=dict)
     """Settings of the CUDA device, and the other processes on it."""
+    cards: int = 0
+    """How many CUDA devices are visible."""
     warnings: tuple[str, ...] = ()
     """What is not as it was asked for, or slower than it could be."""
 
@@ -106,5 +108,6 @@ def _probe(wanted: str) -> Machine:
         preloaded=preload is not None and os.getpid() != preload.SERVER_PID,
         bad_fork=bad_fork,
         gpu=describe_gpu(device),
+        cards=torch.cuda.device_count() if device.is_cuda else 0,
         warnings=(*([device.warning] if device.warning else []), *said),
     )

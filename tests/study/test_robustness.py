@@ -257,7 +257,15 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     from mlflow import MlflowClient
 
     places = [f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", f"tracking.artifacts={tmp_path}/artifacts"]
-    study = [*SMALL, "tracking=mlflow", *places, "workload.steps=1", "protocol.rounds=40", "precision=bf16"]
+    study = [
+        *SMALL,
+        "tracking=mlflow",
+        *places,
+        "workload.steps=1",
+        "protocol.rounds=40",
+        "precision=bf16",
+        "hardware.exclusive=false",
+    ]
     processes = [start(tmp_path, "run", *study) for _ in range(2)]
     try:
         ended = [process.finish(550) for process in processes]

@@ -1,0 +1,41 @@
+"""Keeps the device of a study to itself: two timings at once would each measure the other."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sdopt.locks import reserve
+from sdopt.worker.machine import Machine
+
+_POLL_S = 1.0
+
+
+@contextmanager
+def reserved(
+    machine: Machine, others: Callable[[], list[Machine]], study: str, waiting: Callable[[str, Machine], None]
+) -> Iterator[Machine]:
+    """Waits until no other study measures on the device, and keeps it for the block.
+
+    Args:
+        machine: with the device.
+        others: finds the machine with each other device that would do as well; asked where the first is taken.
+        study: what other studies are told of this one.
+        waiting: called once with the study that has a device, and the machine with it, before waiting for it.
+
+    Yields:
+        The machine with the device that is kept.
+    """
+    machines, asked, told = [machine], False, False
+    while True:
+        for found in machines:
+            with reserve(found.device, study) as holder:
+                if not holder:
+                    yield found
+                    return
+        if not asked:
+            machines, asked = [machine, *others()], True
+            continue
+        if not told:
+            waiting(holder, found)
+            told = True
+        time.sleep(_POLL_S)

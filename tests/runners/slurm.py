@@ -1,0 +1,145 @@
+"""A Slurm cluster of two nodes on this machine: controller, node daemons and munge, all from Debian's packages."""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tests.tracking.postgres import free_port
+
+NODES = ("one", "two")
+
+_CONFIGURATION = """
+ClusterName=sdopt
+SlurmctldHost={host}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CryptoType=crypto/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/node-%n.pid
+SlurmctldLogFile={folder}/controller.log
+SlurmdLogFile={folder}/node-%n.log
+SlurmctldPort={port}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=2
+MinJobAge=3600
+MpiDefault=none
+{nodes}
+PartitionName=all Nodes=one,two Default=YES MaxTime=INFINITE State=UP
+"""
+
+_SACCT = '''#!{python}
+"""What `sacct` says where accounting is on, from what the controller remembers."""
+import re, subprocess, sys
+
+print("JobID|State|NodeList")
+jobs = [sys.argv[place + 1] for place, word in enumerate(sys.argv) if word == "-j"]
+for job in jobs:
+    shown = subprocess.run(["scontrol", "-o", "show", "job", job], capture_output=True, text=True).stdout
+    for line in shown.splitlines():
+        fields = dict(re.findall(r"(\\w+)=(\\S*)", line))
+        number = fields["JobId"]
+        if "ArrayJobId" in fields:
+            number = fields["ArrayJobId"] + "_" + fields["ArrayTaskId"]
+        print("|".join([number, fields["JobState"], fields.get("NodeList", "")]))
+'''
+"""submitit asks `sacct` what became of a job; it needs a database daemon, which two nodes on one machine do without."""
+
+
+def is_installed() -> bool:
+    """Whether the daemons are there, and this user may start them."""
+    return os.geteuid() == 0 and all(shutil.which(name, path=_path()) for name in ("slurmctld", "slurmd", "munged"))
+
+
+def _path() -> str:
+    return f"{os.environ['PATH']}:/usr/sbin"
+
+
+class Cluster:
+    """Controller and nodes, whose files are all in one folder; `environment` is what its users need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        programs = folder / "bin"
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{programs}:{_path()}"}
+        for name in ("state", "bin", *(f"spool-{node}" for node in NODES)):
+            (folder / name).mkdir(parents=True)
+        (folder / "munge.key").write_bytes(os.urandom(1024))
+        (folder / "munge.key").chmod(stat.S_IRUSR | stat.S_IWUSR)
+        host = socket.gethostname().partition(".")[0]
+        nodes = "\n".join(
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=1" for node in NODES
+        )
+        text = _CONFIGURATION.format(folder=folder, host=host, port=free_port(), nodes=nodes)
+        (folder / "slurm.conf").write_text(text)
+        sacct = programs / "sacct"
+        sacct.write_text(_SACCT.format(python=sys.executable))
+        sacct.chmod(0o755)
+
+    def start(self) -> None:
+        """Starts all daemons, and waits until both nodes take jobs."""
+        munge = {name: self.folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
+        self._run(
+            "munged",
+            *("--force", f"--key-file={self.folder / 'munge.key'}", f"--socket={munge['socket']}"),
+            *(f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"),
+        )
+        self._run("slurmctld")
+        for node in NODES:
+            self.start_node(node)
+        self.wait_for(lambda: self._run("sinfo", "-h", "-o", "%D %t").split() == ["2", "idle"], "nodes are idle")
+
+    def start_node(self, node: str) -> None:
+        self._run("slurmd", "-N", node)
+
+    def stop(self) -> None:
+        with suppress(subprocess.CalledProcessError):
+            self._run("scancel", "--user=root")
+        for name in ("controller.pid", *(f"node-{node}.pid" for node in NODES), "munge.pid"):
+            self.kill(name, 15)
+
+    def kill(self, pid_file: str, signal_number: int = 9) -> None:
+        with suppress(OSError, ValueError):
+            os.kill(int((self.folder / pid_file).read_text()), signal_number)
+
+    def tasks(self) -> dict[str, str]:
+        """The jobs that run, by their number in the sweep: the number by which Slurm knows them."""
+        lines = self._run("squeue", "-h", "-t", "RUNNING", "-o", "%K %i").splitlines()
+        return dict(line.split() for line in lines)
+
+    def cancel(self, task: str) -> None:
+        """Kills a job's processes without a warning, as a machine does that goes down."""
+        self._run("scancel", "--full", "--signal=KILL", task)
+
+    def requeue(self, task: str) -> None:
+        """Ends a job and queues it again, as preemption does."""
+        self._run("scontrol", "requeue", task)
+
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+                raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
+            time.sleep(0.5)
+
+    def _run(self, *command: str) -> str:
+        environment = {**os.environ, **self.environment}
+        program = shutil.which(command[0], path=environment["PATH"]) or command[0]
+        finished = subprocess.run([program, *command[1:]], env=environment, capture_output=True, text=True, check=True)
+        return finished.stdout

@@ -1,0 +1,57 @@
+"""A study waits for its device, or takes another that is free."""
+
+import subprocess
+from pathlib import Path
+
+from sdopt.hardware.device import Device
+from sdopt.locks import reserve
+from sdopt.study.reservation import reserved
+from sdopt.worker.machine import Machine
+from tests.command import SMOKE, sdopt
+from tests.test_locks import elsewhere
+
+
+def machine(index: int) -> Machine:
+    return Machine(
+        Device("cuda", index, f"card {index}", attributes={"uuid": f"GPU-{index}"}), {}, True, False, cards=2
+    )
+
+
+def test_waits_until_the_device_is_free() -> None:
+    told: list[str] = []
+    with elsewhere("reserve(Device('cpu'), 'theirs')") as other:
+
+        def waiting(holder: str, _machine: Machine) -> None:
+            told.append(holder)
+            other.kill()
+
+        cpu = Machine(Device("cpu"), {}, True, False)
+        with reserved(cpu, list, "ours", waiting) as found:
+            assert found is cpu
+    assert told == [f"theirs (process {other.pid})"]
+
+
+def test_takes_a_card_that_is_free() -> None:
+    first, second = machine(0), machine(1)
+
+    def never(holder: str, _machine: Machine) -> None:
+        raise AssertionError(holder)
+
+    with reserved(first, lambda: [second], "ours", never) as found:
+        assert found is first
+        with reserved(first, lambda: [second], "theirs", never) as other:
+            assert other is second
+    with reserve(first.device, "mine") as holder:
+        assert holder == ""
+
+
+def test_the_command_says_for_whom_it_waits(tmp_path: Path) -> None:
+    with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')") as other:
+        killer = subprocess.Popen(["sh", "-c", f"sleep 6; kill -9 {other.pid}"])
+        waited = sdopt(tmp_path, "run", *SMOKE, "attention=math", "protocol.rounds=1")
+        killer.wait()
+    assert waited.code == 0
+    assert f"waiting for outputs/runs/theirs (process {other.pid}), which measures on" in waited.err
+    with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')"):
+        beside = sdopt(tmp_path, "run", *SMOKE, "attention=math", "protocol.rounds=1", "hardware.exclusive=false")
+    assert (beside.code, "waiting for" in beside.err) == (0, False)
