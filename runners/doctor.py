@@ -33,10 +33,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="print instead for each option, model and task: proven on which device, unproven, or impossible and why",
+        help="print instead what records show of each option, model and task (proven, refuted, cannot run), what none "
+        "shows (unproven), and what is impossible and why",
     )
     parser.add_argument(
-        "--records", type=Path, default=None, metavar="FOLDER", help="results that prove options [outputs/records]"
+        "--records",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help="results that show what options do [outputs/records]",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, raw samples included")
     parser.add_argument(
@@ -100,15 +105,15 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
 def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "Device") -> "list[Cell]":
     """Returns what is known of each option with each model and task on a device."""
     from sdopt.config.groups import data_sheets, optimization_options, options_of
-    from sdopt.doctor.matrix import RECORDS, Matrix, proofs_in, records_in
+    from sdopt.doctor.matrix import RECORDS, Matrix, records_in, shown_in
     from sdopt.errors import UsageError
 
     own, sheets = arguments.config_dir, data_sheets()
     if arguments.records and not arguments.records.is_dir():
         raise UsageError(f"--records {arguments.records}: no such folder")
-    proofs = proofs_in(records_in(arguments.records or RECORDS), sheets)
+    shown = shown_in(records_in(arguments.records or RECORDS), sheets)
     matrix = Matrix(composer, optimization_options(own), options_of("model", own), options_of("task", own))
-    return matrix.cells(device, proofs, sheets)
+    return matrix.cells(device, shown, sheets)
 
 
 def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, StartContext, bool]":

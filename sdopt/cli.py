@@ -15,6 +15,7 @@ COMMANDS = {
     "ui": "open the MLflow UI on localhost",
     "sync": "log results to MLflow that are not there yet",
     "doctor": "say what this machine is, how fast it can be, and which options run on it",
+    "gpu-suite": "spend a GPU's minutes in order of value: machine, noise, tests, every option, every preset",
     "benchmark-overhead": "measure what sdopt itself takes beside the pipelines",
     "train-reference": "train the packaged reference model",
     "evaluate-reference": "judge the packaged reference model: all figures in one table",

@@ -32,14 +32,16 @@ def complete(request: str, commands: Collection[str]) -> int:
         return 0
     # Hydra expects overrides after the program's name.
     os.environ["COMP_LINE"] = line.replace(f" {before[0]}", "", 1)
-    return _hydra(request)
+    return _hydra(request, before[0].replace("-", "_"))
 
 
-def _hydra(request: str) -> int:
+def _hydra(request: str, command: str = "") -> int:
     from sdopt.config.command import Folders, run_hydra
+    from sdopt.config.paths import CONF, CONFIG_NAME
 
+    own = command if command and (CONF / f"{command}.yaml").is_file() else CONFIG_NAME
     with redirect_stdout(StringIO()) as out:
-        run_hydra(_no_job, ["-sc", request], Folders(), program="sdopt")
+        run_hydra(_no_job, ["-sc", request], Folders(), program="sdopt", config_name=own)
     sys.stdout.write(out.getvalue())
     return 0
 

@@ -17,6 +17,7 @@ FLOORS = (
     "experiment",
     "library",
     "tracking",
+    "suite",
     "config",
     "report",
     "gate",

@@ -116,7 +116,11 @@ def add_working_folder() -> None:
 
 
 def run_hydra(
-    job: Callable[[DictConfig], Any], argv: Sequence[str], folders: Folders, program: str = "sdopt run"
+    job: Callable[[DictConfig], Any],
+    argv: Sequence[str],
+    folders: Folders,
+    program: str = "sdopt run",
+    config_name: str = CONFIG_NAME,
 ) -> None:
     """Composes what a command line asks for, and runs the job with it: once, or in a sweep once per combination.
 
@@ -125,6 +129,7 @@ def run_hydra(
         argv: overrides and Hydra's flags.
         folders: takes the folders of the command.
         program: what `--help` calls the command.
+        config_name: the primary configuration, where that is another one in `conf/`.
 
     Raises:
         UsageError: Hydra refuses the command line.
@@ -137,7 +142,7 @@ def run_hydra(
                 "experiment=…"
             )
     add_working_folder()
-    main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(job)
+    main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
     token = _current.set(folders)
     try:
         with _arguments([program, *argv]), _errors_raised():

@@ -5,7 +5,7 @@ from functools import cache
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, optimization_options, options_of
 from sdopt.config.paths import CONF
-from sdopt.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, proofs_in, records_in
+from sdopt.doctor.matrix import RECORDS, Cell, Matrix, State, grouped, records_in, shown_in
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.report.markdown import markdown
@@ -20,12 +20,12 @@ CARDS = ("h200", "rtx4090")
 def compatibility() -> str:
     """Returns the matrix of options, models and tasks. It depends on options and records, and on no machine."""
     sheets = data_sheets()
-    proofs = proofs_in(records_in(CONF.parent / RECORDS), sheets)
+    shown = shown_in(records_in(CONF.parent / RECORDS), sheets)
     devices = {"cpu": Device("cpu", name="a CPU"), **{card: planned_device(sheets[card]) for card in CARDS}}
     with composer_of([]) as composer:
         matrix = Matrix(composer, optimization_options(), options_of("model"), options_of("task"))
     notes: dict[str, int] = {}
-    columns = [matrix.cells(device, proofs, sheets) for device in devices.values()]
+    columns = [matrix.cells(device, shown, sheets) for device in devices.values()]
     by_option: dict[str, dict[tuple[str, str], str]] = {}
     for cells in zip(*columns, strict=True):
         [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
@@ -50,7 +50,9 @@ def _short(cell: Cell, notes: dict[str, int]) -> str:
 
 _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
-An option is **proven** if a result in `outputs/records/` holds a variant with it that ended well, and whose traced
-call showed that it took effect. It is **impossible** if it conflicts with the device, the model or the task; the
-note says why. Everything else is **unproven**: nothing speaks against it, and no record shows it. What a machine
-has to have installed is left out here."""
+The results in `outputs/records/` say what is known. An option is **proven** if a variant with it ended well, and its
+traced call showed that it took effect. It is **refuted** if it ran and brought nothing: its trace showed no effect, or
+where it was measured alone, none of the gains that it is for. **Cannot run** is what failed there. An option is
+**impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
+**unproven**: nothing speaks against it, and no record shows it. What a machine has to have installed is left out here.
+`sdopt gpu-suite` measures all of them on a GPU, and its results belong into `outputs/records/`."""

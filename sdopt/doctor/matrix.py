@@ -1,4 +1,4 @@
-"""Says of each option with each model and task whether a record proves that it works, or why it cannot run."""
+"""Says of each option with each model and task what records show of it on a device, or why it cannot run there."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,8 @@ from enum import StrEnum
 from itertools import product
 from pathlib import Path
 
-from sdopt.doctor.options import Composer, compose_options, runs_on
+from sdopt.analysis.outcomes import ORDER, Outcome, Standing, outcomes_of
+from sdopt.doctor.options import Composer, compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
@@ -17,7 +18,7 @@ from sdopt.schema import Model, Sheet
 from sdopt.variant import Variant
 
 RECORDS = Path("outputs") / "records"
-"""Where the results lie that prove options."""
+"""Where the results lie that show what options do."""
 
 _CPU = "CPU"
 
@@ -27,6 +28,10 @@ class State(StrEnum):
 
     PROVEN = "proven"
     """A record shows that it took effect there."""
+    REFUTED = "refuted"
+    """A record shows that it runs there and brings nothing."""
+    FAILED = "cannot run"
+    """A record shows that it failed there."""
     UNPROVEN = "unproven"
     """Nothing speaks against it."""
     IMPOSSIBLE = "impossible"
@@ -43,24 +48,26 @@ class Cell:
     task: str
     state: State
     reasons: list[str] = field(default_factory=list)
-    """Why it is impossible; otherwise what else must be chosen with it."""
-    proven_on: list[str] = field(default_factory=list)
-    """All devices on which a record proves it."""
+    """Why it is impossible, refuted or cannot run; otherwise what else must be chosen with it."""
+    shown: dict[str, str] = field(default_factory=dict)
+    """By device, what a record shows of it there: proven, refuted or cannot run."""
 
     @property
     def said(self) -> str:
         """The cell in words."""
         reasons = "; ".join(self.reasons)
-        proven = f"proven on {', '.join(self.proven_on)}" if self.proven_on else ""
-        if self.state is State.IMPOSSIBLE:
-            return f"impossible: {reasons}" + (f" ({proven})" if proven else "")
+        elsewhere = ", ".join(f"{standing} on {device}" for device, standing in self.shown.items())
         if self.state is State.PROVEN:
-            return proven
-        return "unproven" + (f": {reasons}" if reasons else "") + (f"; {proven}" if proven else "")
+            return elsewhere
+        said = f"{self.state}: {reasons}" if reasons else str(self.state)
+        return said + (f" ({elsewhere})" if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN) else "")
 
 
 Key = tuple[str, str, str, str]
 """Group, option, model and task."""
+
+Shown = Mapping[Key, Mapping[str, Outcome]]
+"""What records show, by device."""
 
 
 class Matrix:
@@ -83,16 +90,16 @@ class Matrix:
         # What a task starts from says nothing of options; the reference model brings images of its own.
         self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
 
-    def cells(self, device: Device, proofs: Mapping[Key, Sequence[str]], sheets: Mapping[str, Sheet]) -> list[Cell]:
+    def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[Cell]:
         """Returns a cell for each option, model and task.
 
         Args:
             device: on which the options are to run.
-            proofs: what records prove; see `proofs_in`.
+            shown: what records show; see `shown_in`.
             sheets: data sheets of cards, by name.
         """
         found = {
-            (model, task): self._cells(model, task, device, proofs, sheets)
+            (model, task): self._cells(model, task, device, shown, sheets)
             for model, task in product(self._models, self._tasks)
         }
         return [cell for row in zip(*found.values(), strict=True) for cell in row]
@@ -102,7 +109,7 @@ class Matrix:
         model: str,
         task: str,
         device: Device,
-        proofs: Mapping[Key, Sequence[str]],
+        shown: Shown,
         sheets: Mapping[str, Sheet],
     ) -> Iterator[Cell]:
         variants = {
@@ -110,15 +117,20 @@ class Matrix:
             for key, made in self._made.items()
             if isinstance(made, Variant)
         }
+        label = _label(device.type, device.name, sheets)
         for (group, option), made in self._made.items():
-            proven_on = list(proofs.get((group, option, model, task), ()))
+            outcomes = shown.get((group, option, model, task), {})
+            here = outcomes.get(label)
             if isinstance(made, Variant):
-                runs, reasons = runs_on(device, group, variants[group, option], variants)
+                fit = fit_on(device, group, variants[group, option], variants)
+                state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.said
             else:
-                runs, reasons = False, made
-            state = State.PROVEN if _label(device.type, device.name, sheets) in proven_on else State.UNPROVEN
-            state = state if runs else State.IMPOSSIBLE
-            yield Cell(group, option, model, task, state, reasons, proven_on)
+                state, reasons = State.IMPOSSIBLE, made
+            if state is not State.IMPOSSIBLE and here is not None:
+                state = State(str(here.standing))
+                reasons = reasons if here.standing is Standing.PROVEN else [here.why]
+            standings = {device: str(outcome.standing) for device, outcome in outcomes.items()}
+            yield Cell(group, option, model, task, state, reasons, standings)
 
 
 def _model(composer: Composer, name: str) -> Model | None:
@@ -137,23 +149,24 @@ def records_in(folder: Path) -> list[StudyResult]:
     return [read_result(path) for path in sorted(folder.rglob("result.json"))]
 
 
-def proofs_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, list[str]]:
-    """Returns the devices on which each option is proven with a model and a task.
+def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, Outcome]]:
+    """Returns what records show of each option with a model and a task, by device; the best of several counts.
 
-    A record proves an option if a variant of it ended well and its traced call showed that the option took effect.
+    What was skipped is left out: the same conflicts keep it from running that are asked for here.
     """
-    found: dict[Key, dict[str, None]] = {}
+    found: dict[Key, dict[str, Outcome]] = {}
     for record in records:
         device = record.environment.device
         label = _label(str(device["type"]), str(device["name"]), sheets)
-        for variant in record.variants:
-            if variant.status is not Status.OK:
+        skipped = {variant.reason for variant in record.variants if variant.status is Status.SKIPPED}
+        for outcome in outcomes_of(record):
+            if outcome.standing is Standing.CANNOT_RUN and outcome.why in skipped:
                 continue
-            model, task = variant.config.model.name, variant.config.task.kind
-            for item in (item for measured in variant.measurements for item in measured.evidence if item.engaged):
-                group, option = item.axis.partition(".")[0], item.option.partition("(")[0]
-                found.setdefault((group, option, model, task), {})[label] = None
-    return {key: sorted(labels) for key, labels in found.items()}
+            known = found.setdefault(outcome.key, {})
+            other = known.get(label)
+            if other is None or ORDER.index(outcome.standing) < ORDER.index(other.standing):
+                known[label] = outcome
+    return {key: dict(sorted(known.items())) for key, known in found.items()}
 
 
 def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:

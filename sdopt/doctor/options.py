@@ -57,22 +57,48 @@ def check_options(
     return reports
 
 
+@dataclass(frozen=True)
+class Fit:
+    """Whether an option runs on a device."""
+
+    runs: bool
+    beside: str = ""
+    """The option that it needs beside it, as `precision=fp16`; "" where it runs by itself."""
+    reasons: tuple[str, ...] = ()
+    """If it does not run, what keeps it from running by itself; else what it needs of the workload."""
+
+    @property
+    def said(self) -> list[str]:
+        """Everything that there is to say."""
+        return [*([f"together with {self.beside}"] if self.beside else []), *self.reasons]
+
+
 def compose_options(
-    composer: Composer, options: Iterable[tuple[str, str]]
+    composer: Composer, options: Iterable[tuple[str, str]], settings: Mapping[str, Sequence[str]] | None = None
 ) -> dict[tuple[str, str], Variant | list[str]]:
-    """Returns the variant with each option by (group, option), or the problems of its configuration."""
-    return {(group, option): _composed(composer, group, option) for group, option in options}
+    """Returns the variant with each option by (group, option), or the problems of its configuration.
+
+    Args:
+        composer: makes the variants.
+        options: (group, option) pairs.
+        settings: overrides that go with an option, by the option as in `memory=vae_tiling`.
+    """
+    given = settings or {}
+    return {
+        (group, option): _composed(composer, group, option, given.get(f"{group}={option}", ()))
+        for group, option in options
+    }
 
 
-def _composed(composer: Composer, group: str, option: str) -> Variant | list[str]:
+def _composed(composer: Composer, group: str, option: str, settings: Sequence[str]) -> Variant | list[str]:
     """Returns the variant with an option, or the problems of its configuration."""
     try:
-        return composer.variant(option, [f"{group}={option}"])
+        return composer.variant(option, [f"{group}={option}", *settings])
     except UsageError as error:
         if not any("+" in problem for problem in error.problems):
             return [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
     try:
-        return composer.variant(option, [f"+{group}={option}"])
+        return composer.variant(option, [f"+{group}={option}", *settings])
     except UsageError as error:
         return [problem.removeprefix(f"variant '{option}': ") for problem in error.problems]
 
@@ -85,33 +111,35 @@ def _check(
     device: Device,
     sheets: Mapping[str, Sheet],
 ) -> OptionReport:
-    runs, reasons = runs_on(device, group, variant, variants)
-    if runs:
-        return OptionReport(group, option, True, reasons)
-    able = [name for name, sheet in sheets.items() if runs_on(planned_device(sheet), group, variant, variants)[0]]
-    return OptionReport(group, option, False, reasons, _cards(able, sheets))
+    fit = fit_on(device, group, variant, variants)
+    if fit.runs:
+        return OptionReport(group, option, True, fit.said)
+    able = [name for name, sheet in sheets.items() if fit_on(planned_device(sheet), group, variant, variants).runs]
+    return OptionReport(group, option, False, fit.said, _cards(able, sheets))
 
 
-def runs_on(
-    device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]
-) -> tuple[bool, list[str]]:
+def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:
     """Returns whether an option runs on a device, by itself or beside another one, and what else it needs.
 
-    If it does not run, returns what keeps it from running by itself.
+    Args:
+        device: where it is to run.
+        group: the option's group.
+        variant: with the option.
+        variants: with each of the options beside which it may run.
     """
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
-    workload = [need for option in mine.values() for need in option.ineffective(variant.context(device))]
+    workload = tuple(need for option in mine.values() for need in option.ineffective(variant.context(device)))
     if not alone:
-        return True, workload
+        return Fit(True, reasons=workload)
     for (other_group, other_option), other in variants.items():
         theirs = _optimizations_of(other, other_group)
         if mine.keys() & theirs.keys():
             continue
         both = {**variant.optimizations, **theirs}
         if not _conflicts(variant, both, mine.keys() | theirs.keys(), device):
-            return True, [f"together with {other_group}={other_option}", *workload]
-    return False, alone
+            return Fit(True, f"{other_group}={other_option}", workload)
+    return Fit(False, reasons=tuple(alone))
 
 
 def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:

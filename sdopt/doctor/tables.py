@@ -137,7 +137,7 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
 def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
     """Returns every option × model × task as a table, in which what is the same of several stands once."""
     table = _table(f"options × models × tasks on {escape(device.name)}", "option", "model", "task", "")
-    colours = {State.PROVEN: "green", State.IMPOSSIBLE: "red"}
+    colours = {State.PROVEN: "green", State.REFUTED: "yellow", State.FAILED: "red", State.IMPOSSIBLE: "red"}
     counted = Counter(cell.state for cell in cells)
     by_option: dict[str, dict[tuple[str, str], Cell]] = {}
     for cell in cells:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.caching import DeepCaching, PyramidAttention
 from sdopt.optimizations.conflicts import compiles
 from sdopt.optimizations.lora import Hotswap
 from sdopt.optimizations.memory import VaeTiling
@@ -140,11 +141,11 @@ class GroupOffload(Offload):
             )
         if not ctx.device.is_cuda and streams:
             found.append("memory.group_offload.use_stream=true: needs a CUDA device")
-        if streams and any(isinstance(option, VaeTiling) for option in ctx.chosen.values()):
-            found.append(
-                "the order of layers, which a stream follows, changes with vae_tiling: "
-                "set memory.group_offload.use_stream=false"
-            )
+        # A stream brings the layer that followed in the first call; one that is passed over stays on the device.
+        kinds = (VaeTiling, DeepCaching, PyramidAttention)
+        others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
+        order = "the order of layers, which a stream follows, changes with"
+        found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]
         if waits == "disk" or streams:
             found += _upcast(ctx)
         if isinstance(ctx.chosen.get("lora"), Hotswap):
@@ -232,7 +233,19 @@ def _finding(pipe: "DiffusionPipeline", trace: Trace, hooked: bool, what: str, f
 
 def _size(network: torch.nn.Module, device: str | None = None) -> int:
     """Returns the bytes of a network's parameters, or of those on one type of device."""
-    return sum(p.numel() * p.element_size() for p in network.parameters() if device in (None, p.device.type))
+    held = [tensor for weight in network.parameters() for tensor in _held(weight)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held if device in (None, tensor.device.type))
+
+
+def _held(weight: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors that hold a weight: its own, or those within a quantized one.
+
+    diffusers moves those within alone, so that the device that a quantized weight itself names may not be theirs.
+    """
+    if not hasattr(weight, "__tensor_flatten__"):
+        return [weight]
+    names, _ = weight.__tensor_flatten__()
+    return [tensor for name in names for tensor in _held(getattr(weight, name))]
 
 
 def _folder_for(pipe: "DiffusionPipeline") -> Path:

@@ -130,6 +130,13 @@ class TorchAo(Quantized):
     package: ClassVar[str] = "torchao"
 
     @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        found = super().conflicts(ctx)
+        if self.activations and self.weights == "float8_e4m3fn" and self.others != "bfloat16":
+            found.append("products of rows in fp8 give bfloat16 alone: choose precision.others=bfloat16")
+        return found
+
+    @override
     def _quantize(self, denoiser: Any) -> None:
         from torchao import quantization
         from torchao.quantization import PerRow

@@ -3,6 +3,7 @@
 No computing: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
+import ctypes
 import importlib
 import logging
 import os
@@ -33,20 +34,44 @@ MODULES = (
 # where it is installed, asks whether there is a card: NVML answers without starting CUDA.
 _ASKS_NO_CARD = {"XFORMERS_FORCE_DISABLE_TRITON": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
-_TALKATIVE = ("torchao", "torch.utils._pytree")
-"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for."""
+# Where there is no driver, NVML does not answer, and PyTorch would ask CUDA itself: that spoils every later fork too.
+_HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": ""}
+
+_DRIVERS = ("libnvidia-ml.so.1", "libcuda.so.1")
+
+_TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
+"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for, and of
+those of xFormers: its wheel on PyPI is for CUDA 12, and beside PyTorch for CUDA 13 its attention runs PyTorch's."""
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:
     """Imports modules; returns why, by name, for each that cannot be imported here. Workers then try by themselves."""
     failed = {}
-    with _environment(_ASKS_NO_CARD), _quiet(_TALKATIVE):
+    unasked = _ASKS_NO_CARD if any(map(_loads, _DRIVERS)) or _is_rocm() else _ASKS_NO_CARD | _HIDES_CARDS
+    with _environment(unasked), _quiet(_TALKATIVE):
         for module in modules:
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # the server must live, whatever a library does on import
                 failed[module] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return failed
+
+
+def _loads(library: str) -> bool:
+    """Whether there is a shared library, which is loaded to see it: NVML's and CUDA's do nothing until asked."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _is_rocm() -> bool:
+    """Whether this PyTorch calls AMD's cards CUDA devices: these have another driver."""
+    try:
+        return importlib.import_module("torch").version.hip is not None
+    except Exception:  # the modules that are imported next say why
+        return False
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""The matrix of options, models and tasks: what records prove, what is impossible, and how it is shown."""
+"""The matrix of options, models and tasks: what records show, what is impossible, and how it is told."""
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -10,15 +9,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sdopt.analysis.outcomes import Outcome, Standing
 from sdopt.config.compatibility import compatibility
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
-from sdopt.doctor.matrix import Cell, Key, Matrix, State, grouped, proofs_in
+from sdopt.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.doctor.tables import matrix_table
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.results.records import Status, StudyResult
-from tests.command import sdopt
+from sdopt.results.records import Interval, Status, StudyResult
+from tests.command import Finished, sdopt
 from tests.conftest import CPU
 
 SHEETS = data_sheets()
@@ -31,30 +31,73 @@ def matrix() -> Matrix:
         return Matrix(composer, OPTIONS, ["emoji", "folder", "sdxl"], ["txt2img", "img2img"])
 
 
-def cells(matrix: Matrix, device: Device, proofs: Mapping[Key, list[str]] | None = None) -> dict[Key, Cell]:
-    return {(c.group, c.option, c.model, c.task): c for c in matrix.cells(device, proofs or {}, SHEETS)}
+def cells(matrix: Matrix, device: Device, shown: Shown | None = None) -> dict[Key, Cell]:
+    return {(c.group, c.option, c.model, c.task): c for c in matrix.cells(device, shown or {}, SHEETS)}
 
 
-class TestProofs:
-    def test_are_what_a_record_shows(self, result: StudyResult) -> None:
-        found = proofs_in([result], SHEETS)
-        assert found["precision", "bf16", "emoji", "txt2img"] == ["CPU"]
-        assert found["precision", "fp32", "emoji", "txt2img"] == ["CPU"]
-        assert ("precision", "tf32", "emoji", "txt2img") not in found
+def outcomes(key: Key, standing: Standing, *devices: str) -> Shown:
+    return {key: {device: Outcome(*key, standing, "it brought nothing") for device in devices}}
+
+
+BF16 = ("precision", "bf16", "emoji", "txt2img")
+
+
+class TestRecords:
+    def test_prove_what_their_traces_show(self, result: StudyResult) -> None:
+        found = shown_in([result], SHEETS)
+        assert found[BF16]["CPU"].standing in (Standing.PROVEN, Standing.REFUTED), "by how fast it was here"
+        assert found["precision", "fp32", "emoji", "txt2img"]["CPU"].standing is Standing.PROVEN
+        assert ("precision", "tf32", "emoji", "txt2img") not in found, "it was skipped"
         assert {model for _, _, model, _ in found} == {"emoji"}
 
     def test_name_the_card_by_its_data_sheet(self, result: StudyResult) -> None:
         result.environment.device |= {"type": "cuda", "name": SHEETS["h200"].device_names[0]}
-        assert proofs_in([result], SHEETS)["precision", "bf16", "emoji", "txt2img"] == [SHEETS["h200"].name]
+        assert list(shown_in([result], SHEETS)[BF16]) == [SHEETS["h200"].name]
 
-    def test_need_evidence_and_a_good_end(self, result: StudyResult) -> None:
-        [bf16] = [variant for variant in result.variants if variant.name == "bfloat16"]
-        bf16.status = Status.FAILED
-        assert ("precision", "bf16", "emoji", "txt2img") not in proofs_in([result], SHEETS)
-        bf16.status = Status.OK
+    def test_say_what_failed_and_what_left_no_evidence(self, result: StudyResult) -> None:
+        bf16 = result.variant("bfloat16")
+        bf16.status, bf16.reason = Status.FAILED, "RuntimeError: no kernel"
+        found = shown_in([result], SHEETS)[BF16]["CPU"]
+        assert (found.standing, found.why) == (Standing.CANNOT_RUN, "failed: RuntimeError: no kernel")
+        bf16.status = Status.NOT_ENGAGED
         for measured in bf16.measurements:
             measured.evidence = [replace(item, engaged=False) for item in measured.evidence]
-        assert ("precision", "bf16", "emoji", "txt2img") not in proofs_in([result], SHEETS)
+        found = shown_in([result], SHEETS)[BF16]["CPU"]
+        assert found.standing is Standing.REFUTED
+        assert "no evidence that it took effect: weights bfloat16" in found.why
+
+    @pytest.mark.parametrize(
+        ("speedup", "memory", "standing"),
+        [
+            ((1.2, 1.1, 1.3), (1.0, 1.0, 1.0), Standing.PROVEN),
+            ((1.0, 0.9, 1.1), (1.0, 1.0, 1.0), Standing.PROVEN),  # what is wide refutes nothing
+            ((0.9, 0.85, 0.95), (0.8, 0.75, 0.85), Standing.PROVEN),
+            ((0.9, 0.85, 0.95), (1.1, 1.05, 1.15), Standing.REFUTED),
+            ((0.9, None, None), (1.1, None, None), Standing.PROVEN),  # nor does what one process says
+        ],
+    )
+    def test_refute_what_brings_none_of_its_gains(
+        self,
+        result: StudyResult,
+        speedup: tuple[float, float | None, float | None],
+        memory: tuple[float, float | None, float | None],
+        standing: Standing,
+    ) -> None:
+        edge = result.first_comparison("bfloat16")
+        assert edge is not None
+        edge.speedup, edge.memory_ratio, edge.floor = Interval(*speedup), Interval(*memory), 1.05
+        found = shown_in([result], SHEETS)[BF16]["CPU"]
+        assert found.standing is standing, found
+        assert f"speed-up {speedup[0]:.2f}×" in found.why
+        assert "memory" in found.why
+
+    def test_the_best_of_several_counts(self, result: StudyResult, finished: Finished) -> None:
+        result.variant("bfloat16").status = Status.FAILED
+        edge = (other := finished.result).first_comparison("bfloat16")
+        assert edge is not None
+        edge.speedup = Interval(2.0)
+        for records in ([result, other], [other, result]):
+            assert shown_in(records, SHEETS)[BF16]["CPU"].standing is Standing.PROVEN
 
 
 class TestCells:
@@ -63,10 +106,9 @@ class TestCells:
         assert len(found) == len(OPTIONS) * 2 * 2, "a folder of the user's own is not given"
 
     def test_states(self, matrix: Matrix) -> None:
-        here = ("precision", "bf16", "emoji", "txt2img")
-        found = cells(matrix, CPU, {here: ["CPU", "a GPU"]})
-        assert found[here].state is State.PROVEN
-        assert found[here].said == "proven on CPU, a GPU"
+        found = cells(matrix, CPU, outcomes(BF16, Standing.PROVEN, "CPU", "a GPU"))
+        assert found[BF16].state is State.PROVEN
+        assert found[BF16].said == "proven on CPU, proven on a GPU"
         assert found["precision", "bf16", "emoji", "img2img"].said == "unproven"
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
@@ -76,11 +118,19 @@ class TestCells:
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
-        proofs = {key: [SHEETS["h200"].name]}
-        assert cells(matrix, CPU, proofs)[key].said.endswith(f"(proven on {SHEETS['h200'].name})")
-        assert cells(matrix, planned_device(SHEETS["h200"]), proofs)[key].state is State.PROVEN
-        elsewhere = cells(matrix, planned_device(SHEETS["h100"]), proofs)[key]
-        assert elsewhere.said == f"unproven: together with precision=bf16; proven on {SHEETS['h200'].name}"
+        shown = outcomes(key, Standing.PROVEN, SHEETS["h200"].name)
+        assert cells(matrix, CPU, shown)[key].said.endswith(f"(proven on {SHEETS['h200'].name})")
+        assert cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state is State.PROVEN
+        elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
+        assert elsewhere.said == f"unproven: together with precision=bf16 (proven on {SHEETS['h200'].name})"
+
+    @pytest.mark.parametrize(
+        ("standing", "state"), [(Standing.REFUTED, State.REFUTED), (Standing.CANNOT_RUN, State.FAILED)]
+    )
+    def test_what_records_speak_against(self, matrix: Matrix, standing: Standing, state: State) -> None:
+        found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
+        assert found.state is state
+        assert found.said == f"{standing}: it brought nothing"
 
 
 class TestShown:
@@ -99,7 +149,7 @@ class TestShown:
         Console(file=out, width=width).print(matrix_table(list(cells(matrix, CPU).values()), CPU))
         assert max(map(len, out.getvalue().splitlines())) <= width
         said = " ".join(out.getvalue().split())
-        assert "16 cells: 0 proven, 10 unproven, 6 impossible" in said
+        assert "16 cells: 0 proven, 0 refuted, 0 cannot run, 10 unproven, 6 impossible" in said
 
 
 class TestCommand:
@@ -110,7 +160,7 @@ class TestCommand:
         assert done.code == 0, done.err
         found = json.loads(done.out)["cells"]
         [cell] = [c for c in found if (c["option"], c["model"], c["task"]) == ("bf16", "emoji", "txt2img")]
-        assert cell["state"] == "proven"
+        assert cell["state"] in ("proven", "refuted")
         assert {c["model"] for c in found} >= {"emoji", "sd15", "sdxl"}
 
     @pytest.mark.parametrize(

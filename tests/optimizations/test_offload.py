@@ -1,6 +1,7 @@
 """Weights that wait elsewhere: on a CPU they wait on disk; what moves them to a GPU runs here with a CPU for one."""
 
 from pathlib import Path
+from typing import Any
 
 import accelerate
 import numpy as np
@@ -11,7 +12,7 @@ from diffusers.hooks import HookRegistry
 
 from sdopt.hardware.device import Device
 from sdopt.optimizations import Contract
-from sdopt.optimizations.offload import Offload
+from sdopt.optimizations.offload import Offload, _size
 from sdopt.pipelines.parts import hook_of
 from sdopt.results.records import Evidence
 from sdopt.scratch import own_folder
@@ -87,6 +88,14 @@ class TestConflicts:
         assert variant(*options, "memory.group_offload.use_stream=false").conflicts(GPU) == []
         assert variant(*options).conflicts(CPU) == []
 
+    @pytest.mark.parametrize("caching", ["deepcache", "pyramid_attention"])
+    def test_streams_follow_an_order_in_which_no_layer_is_passed_over(self, variant: Compose, caching: str) -> None:
+        options = ("memory=group_offload", f"caching={caching}", "workload.steps=10")
+        [found] = variant(*options).conflicts(GPU)
+        assert found.endswith("changes with caching: set memory.group_offload.use_stream=false")
+        assert variant(*options, "memory.group_offload.use_stream=false").conflicts(GPU) == []
+        assert variant("memory=group_offload", "caching=guidance_interval").conflicts(GPU) == []
+
     def test_what_safetensors_cannot_store(self, variant: Compose) -> None:
         [found] = variant("memory=group_offload", "layout=channels_last").conflicts(CPU)
         assert found.endswith("safetensors stores weights in one layout on disk: choose layout=contiguous")
@@ -111,6 +120,21 @@ def test_all_promise_the_same_bits_for_less_memory(variant: Compose) -> None:
         assert isinstance(option, Offload)
         assert option.contract is Contract.EXACT
         assert option.claims == {"memory"}
+
+
+def test_a_quantized_weight_rests_where_its_own_tensors_are() -> None:
+    """Diffusers moves those alone: what the weight says of itself stays as it was when it was last brought."""
+    quantization = pytest.importorskip("torchao.quantization")
+    network = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
+    quantization.quantize_(network, quantization.Int8WeightOnlyConfig(version=2))
+    assert 64 * 32 <= _size(network) < 2 * 64 * 32
+    assert _size(network, "cpu") == _size(network)
+    weight: Any = network[0].weight
+    names, _ = weight.__tensor_flatten__()
+    for name in names:
+        setattr(weight, name, getattr(weight, name).to("meta"))
+    assert weight.device.type == "cpu"
+    assert _size(network, "cpu") == 0
 
 
 class TestGroups:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
+from sdopt.hardware.arithmetic import tf32
 from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
 from sdopt.optimizations.base import Contract
@@ -448,8 +449,8 @@ class TestOnCuda:
     def test_tf32_that_was_set_otherwise(self, on_cuda: Load, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded = on_cuda(f"precision={option}")
         monkeypatch.setattr(type(loaded._variant.optimizations["precision"]), "context", lambda *_: nullcontext())
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", option == "fp32_ieee")
-        assert not evidence(loaded, "precision").engaged
+        with tf32(option == "fp32_ieee"):
+            assert not evidence(loaded, "precision").engaged
 
     def test_memory_is_that_of_the_allocator(self, on_cuda: Load) -> None:
         memory = on_cuda("precision=fp16").time_once(memory=True).memory

@@ -52,6 +52,15 @@ class TestConflicts:
         assert len(conflicts("int8", card(7, 0))) == 2, "8-bit products, and bfloat16"
         assert conflicts("int8", card(7, 5), "precision.others=float16") == []
 
+    @pytest.mark.parametrize("others", ["float16", "float32"])
+    def test_torchaos_products_in_fp8_give_bfloat16(self, variant: Compose, others: str) -> None:
+        """Its own assertion would otherwise end the variant: PerRow quantization only works for bfloat16 input."""
+        options = ("precision=fp8_torchao", f"precision.others={others}")
+        [found] = variant(*options).conflicts(card(9, 0))
+        assert found.endswith("choose precision.others=bfloat16")
+        assert variant(*options, "precision.activations=false").conflicts(card(9, 0)) == []
+        assert variant("precision=fp8_sdnq", f"precision.others={others}").conflicts(card(9, 0)) == []
+
     @pytest.mark.parametrize("package", PACKAGES)
     def test_with_other_choices(self, variant: Compose, package: str) -> None:
         [found] = variant(f"precision=int8_{package}", "memory=layerwise_casting").conflicts(CPU)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sdopt.schema import Hardware
-from sdopt.worker import machine
+from sdopt.worker import machine, preload
 from sdopt.worker.forkserver import ServerError, start
 from sdopt.worker.machine import Machine, find_machine
 from sdopt.worker.preload import import_all
@@ -48,6 +49,34 @@ class TestImports:
     def test_xformers_does_not_start_cuda_in_the_server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         library(tmp_path, monkeypatch, "like_xformers", XFORMERS)
         assert import_all(["like_xformers"]) == {}
+
+    @pytest.mark.parametrize(
+        ("drivers", "hip", "seen"),
+        [((), None, ""), (("libnvidia-ml.so.1",), None, "0"), (("libcuda.so.1",), None, "0"), ((), "6.4", "0")],
+    )
+    def test_cuda_is_not_asked_for_cards_where_there_is_no_driver(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], hip: str | None, seen: str
+    ) -> None:
+        """Without NVML, `torch.cuda.device_count` asks CUDA, and spoils every later fork, unless cards are hidden."""
+        monkeypatch.setattr(preload, "_loads", lambda name: name in drivers)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        library(tmp_path, monkeypatch, "asks", "import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']")
+        assert import_all(["asks"]) == {}
+        assert seen == sys.modules["asks"].SEEN
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+    def test_of_xformers_for_another_cuda_says_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        source = "import logging\nfor name in ('xformers', 'another'):\n    logging.getLogger(name).warning('%s', name)"
+        library(tmp_path, monkeypatch, "warns", source)
+        assert import_all(["warns"]) == {}
+        assert [record.name for record in caplog.records] == ["another"]
+
+    def test_libraries_that_are_not_there_are_no_driver(self) -> None:
+        assert not preload._loads("libnothing-of-that-name.so.1")
+        assert preload._loads("libc.so.6")
 
     @pytest.mark.parametrize("users", [None, "0", "1"])
     def test_leave_the_users_variable_as_it_was(self, monkeypatch: pytest.MonkeyPatch, users: str | None) -> None:

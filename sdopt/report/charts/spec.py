@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import vl_convert
-
 VEGA_LITE = "6.4"
 """The version that specifications are written for."""
 
@@ -216,5 +214,7 @@ def whole(spec: Spec, width: int | None = None) -> Spec:
 
 def picture(spec: Spec, width: int = 900) -> bytes:
     """Draws a specification as a PNG."""
+    import vl_convert  # large: a machine that only measures may do without
+
     content: bytes = vl_convert.vegalite_to_png(whole(spec, width), vl_version=VEGA_LITE, scale=1.5)
     return content

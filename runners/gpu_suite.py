@@ -1,0 +1,80 @@
+"""sdopt gpu-suite: spend the minutes on a GPU in order of value."""
+
+import sys
+import time
+
+from . import end_with_code
+
+_HELP = """\
+usage: sdopt gpu-suite [key=value ...]
+
+Run unattended, in order of value, all that a GPU can show: the machine, its ceilings and its noise; the tests that need
+a GPU; every option on three models; every published preset. Each part has a process and a time limit of its own.
+What was found is written after each part, to <folder>/<device>/suite.json and suite.md. A second call goes on where the
+first stopped, also on another machine with the same card, from these files.
+
+examples:
+  sdopt gpu-suite budget_s=1500
+  sdopt gpu-suite budget_s=540 'only=[environment,tests]'
+  sdopt gpu-suite device=cpu budget_s=300        a trial of the same, with the packaged model on the CPU
+
+keys and their defaults:
+{keys}
+
+parts, in their order; set their keys as in parts.noise.limit_s=60:
+{parts}
+
+Exit codes: 0 everything is done; 2 usage or configuration; 3 something failed, or the budget had no room for it."""
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Runs the parts that are not done; returns the exit code."""
+    began = time.monotonic()
+    from sdopt.suite.config import suite_config
+
+    if {"-h", "--help"} & set(argv):
+        print(_help())
+        return 0
+    config = suite_config(argv)
+    from pathlib import Path
+
+    from sdopt.errors import UnavailableError
+    from sdopt.suite.record import PAGE
+    from sdopt.suite.run import Suite, run_suite, slug_of
+    from sdopt.worker.forkserver import independent_children, start_fork_server
+    from sdopt.worker.machine import probe_machine
+
+    with independent_children():
+        device = probe_machine(start_fork_server(), config.device).device
+    if device.warning:
+        print(f"sdopt: {device.warning}", file=sys.stderr)
+    folder = Path(config.folder) / slug_of(device.name)
+    suite = Suite(config, device, folder, began + config.budget_s, lambda said: print(said, flush=True))
+    try:
+        record = run_suite(suite)
+    except OSError as error:
+        raise UnavailableError(f"{error.filename or folder}: {error.strerror or error}") from error
+    left = [entry for entry in record.entries if not entry.ending.well]
+    print(f"{len(record.entries) - len(left)} of {len(record.entries)} parts are done: {folder / PAGE}")
+    for entry in left:
+        print(f"  {entry.part}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
+    return 3 if left else 0
+
+
+def _help() -> str:
+    from dataclasses import replace
+
+    from sdopt.config.own import own_keys
+    from sdopt.suite.config import suite_config
+
+    config = suite_config([])
+    *keys, _, _ = own_keys(replace(config, parts=()))  # the parts have their own list
+    return _HELP.format(
+        keys="\n".join(f"  {line}" for line in keys),
+        parts="\n".join(f"  {part.name:<28} at most {part.limit_s:.0f} s" for part in config.parts),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""Says what a study shows of each option on its device: that it works, brings nothing, or cannot run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
+from sdopt.analysis.gpu import LAUNCH_BOUND, busy_share
+from sdopt.analysis.measures import SPEEDUP, smallest_factor
+from sdopt.results.choices import as_choice
+from sdopt.results.records import Evidence, Status, StudyResult, VariantResult
+
+
+class Standing(StrEnum):
+    """What is shown of an option with a model and a task on a device."""
+
+    PROVEN = "proven"
+    """It took effect, as its trace shows; if it was measured alone, nothing speaks against what it is for."""
+    REFUTED = "refuted"
+    """It ran, and brought nothing: its trace showed no effect, or intervals show none of the gains that it is for."""
+    CANNOT_RUN = "cannot run"
+    """It conflicts with the device or the model, or it failed there."""
+
+
+ORDER = tuple(Standing)
+"""Where studies say several things of an option, the first of these counts."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one study shows of one option."""
+
+    group: str
+    option: str
+    """As conf/ calls it; keys that were set otherwise are left out."""
+    model: str
+    task: str
+    standing: Standing
+    why: str
+    """What shows it; of one that was measured alone, with its ratios."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Group, option, model and task."""
+        return self.group, self.option, self.model, self.task
+
+
+def outcomes_of(result: StudyResult) -> list[Outcome]:
+    """Returns what a study shows, one outcome for each option that it says something of."""
+    found: dict[tuple[str, str, str, str], Outcome] = {}
+    for row in figures_of(result):
+        for outcome in _outcomes(result, row):
+            other = found.get(outcome.key)
+            if other is None or ORDER.index(outcome.standing) < ORDER.index(other.standing):
+                found[outcome.key] = outcome
+    return list(found.values())
+
+
+def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
+    variant = row.variant
+    alone = _alone(result, row)
+    if variant.status.failure or variant.status is Status.SKIPPED:
+        # Of options that were chosen together it is not known which one is at fault.
+        if alone is not None:
+            said = variant.reason if variant.status is Status.SKIPPED else f"{variant.status}: {variant.reason}"
+            yield _outcome(variant, alone, variant.choices[alone], Standing.CANNOT_RUN, said)
+        return
+    taken: dict[tuple[str, str], list[Evidence]] = {}
+    for item in (item for measured in variant.measurements for shape in measured.shapes for item in shape.evidence):
+        taken.setdefault((item.axis, item.option), []).append(item)
+    for (axis, option), items in taken.items():
+        lacking = next((item.summary for item in items if not item.engaged), None)
+        if lacking is not None:
+            yield _outcome(variant, axis, option, Standing.REFUTED, f"no evidence that it took effect: {lacking}")
+        elif variant.status is Status.OK and axis == alone:
+            nothing = _nothing_gained(result, row, axis)
+            shown = f"{items[0].summary}{_figures_text(row)}"
+            yield _outcome(variant, axis, option, Standing.REFUTED if nothing else Standing.PROVEN, nothing or shown)
+        elif variant.status is Status.OK:
+            yield _outcome(variant, axis, option, Standing.PROVEN, items[0].summary)
+
+
+def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> Outcome:
+    group, name = axis.partition(".")[0], option.partition("(")[0]
+    return Outcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
+
+
+def _alone(result: StudyResult, row: Figures) -> str | None:
+    """Returns the axis of the one option by which a variant differs from its reference; None if there are others."""
+    if row.comparison is None or row.variant.role == "control":
+        return None
+    reference = result.variant(row.comparison.reference)
+    if row.variant.config.differing(reference.config, ("model", "task", "scheduler", "workload", "hardware")):
+        return None
+    mine, others = row.variant.choices, reference.choices
+    axes = [axis for axis in {*mine, *others} if mine.get(axis) != others.get(axis)]
+    return axes[0] if len(axes) == 1 and axes[0] in mine and axes[0] in row.variant.promises else None
+
+
+def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
+    """Says that an option brought none of the gains that it claims; "" where it did, claims none, or might have."""
+    claims = row.variant.promises[axis].claims
+    ratios = [ratio for ratio in row.ratios.values() if ratio.measure.claim in claims]
+    reference = result.variant(row.reference)
+    if not ratios or any(
+        _may_gain(ratio, smallest_factor(ratio.measure, result.config.gate, reference)) for ratio in ratios
+    ):
+        return ""
+    shares = busy_share(row.variant)
+    idle = f"; the device worked for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
+    return f"took effect, and brought nothing{_figures_text(row)}{idle}"
+
+
+def _may_gain(ratio: Ratio, smallest: float) -> bool:
+    """Whether a gain that counts is possible; without an interval anything is."""
+    low, high = ratio.interval.low, ratio.interval.high
+    return low is None or high is None or max(ratio.measure.gain(low), ratio.measure.gain(high)) > smallest
+
+
+def _figures_text(row: Figures) -> str:
+    said = [
+        f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio_text(ratio.interval)}"
+        for ratio in row.ratios.values()
+    ]
+    return f" ({', '.join(said)})" if said else ""
+
+
+def option_of(outcome: Outcome) -> str:
+    """Returns the option as a command line chooses it."""
+    return as_choice(outcome.group, outcome.option)

@@ -1,0 +1,128 @@
+"""The typed configuration of `sdopt gpu-suite`; `conf/gpu_suite.yaml` holds its values and its parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from omegaconf import OmegaConf
+
+from sdopt.config.own import own_node
+from sdopt.config.typed import build_typed
+from sdopt.errors import UsageError
+from sdopt.schema import bounded, wrong_name
+
+KINDS = ("doctor", "tests", "noise", "options", "study")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of the suite, which runs in a process of its own."""
+
+    name: str
+    """Its key in `parts`, and its folder."""
+    kind: str = bounded(choices=KINDS)
+    """`doctor` asks what the machine is and reaches; `tests` runs the tests that need a GPU; `noise` is a study of
+    variants that are all the same; `options` a study of each option of some groups; `study` any other."""
+    limit_s: float = bounded(gt=0, le=86_400)
+    """Time after which it is ended, in seconds; what was measured by then is kept."""
+    least_s: float = bounded(20.0, ge=0, le=86_400)
+    """It does not begin with less time left than this."""
+    overrides: list[str] = field(default_factory=list)
+    """Of the study."""
+    groups: list[str] = field(default_factory=list)
+    """Of `options`: the groups whose options are tried, each alone."""
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    """Of `options`: what an option is tried with, as in `{memory=vae_tiling: [memory.vae_tiling.tile_size=32]}`."""
+    rounds: int = bounded(10, ge=2, le=1000)
+    """Of what is measured again: as many rounds at most."""
+    again_s: float | None = bounded(None, gt=0, le=86_400)
+    """Time limit of measuring a study, or options, again once all parts have run: with three processes of each variant,
+    which give intervals, and as many rounds as the times found before let hope for. Null: it is not measured again."""
+    settled: list[str] = field(default_factory=list)
+    """Of `options`: those that are left out, as in `[compiler=tensorrt]`; measured again, all that were not proven."""
+    cuda: bool = False
+    """Whether it says nothing on a CPU, and is left out there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteConfig:
+    """What one call of the suite does."""
+
+    budget_s: float = bounded(gt=0, le=604_800)
+    """Time that this call may take, in seconds. What does not fit is listed as not run; another call goes on there."""
+    device: str = bounded(choices=("auto", "cuda", "cpu"))
+    """`auto` is the first CUDA device, else the CPU. On a CPU every study runs with the packaged model, as a trial."""
+    folder: str
+    """Where the results go, each device in a folder of its own; a second call reads there what is done."""
+    only: list[str] = field(default_factory=list)
+    """Parts to run; none named: all of them, in their order."""
+    retry: bool
+    """Runs again what failed or was ended at its limit."""
+    common: list[str] = field(default_factory=list)
+    """Overrides of every study."""
+    first: list[str] = field(default_factory=list)
+    """Overrides of every study of options or of a preset when it is measured for the first time."""
+    on_cpu: list[str] = field(default_factory=list)
+    """Overrides of every study on a CPU, which win over its own."""
+
+    parts: tuple[Part, ...] = ()
+    """In order of value."""
+
+    @property
+    def chosen(self) -> list[Part]:
+        """The parts that this call is to run."""
+        return [part for part in self.parts if not self.only or part.name in self.only]
+
+
+def suite_config(overrides: Sequence[str]) -> SuiteConfig:
+    """Returns `conf/gpu_suite.yaml` with overrides applied, typed and within its ranges.
+
+    Raises:
+        UsageError: an override names no key, or a value is of another type or out of its range; all such values are
+            reported together.
+    """
+    node = own_node("gpu-suite", SuiteConfig, overrides)
+    OmegaConf.set_struct(node, False)
+    problems: list[str] = []
+    given = node.get("parts")
+    parts: list[Part] = []
+    if not OmegaConf.is_dict(given):
+        problems.append("parts: must be a mapping of parts by name")
+    else:
+        for key in map(str, given):
+            if wrong := wrong_name(key):
+                problems.append(f"parts.{key}: {wrong}")
+            elif not OmegaConf.is_dict(given[key]):
+                problems.append(f"parts.{key}: must be a group of keys, not {given[key]!r}")
+            else:
+                given[key].name = key
+                part = build_typed(f"parts.{key}", given[key], Part, problems)
+                parts += [part] if part else []
+                problems += _idle_keys(part) if part else []
+    plain = OmegaConf.masked_copy(node, [str(key) for key in node if key != "parts"])
+    config: SuiteConfig | None = build_typed("", plain, SuiteConfig, problems)
+    if config is not None:
+        known = [part.name for part in parts]
+        problems += [
+            f"only: there is no part '{name}'; there are {', '.join(known)}"
+            for name in config.only
+            if name not in known and not problems
+        ]
+    if problems or config is None:
+        raise UsageError(problems)
+    return replace(config, parts=tuple(parts))
+
+
+def _idle_keys(part: Part) -> list[str]:
+    """Names the keys of a part that its kind does nothing with, and those that it needs and has not."""
+    takers = {
+        "overrides": ("noise", "options", "study"),
+        "groups": ("options",),
+        "settings": ("options",),
+        "settled": ("options",),
+        "again_s": ("options", "study"),
+    }
+    idle = [key for key, kinds in takers.items() if getattr(part, key) and part.kind not in kinds]
+    wrong = [f"parts.{part.name}.{key}: kind={part.kind} does nothing with it; leave it out" for key in idle]
+    if part.kind == "options" and not part.groups:
+        wrong.append(f"parts.{part.name}.groups: must name the groups whose options are tried")
+    return wrong

@@ -1,0 +1,97 @@
+"""Reads what a part left behind."""
+
+import json
+import re
+from pathlib import Path
+
+from sdopt.analysis.figures import Figures, figures_of, ratio_text
+from sdopt.analysis.noise import noise_of
+from sdopt.analysis.outcomes import option_of, outcomes_of
+from sdopt.errors import UsageError
+from sdopt.results.files import read_result
+from sdopt.results.records import StudyResult
+from sdopt.suite.record import Finding
+
+_TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
+
+
+def machine_findings(diagnosis: Path) -> list[Finding]:
+    """Returns the machine and its ceilings, from what `sdopt doctor --json` printed. Raises ValueError, OSError."""
+    found = json.loads(diagnosis.read_text(encoding="utf-8"))
+    device, packages = found["device"], found["packages"]
+    facts = [f"driver {device['driver']}"] if device["driver"] else []
+    facts += [f"Python {found['python']}", *(f"{name} {packages[name]}" for name in ("torch",) if name in packages)]
+    findings = [Finding(device["name"], found["start_method"], ", ".join([*facts, found["platform"]]))]
+    for ceiling in found["ceilings"]:
+        if ceiling["failure"]:
+            findings.append(Finding(ceiling["kind"], "failed", ceiling["failure"]))
+        else:
+            rate = ceiling["rate"]
+            findings.append(Finding(ceiling["kind"], "ok", f"{rate:.4g} {ceiling['unit']}", {"rate": rate}))
+    runs = [option["runs"] for option in found["options"]]
+    return [*findings, Finding("options", "ok", f"{sum(runs)} of {len(runs)} run here by what is known before")]
+
+
+def test_findings(log: Path) -> list[Finding]:
+    """Returns how many tests ended how, and each that failed; also of tests that were stopped, or only collected."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    ended = {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
+    if collected := next((line for line in lines if re.match(r"\d+(/\d+)? tests? collected", line)), None):
+        return [Finding("tests", "not run", f"without a GPU: {collected}")]
+    counts = {state: list(ended.values()).count(state) for state in dict.fromkeys(ended.values())}
+    found = [Finding("tests", "", ", ".join(f"{n} {state.lower()}" for state, n in counts.items()) or "none ran")]
+    found[0].figures = {state.lower(): float(n) for state, n in counts.items()}
+    return found + [Finding(test, state.lower(), "") for test, state in ended.items() if state in ("FAILED", "ERROR")]
+
+
+def noise_findings(result: StudyResult) -> list[Finding]:
+    """Returns how far equal processes differed."""
+    noise = noise_of(result)
+    if noise is None:
+        return []
+    said = {
+        "between_rounds": "standard deviation between the rounds of one process",
+        "between_processes": "standard deviation between processes, beyond that of their rounds",
+        "of_ratio": "standard deviation of the speed-up of one process over an equal one",
+        "first_round": "the first round takes longer by",
+        "memory": "the largest peak memory is larger than the smallest by",
+    }
+    of = f"{noise.processes} equal processes, {noise.rounds} rounds, {noise.schedule}"
+    return [
+        Finding(of, "ok", ""),
+        *(
+            Finding(text, "ok", "exactly 0" if noise.figures[name] == 0 else f"{100 * noise.figures[name]:.2f} %")
+            for name, text in said.items()
+            if name in noise.figures
+        ),
+    ]
+
+
+def option_findings(result: StudyResult) -> list[Finding]:
+    """Returns of each option what the study shows."""
+    return [Finding(option_of(found), str(found.standing), found.why) for found in outcomes_of(result)]
+
+
+def study_findings(result: StudyResult) -> list[Finding]:
+    """Returns a line for each row of a study's table."""
+    return [_row(row) for row in figures_of(result)]
+
+
+def _row(row: Figures) -> Finding:
+    said = [] if row.latency is None else [f"{row.latency.estimate:.4g} s a call"]
+    if (ratio := row.speedup) is not None:
+        floor = "" if ratio.floor is None else f", A/A floor {ratio.floor:.3f}"
+        said.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
+    if row.headline_memory is not None:
+        said.append(f"{row.headline_memory[1]:.2f} GiB")
+    if row.variant.reason:
+        said.append(row.variant.reason)
+    return Finding(row.variant.name, str(row.variant.status), "; ".join(said), row.flat)
+
+
+def result_in(folder: Path) -> StudyResult | None:
+    """Returns the result in a run's folder; None if there is none that can be read."""
+    try:
+        return read_result(folder)
+    except UsageError:
+        return None

@@ -1,0 +1,82 @@
+"""Makes a study of each option of some groups, alone, and says at once of those that cannot run here why not."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from sdopt.analysis.outcomes import Standing
+from sdopt.config.composer import composer_of
+from sdopt.config.groups import options_of
+from sdopt.doctor.options import compose_options, fit_on
+from sdopt.hardware.device import Device
+from sdopt.suite.record import Finding
+from sdopt.variant import Variant
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class OptionStudy:
+    """A study of options, as overrides, and the options that it leaves out."""
+
+    overrides: tuple[str, ...]
+    """Empty where nothing is left to measure."""
+    left_out: tuple[Finding, ...]
+
+
+def option_study(
+    overrides: Sequence[str],
+    groups: Sequence[str],
+    settings: Mapping[str, Sequence[str]],
+    device: Device,
+    settled: Collection[str] = (),
+) -> OptionStudy:
+    """Returns the study of each option of some groups against the configuration without it.
+
+    An option that only runs beside another one is compared with that one alone.
+
+    Args:
+        overrides: the configuration that the options are tried on.
+        groups: their groups.
+        settings: overrides that go with an option, by the option as in `memory=vae_tiling`.
+        device: where they are to run.
+        settled: options of which nothing more is asked, as in `memory=vae_tiling`.
+
+    Raises:
+        UsageError: the configuration is not valid.
+    """
+    with composer_of(overrides) as composer:
+        named = [(group, option) for group in groups for option in options_of(group)]
+        made = compose_options(composer, [pair for pair in named if "=".join(pair) not in settled], settings)
+        baseline = composer.variant(BASELINE)
+    everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
+    rows: dict[str, list[str]] = {}
+    beside: dict[str, str] = {}
+    left_out = []
+    for (group, option), variant in made.items():
+        name = f"{group}={option}"
+        if isinstance(variant, list):
+            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
+            continue
+        if variant.choices == baseline.choices:
+            continue  # the baseline's own trace shows it
+        fit = fit_on(device, group, variant, everything)
+        if not fit.runs or fit.reasons:
+            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.said)))
+            continue
+        own = [name, *settings.get(name, ())]
+        rows[name.replace("=", " ")] = [fit.beside, *own] if fit.beside else own
+        if fit.beside:
+            beside[name.replace("=", " ")] = fit.beside
+    references = {other: f"with {other.replace('=', ' ')}" for other in beside.values()}
+    variants = {BASELINE: [], **{name: [other] for other, name in references.items()}, **rows}
+    edges = [(name, references[beside[name]] if name in beside else BASELINE) for name in variants if name != BASELINE]
+    written = ", ".join(f"{name}: [{', '.join(map(_quoted, given))}]" for name, given in variants.items())
+    compared = ", ".join(f"{{candidate: {candidate}, reference: {reference}}}" for candidate, reference in edges)
+    study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
+    return OptionStudy(
+        (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if rows else (), tuple(left_out)
+    )
+
+
+def _quoted(override: str) -> str:
+    return f'"{override}"'

@@ -1,0 +1,73 @@
+"""Runs one command in a process of its own, with a time limit."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE_S = 20.0
+"""For so long a command may still write down what it has after SIGTERM; then it is killed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that ended.
+
+    Attributes:
+        code: its exit code; negative is the signal that killed it.
+        seconds: how long it took.
+        stopped: whether it was ended at its limit.
+    """
+
+    code: int
+    seconds: float
+    stopped: bool
+
+
+def run_limited(
+    command: Sequence[str], log: Path, limit_s: float, patience_s: float = PATIENCE_S, out: Path | None = None
+) -> Run:
+    """Runs a command, and ends it at its limit; what it prints is added to `log`.
+
+    With `out`, that is what it says on standard error, and its output replaces that file. At the limit it gets SIGTERM,
+    on which `sdopt run` keeps what was measured and ends its workers; then its whole process group is killed. The same
+    happens if this process is interrupted meanwhile.
+    """
+    began = time.monotonic()
+    with log.open("ab") as logged, log.open("ab") if out is None else out.open("wb") as output:
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=logged, start_new_session=True
+        )
+        stopped = False
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            stopped = True
+        finally:
+            _end(process, patience_s)
+    return Run(process.returncode, time.monotonic() - began, stopped)
+
+
+def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """Ends a process that still runs, and all of its group."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+    with suppress(ProcessLookupError):  # none of the group is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_words(log: Path) -> str:
+    """Returns what a command said at its end, as one line: sdopt's own message if there is one, else its last lines."""
+    with suppress(OSError):
+        lines = log.read_bytes()[-8192:].decode(errors="replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
+        messages = [number for number, line in enumerate(said) if line.startswith("sdopt: ")]
+        return " / ".join(said[messages[-1] :] if messages else said[-3:])[:500]
+    return ""

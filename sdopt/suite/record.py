@@ -1,0 +1,133 @@
+"""What the suite found on one device: written after every part, and read by the call that goes on with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sdopt.errors import UsageError
+from sdopt.report.markdown import markdown
+from sdopt.results.files import write_atomically
+
+FILE, PAGE = "suite.json", "suite.md"
+
+
+class Ending(StrEnum):
+    """How a part ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """It was ended at its own limit; what it had measured counts."""
+    CUT = "cut off"
+    """It was ended because the budget was used up, or the suite was; the next call goes on with it."""
+    RUNNING = "running"
+    """It is running, or the suite was killed meanwhile."""
+    NOT_RUN = "not run"
+    """The budget had no room for it."""
+    LEFT_OUT = "left out"
+    """It says nothing on this machine."""
+
+    @property
+    def well(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self in (Ending.DONE, Ending.LEFT_OUT)
+
+    @property
+    def final(self) -> bool:
+        """Whether another call leaves it as it is."""
+        return self in (Ending.DONE, Ending.FAILED, Ending.STOPPED)
+
+
+@dataclass
+class Finding:
+    """One line of what a part found."""
+
+    name: str
+    """An option, a variant, a kind of work, a test."""
+    state: str
+    """`proven`, `refuted` and `cannot run` of an option; of others how they ended."""
+    said: str
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Entry:
+    """One part, as it last ended."""
+
+    part: str
+    ending: Ending
+    reason: str = ""
+    """Why it did not end well, or was not run."""
+    limit_s: float | None = None
+    seconds: float | None = None
+    began: str = ""
+    command: list[str] = field(default_factory=list)
+    folder: str = ""
+    """Where its files lie, below the record's."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass
+class Record:
+    """Everything that the suite found on one device."""
+
+    device: str
+    sdopt: str
+    entries: list[Entry] = field(default_factory=list)
+
+    def entry(self, part: str) -> Entry | None:
+        """Returns how a part last ended; None if it is not listed."""
+        return next((entry for entry in self.entries if entry.part == part), None)
+
+    def put(self, entry: Entry, order: Sequence[str]) -> None:
+        """Notes how a part ended, in place of how it ended before; parts that are not in `order` stay at the end."""
+        others = [other for other in self.entries if other.part != entry.part]
+        place = {part: number for number, part in enumerate(order)}
+        self.entries = sorted([*others, entry], key=lambda each: place.get(each.part, len(place)))
+
+
+_ADAPTER = TypeAdapter(Record)
+
+
+def read_record(folder: Path) -> Record | None:
+    """Reads a folder's record; None if there is none.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        return _ADAPTER.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise UsageError(
+            f"{path}: not the record of a suite: {where}{first['msg']}; move it away, or choose another folder"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def write_record(record: Record, folder: Path) -> None:
+    """Writes the record and its page. Raises OSError where the folder cannot be written."""
+    write_atomically(folder / FILE, _ADAPTER.dump_json(record, indent=1))
+    write_atomically(folder / PAGE, page_of(record).encode())
+
+
+def page_of(record: Record) -> str:
+    """Returns the record as Markdown: a table of the parts, then what each of them found."""
+    rows = [
+        (entry.part, str(entry.ending), "" if entry.seconds is None else f"{entry.seconds:.0f} s", entry.reason)
+        for entry in record.entries
+    ]
+    parts = [f"# The suite on {record.device}\n", markdown(("part", "", "took", "why"), rows, [])]
+    for entry in record.entries:
+        if entry.findings:
+            found = [(finding.name, finding.state, finding.said) for finding in entry.findings]
+            parts += [f"## {entry.part}\n", markdown(("", "", ""), found, [])]
+    return "\n".join(parts)

@@ -1,0 +1,290 @@
+"""Runs the parts of the suite in their order, each as far as its limit and the budget allow."""
+
+import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+import sdopt
+from sdopt.analysis.outcomes import Standing
+from sdopt.config.overrides import merge_overrides
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
+from sdopt.results.records import StudyResult
+from sdopt.study.designs import as_override
+from sdopt.suite.config import Part, SuiteConfig
+from sdopt.suite.findings import (
+    machine_findings,
+    noise_findings,
+    option_findings,
+    result_in,
+    study_findings,
+    test_findings,
+)
+from sdopt.suite.options import option_study
+from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
+from sdopt.suite.record import Ending, Entry, Finding, Record, read_record, write_record
+
+AGAIN = "_again"
+"""What the name of a part ends in that measures a study with three processes."""
+
+_PROCESSES = 3
+_FEWEST_ROUNDS = 2
+_USAGE = 2
+"""The exit code of `sdopt run` where it cannot begin, as where a resumed run was of another machine."""
+
+CHECKOUT = Path(sdopt.__file__).parents[1]
+"""Where the tests are, if sdopt runs from a checkout."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One call of the suite, on one device.
+
+    Attributes:
+        config: the configuration.
+        device: where everything runs.
+        folder: of this device's results.
+        deadline: when the budget is used up, by `time.monotonic`.
+        tell: called with a line for each part that begins or ends.
+    """
+
+    config: SuiteConfig
+    device: Device
+    folder: Path
+    deadline: float
+    tell: Callable[[str], None]
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the budget."""
+        return self.deadline - time.monotonic()
+
+
+def run_suite(suite: Suite) -> Record:
+    """Runs every part that is not done, and writes the record after each; returns it.
+
+    Raises:
+        UsageError: the folder holds the record of another device, or one that cannot be read.
+        OSError: the folder cannot be written.
+    """
+    suite.folder.mkdir(parents=True, exist_ok=True)
+    record = read_record(suite.folder) or Record(suite.device.name, sdopt.__version__)
+    if record.device != suite.device.name:
+        raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
+    names = [part.name for part in suite.config.parts]
+    order = [*names, *(name + AGAIN for name in names)]
+    for part in chain(suite.config.chosen, _again(suite, record)):
+        before = record.entry(part.name)
+        if before is not None and before.ending.final and not (suite.config.retry and before.ending is not Ending.DONE):
+            continue
+        for entry in _entries(suite, part, before):
+            record.put(entry, order)
+            write_record(record, suite.folder)
+        suite.tell(f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
+    return record
+
+
+def _again(suite: Suite, record: Record) -> Iterator[Part]:
+    """Yields the studies that are measured again, each when its turn comes: its rounds depend on what it took before.
+
+    A study of which each call takes longer gets fewer rounds.
+    """
+    for part in suite.config.chosen:
+        first = record.entry(part.name)
+        if part.again_s is None or first is None or first.ending is not Ending.DONE or first.seconds is None:
+            continue
+        result = result_in(suite.folder / first.folder)
+        call_s = _round_s(result) if result else math.nan
+        if not call_s > 0:
+            continue
+        beginning_s = _PROCESSES * max(0.0, first.seconds - _FEWEST_ROUNDS * call_s)
+        room_s = min(part.again_s, max(suite.left_s, 0)) - beginning_s
+        rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / (_PROCESSES * call_s))))
+        overrides = merge_overrides(part.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"])
+        yield replace(
+            part,
+            name=part.name + AGAIN,
+            overrides=overrides,
+            settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
+            limit_s=part.again_s,
+            least_s=beginning_s + _FEWEST_ROUNDS * _PROCESSES * call_s,
+        )
+
+
+def _round_s(result: StudyResult) -> float:
+    """Returns how long one round takes: a call of every variant at every shape."""
+    measured = [shape for variant in result.variants for m in variant.measurements for shape in m.shapes]
+    return sum(max(shape.latency_s) for shape in measured if shape.latency_s)
+
+
+def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
+    """Yields a part as it begins, unless it is not run, and as it ends."""
+    if reason := _says_nothing(suite, part):
+        yield Entry(part.name, Ending.LEFT_OUT, reason)
+        return
+    limit_s = min(part.limit_s, suite.left_s)
+    if limit_s < part.least_s:
+        room = "is its limit" if limit_s == part.limit_s else "of the budget were left"
+        reason = f"takes {part.least_s:.0f} s at least; {max(limit_s, 0):.0f} s {room}"
+        # What was measured before the budget ended is kept.
+        yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
+        return
+    place = f"parts/{part.name}"
+    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=_now(), folder=f"{place}/run")
+    suite.tell(f"{part.name}: at most {limit_s:.0f} s")
+    (suite.folder / place).mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    try:
+        command, entry.findings = _command(suite, part)
+    except UsageError as error:
+        entry.ending, entry.reason = Ending.FAILED, "; ".join(error.problems)
+        yield entry
+        return
+    entry.command = command
+    if not command:
+        entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing of it can run here", 0.0
+        yield entry
+        return
+    yield entry
+    log = suite.folder / place / "log.txt"
+    folder = suite.folder / entry.folder
+    try:
+        run = _run(suite, part, command, folder, log, began + limit_s)
+    except KeyboardInterrupt:
+        entry.ending, entry.reason = Ending.CUT, "interrupted"
+        entry.findings += _findings(part, folder, log)
+        yield entry
+        raise
+    entry.seconds = round(time.monotonic() - began, 1)
+    entry.ending, entry.reason = _ending(part, run, limit_s, folder, log)
+    entry.findings += _findings(part, folder, log)
+    yield entry
+
+
+def _says_nothing(suite: Suite, part: Part) -> str:
+    """Says why a part is left out on this machine; "" if it is not."""
+    if part.cuda and not suite.device.is_cuda:
+        return "needs a CUDA device"
+    if part.kind == "tests":
+        lacking = [what for what, there in (("pytest", find_spec("pytest")), ("tests", _tests().is_dir())) if not there]
+        if lacking:
+            return f"no {' and no '.join(lacking)} here ({CHECKOUT})"
+    return ""
+
+
+def _tests() -> Path:
+    return CHECKOUT / "tests"
+
+
+def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
+    """Returns what runs a part, and what is found before it does; no command where nothing of it can run here."""
+    device = [f"hardware.device={suite.device.torch_name}"]
+    if part.kind == "tests":
+        # Without a GPU they are collected, which imports all of them.
+        shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
+        plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, str(_tests())], []
+    if part.kind == "doctor":
+        return _sdopt("doctor", "--json", *device), []
+    overrides = study_overrides(suite, part)
+    found: list[Finding] = []
+    if part.kind == "options":
+        study = option_study(overrides, part.groups, part.settings, suite.device, list(map(as_override, part.settled)))
+        found = list(study.left_out)
+        if not study.overrides:
+            return [], found
+        overrides = [*overrides, *study.overrides]
+    return _sdopt("run", *overrides), found
+
+
+def study_overrides(suite: Suite, part: Part) -> list[str]:
+    """Returns the overrides of a part's study. What is measured again keeps its own processes and rounds."""
+    config, again = suite.config, part.name.endswith(AGAIN)
+    overrides = merge_overrides(
+        [f"hardware.device={suite.device.torch_name}", *config.common], [*map(as_override, part.overrides)]
+    )
+    if not suite.device.is_cuda:
+        overrides = merge_overrides(overrides, config.on_cpu)
+    if part.kind != "noise" and not again:
+        overrides = merge_overrides(overrides, config.first)
+    return overrides
+
+
+def _sdopt(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sdopt.cli", *arguments]
+
+
+def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, deadline: float) -> Run:
+    """Runs a part; a study that was cut off goes on where it stopped, or if it cannot, begins anew."""
+    patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
+
+    def run(arguments: Sequence[str], out: Path | None = None) -> Run:
+        return run_limited(arguments, log, max(1.0, deadline - time.monotonic() - patience_s), patience_s, out)
+
+    if part.kind == "doctor":
+        folder.mkdir(parents=True, exist_ok=True)
+        return run(command, folder / "doctor.json")
+    if part.kind == "tests":
+        log.unlink(missing_ok=True)
+        return run(command)
+    if (folder / "result.json").is_file():
+        resumed = run(_sdopt("run", f"resume='{folder}'", "tracking=none"))
+        if resumed.code != _USAGE:
+            return resumed
+        _move_away(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return run([*command, f"hydra.run.dir='{folder}'"])
+
+
+def _move_away(folder: Path) -> None:
+    """Keeps what was measured before, on a machine or with versions that were others."""
+    number = 1 + sum(1 for _ in folder.parent.glob("earlier-*"))
+    folder.rename(folder.parent / f"earlier-{number}")
+
+
+def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tuple[Ending, str]:
+    if run.stopped:
+        if limit_s < part.limit_s:
+            return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"
+        return Ending.STOPPED, f"at its limit of {limit_s:.0f} s"
+    if run.code == 0 or (run.code in (1, 5) and part.kind == "tests"):  # tests failed, or none were there
+        return Ending.DONE, ""
+    result = result_in(folder) if run.code == 3 else None
+    if result is not None and any(variant.status.measured for variant in result.variants):
+        return Ending.DONE, "not everything could be measured"  # the rows say why
+    said = last_words(log)
+    if result is not None:
+        said = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), said)
+    how = f"ended with {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
+    return Ending.FAILED, f"{how}: {said}" if said else how
+
+
+def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:
+    """Returns what a part found, as far as it came."""
+    with suppress(OSError, ValueError, KeyError):
+        if part.kind == "doctor":
+            return machine_findings(folder / "doctor.json")
+        if part.kind == "tests":
+            return test_findings(log)
+    result = result_in(folder)
+    if result is None:
+        return []
+    return {"noise": noise_findings, "options": option_findings, "study": study_findings}[part.kind](result)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def slug_of(device: str) -> str:
+    """Returns the name of a device as one of a folder."""
+    return re.sub(r"[^a-z0-9.]+", "-", device.lower()).strip("-") or "device"

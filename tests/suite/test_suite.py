@@ -1,0 +1,318 @@
+"""The suite on a CPU: budget, limits, what fails, and a second call that goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdopt.analysis.noise import noise_of
+from sdopt.errors import UsageError
+from sdopt.results.files import read_result, write_result
+from sdopt.results.records import StudyResult
+from sdopt.suite import run as running
+from sdopt.suite.config import Part, suite_config
+from sdopt.suite.findings import machine_findings, noise_findings
+from sdopt.suite.findings import test_findings as findings_of_tests
+from sdopt.suite.process import Run, run_limited
+from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
+from sdopt.suite.run import Suite, run_suite, slug_of
+from tests.command import ROOT, Finished, sdopt
+from tests.conftest import CPU, once
+
+TINY = "protocol:smoke, workload.prompt_count:1, protocol.stage_calls:0, protocol.interference:null"
+RUNS = ("flash", "fused_qkv", "math", "sliced", "sliced_max", "vanilla")
+SETTLED = ", ".join(f"attention:{option}" for option in RUNS)
+PARTS = (
+    "+parts.wrong={kind: study, limit_s: 60, least_s: 0, overrides: [layout:nonsense]}",
+    "+parts.slow={kind: study, limit_s: 3, least_s: 0, overrides: [workload.steps:1000]}",
+    "+parts.large={kind: study, limit_s: 85000, least_s: 80000}",
+    f"+parts.unable={{kind: options, limit_s: 60, groups: [attention], settled: [{SETTLED}]}}",
+)
+ONLY = "only=[wrong,slow,large,unable,blade_sd15_lora]"
+SUITE = ("gpu-suite", "device=cpu", "budget_s=300", *PARTS, ONLY)
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return once(tmp_path_factory, "suite", lambda cwd: sdopt(cwd, *SUITE))
+
+
+def record_of(called: Finished) -> Record:
+    found = read_record(called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name))
+    assert found is not None
+    return found
+
+
+def entry(called: Finished, part: str) -> Entry:
+    found = record_of(called).entry(part)
+    assert found is not None
+    return found
+
+
+class TestCall:
+    def test_a_part_that_fails_is_a_row_with_its_reason(self, called: Finished) -> None:
+        wrong = entry(called, "wrong")
+        assert wrong.ending is Ending.FAILED
+        assert "ended with 2" in wrong.reason
+        assert "nonsense" in wrong.reason
+
+    def test_a_part_is_ended_at_its_limit(self, called: Finished) -> None:
+        slow = entry(called, "slow")
+        assert slow.ending is Ending.STOPPED
+        assert slow.reason == "at its limit of 3 s"
+        assert slow.seconds is not None
+        assert slow.seconds < 20
+
+    def test_what_does_not_fit_or_says_nothing_is_listed(self, called: Finished) -> None:
+        large, lora, unable = (entry(called, name) for name in ("large", "blade_sd15_lora", "unable"))
+        assert large.ending is Ending.NOT_RUN
+        assert "takes 80000 s at least" in large.reason
+        assert (lora.ending, lora.reason) == (Ending.LEFT_OUT, "needs a CUDA device")
+        assert unable.ending is Ending.DONE
+        assert {finding.state for finding in unable.findings} == {"cannot run"}
+
+    def test_ends_with_3_and_names_what_is_left(self, called: Finished) -> None:
+        assert called.code == 3
+        assert "2 of 5 parts are done" in called.shown
+        assert "large: not run (takes 80000 s at least" in called.shown
+
+    def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
+        page = page_of(record_of(called))
+        folder = called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name)
+        assert (folder / "suite.md").read_text() == page
+        assert "| wrong | failed |" in page
+        assert page.index("| blade_sd15_lora |") < page.index("| slow |"), "in the order of the parts"
+
+
+@pytest.mark.slow
+def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
+    """Studies that are measured: one, then all three, the options again with intervals."""
+    tiny = f"[{TINY}]"
+    command = (
+        *("gpu-suite", "device=cpu", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
+        f"+parts.options={{kind: options, limit_s: 200, again_s: 200, groups: [layout], overrides: {tiny}}}",
+        f"+parts.study={{kind: study, limit_s: 200, overrides: {tiny}}}",
+    )
+    first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "parts.study.least_s=9000")
+    assert first.code == 3
+    before = record_of(first)
+    assert [entry.ending for entry in before.entries] == [Ending.DONE, Ending.DONE, Ending.NOT_RUN, Ending.DONE]
+    options, again = before.entry("options"), before.entry("options_again")
+    assert options is not None
+    assert again is not None
+    assert {"layout=channels_last", "layout=contiguous"} <= {finding.name for finding in options.findings}
+    assert "[" in next(found.said for found in again.findings if found.name == "layout=channels_last")
+    second = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600")
+    assert second.code == 0, second.shown
+    after = record_of(second)
+    assert [entry.ending for entry in after.entries] == [Ending.DONE] * 4
+    assert after.entry("options") == options, "not measured once more"
+
+
+def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
+    config = replace(suite_config([]), **changed)  # type: ignore[arg-type]
+    return Suite(config, CPU, folder, time.monotonic() + budget_s, lambda said: None)
+
+
+class TestGoingOn:
+    """What a killed or cut-off call leaves; the command itself is a stand-in, so that nothing is measured."""
+
+    PART = Part(name="study", kind="study", limit_s=50, overrides=["precision=fp32"])
+
+    @pytest.fixture
+    def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        called: list[list[str]] = []
+
+        def run(command: list[str], log: Path, limit_s: float, *_: object) -> Run:
+            called.append(list(command))
+            refused = any("resume=" in argument for argument in command)
+            return Run(2 if refused else 0, 1.0, stopped=False)
+
+        monkeypatch.setattr(running, "run_limited", run)
+        return called
+
+    @pytest.mark.parametrize("ending", [Ending.RUNNING, Ending.CUT, Ending.NOT_RUN])
+    def test_begins_what_did_not_end(self, tmp_path: Path, commands: list[list[str]], ending: Ending) -> None:
+        made = suite(tmp_path, parts=(self.PART,))
+        write_record(Record(CPU.name, "", [Entry("study", ending)]), tmp_path)
+        assert [found.ending for found in run_suite(made).entries] == [Ending.DONE]
+        assert len(commands) == 1
+
+    @pytest.mark.parametrize(("retry", "begins"), [(False, 0), (True, 1)])
+    def test_runs_a_failed_part_again_only_if_asked(
+        self, tmp_path: Path, commands: list[list[str]], retry: bool, begins: int
+    ) -> None:
+        write_record(Record(CPU.name, "", [Entry("study", Ending.FAILED)]), tmp_path)
+        run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
+        assert len(commands) == begins
+
+    def test_resumes_a_study_and_begins_anew_where_that_is_refused(
+        self, tmp_path: Path, commands: list[list[str]], result: StudyResult
+    ) -> None:
+        folder = tmp_path / "parts" / "study" / "run"
+        folder.mkdir(parents=True)
+        write_result(result, folder)
+        write_record(Record(CPU.name, "", [Entry("study", Ending.CUT)]), tmp_path)
+        run_suite(suite(tmp_path, parts=(self.PART,)))
+        first, second = commands
+        assert first[-2:] == [f"resume='{folder}'", "tracking=none"]
+        assert f"hydra.run.dir='{folder}'" in second
+        assert (tmp_path / "parts" / "study" / "earlier-1" / "result.json").is_file(), "what was measured is kept"
+
+    def test_keeps_a_cut_off_part_that_does_not_fit(self, tmp_path: Path, commands: list[list[str]]) -> None:
+        cut = Entry("study", Ending.CUT, "the budget was used up after 9 s")
+        write_record(Record(CPU.name, "", [cut]), tmp_path)
+        assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [cut]
+        assert not commands
+
+    def test_refuses_the_record_of_another_device(self, tmp_path: Path) -> None:
+        write_record(Record("another card", ""), tmp_path)
+        with pytest.raises(UsageError, match="holds the record of another card"):
+            run_suite(suite(tmp_path, parts=()))
+
+    def test_a_damaged_record_is_refused_in_one_line(self, tmp_path: Path) -> None:
+        (tmp_path / "suite.json").write_text("{")
+        with pytest.raises(UsageError, match="not the record of a suite"):
+            run_suite(suite(tmp_path, parts=()))
+
+    @pytest.mark.parametrize(("round_s", "rounds"), [(0.2, 10), (4.0, 5), (120.0, None)])
+    def test_slow_studies_get_fewer_rounds_the_second_time(
+        self, tmp_path: Path, commands: list[list[str]], result: StudyResult, round_s: float, rounds: int | None
+    ) -> None:
+        part = replace(self.PART, again_s=100)
+        folder = tmp_path / "parts" / "study" / "run"
+        folder.mkdir(parents=True)
+        timed = [m for variant in result.variants for m in variant.measurements if m.latency_s]
+        for measured in timed:
+            measured.latency_s = [round_s / len(timed)] * len(measured.latency_s)
+        write_result(result, folder)
+        first = Entry("study", Ending.DONE, seconds=10.0 + 2 * round_s, folder="parts/study/run")
+        write_record(Record(CPU.name, "", [first]), tmp_path)
+        record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
+        assert [found.part for found in record.entries] == ["study", "study_again"]
+        if rounds is None:
+            assert record.entries[1].reason == "takes 750 s at least; 100 s is its limit"
+        else:
+            assert f"protocol.rounds={rounds}" in commands[0]
+            assert "protocol.replicates=3" in commands[0]
+
+
+class TestProcess:
+    def test_one_that_hangs_is_killed_with_its_children(self, tmp_path: Path) -> None:
+        script = """
+            import signal, subprocess, sys, time
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            print(child.pid, flush=True)
+            time.sleep(60)
+        """
+        lines = "\n".join(line.strip() for line in script.splitlines())
+        run = run_limited([sys.executable, "-c", lines], tmp_path / "log", 1.5, 0.3)
+        assert run.stopped
+        assert run.code == -signal.SIGKILL
+        assert run.seconds < 10
+        child = int((tmp_path / "log").read_text())
+        deadline = time.monotonic() + 5
+        while Path(f"/proc/{child}").is_dir() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not Path(f"/proc/{child}/exe").exists()
+
+    def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]
+        assert run_limited(command, tmp_path / "log", 20.0, out=tmp_path / "out").code == 7
+        assert ((tmp_path / "out").read_text(), (tmp_path / "log").read_text()) == ("1\n", "2\n")
+
+    def test_an_interrupted_suite_ends_its_part(self, tmp_path: Path) -> None:
+        """The parent is a process of its own, because the interrupt is meant for it."""
+        script = (
+            "from pathlib import Path; import sys; from sdopt.suite.process import run_limited;"
+            "run_limited([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'], Path('log'), 60)"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", script]
+        parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not ((tmp_path / "log").is_file() and (tmp_path / "log").read_text()):
+            time.sleep(0.05)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(20) != 0
+        left = [p for p in Path("/proc").glob("[0-9]*/cwd") if p.exists() and p.resolve() == tmp_path]
+        assert not left
+
+
+class TestFindings:
+    def test_of_tests_that_were_stopped_on_the_way(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(
+            "tests/a.py::test_one PASSED      [ 20%]\ntests/a.py::test_two[x y] FAILED  [ 40%]\n"
+            "tests/b.py::test_three SKIPPED (no) [ 60%]\ntests/b.py::test_four "
+        )
+        first, failed = findings_of_tests(log)
+        assert first.said == "1 passed, 1 failed, 1 skipped"
+        assert (failed.name, failed.state) == ("tests/a.py::test_two[x y]", "failed")
+
+    def test_of_tests_that_were_only_collected(self, tmp_path: Path) -> None:
+        (tmp_path / "log").write_text("tests/a.py::test_one\n\n1/40 tests collected (39 deselected) in 2.0s\n")
+        [found] = findings_of_tests(tmp_path / "log")
+        assert "1/40 tests collected" in found.said
+
+    def test_of_the_machine(self, tmp_path: Path) -> None:
+        found = {
+            "device": {"name": "a card", "driver": "580.1"},
+            "packages": {"torch": "2.11.0"},
+            "python": "3.12.3",
+            "platform": "Linux",
+            "start_method": "forkserver",
+            "options": [{"runs": True}, {"runs": False}],
+        }
+        found["ceilings"] = [
+            {"kind": "bf16", "rate": 788.4, "unit": "TFLOP/s", "failure": ""},
+            {"kind": "int8", "rate": None, "unit": "TOP/s", "failure": "RuntimeError: no kernel"},
+        ]
+        (tmp_path / "doctor.json").write_text(json.dumps(found))
+        machine, bf16, int8, options = machine_findings(tmp_path / "doctor.json")
+        assert (machine.name, machine.said) == ("a card", "driver 580.1, Python 3.12.3, torch 2.11.0, Linux")
+        assert (bf16.said, bf16.figures) == ("788.4 TFLOP/s", {"rate": 788.4})
+        assert (int8.state, int8.said) == ("failed", "RuntimeError: no kernel")
+        assert options.said.startswith("1 of 2 run here")
+
+
+class TestNoise:
+    def test_is_said_in_words(self, result: StudyResult) -> None:
+        first, *others = noise_findings(result)
+        assert first.name.endswith("equal processes, 6 rounds, interleaved")
+        assert any("between processes" in finding.name for finding in others)
+        assert all(finding.said.endswith(("%", "exactly 0")) for finding in others)
+
+    def test_is_that_of_the_samples(self, result: StudyResult) -> None:
+        rng = np.random.default_rng(0)
+        timed = [m for variant in result.variants for m in variant.measurements if m.latency_s]
+        offsets = rng.normal(0, 0.05, len(timed))
+        for measured, offset in zip(timed, offsets, strict=True):
+            measured.left_out = []
+            measured.latency_s = list(np.exp(offset + rng.normal(0, 0.01, 400)))
+            measured.latency_s[0] *= 1.5
+        found = noise_of(result)
+        assert found is not None
+        assert found.processes == len(timed)
+        assert found.between_processes == pytest.approx(np.std(offsets, ddof=1), rel=0.1)
+        assert found.between_rounds == pytest.approx(np.hypot(0.01, np.log(1.5) / 20), rel=0.1)
+        assert found.first_round == pytest.approx(0.5, abs=0.02)
+        assert found.of_ratio == pytest.approx(0.05 * np.sqrt(2), rel=0.5)
+
+    def test_of_a_study_that_timed_nothing_is_none(self, result: StudyResult) -> None:
+        for variant in result.variants:
+            variant.measurements = []
+        assert noise_of(result) is None
+
+    def test_of_a_record(self) -> None:
+        found = noise_of(read_result(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"))
+        assert found is not None
+        assert 0 < (found.between_rounds or 0) < 1
