@@ -62,7 +62,7 @@ def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(tmp_path: Path,
         Reproduction.NOT_COMPARABLE,
         Reproduction.NO_FIGURE,
     }
-    assert "| not comparable: measured here with model emoji" in published or not data["claims"][0]["printed"]
+    assert "| not comparable | measured here with model emoji" in published or not data["claims"][0]["printed"]
 
 
 @pytest.mark.slow
