@@ -33,6 +33,9 @@ _SAMPLED = 6
 _CLOCKS_DIFFER = 0.02
 """Share by which a worker's clock may differ from the study's own in most calls, beyond what messages take."""
 
+_FEWEST_CALLS = 4
+"""A clock is told from a busy machine by no fewer calls."""
+
 # --------------------------------------------------------------------------------------------------- interleaved rounds
 
 
@@ -192,14 +195,16 @@ def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
 
 
 def clocks_differ(measurement: Measurement) -> str:
-    """Says by how much a worker's clock differs from the study's own in most calls at a shape; "" where it does not.
+    """Says by how much a worker's clock is behind the study's own in most calls at a shape; "" where it is not.
 
-    Where others took the processor, both processes waited for it, and the clocks may differ by as much.
+    A clock that is ahead gains its option nothing, and is what a study sees that was late to read a call's beginning.
+    Where others took the processor, both processes waited for it, and the clocks may differ by as much. Of a few calls,
+    most may be chance.
     """
     for samples in measurement.shapes:
         found = zip(samples.latency_s, samples.observed_s, _taken(samples), strict=True)
-        beyond = [abs(seen - told) - MESSAGE_S - (_CLOCKS_DIFFER + taken) * seen for told, seen, taken in found]
-        if beyond and float(np.median(beyond)) > 0:
+        beyond = [seen - told - MESSAGE_S - (_CLOCKS_DIFFER + taken) * seen for told, seen, taken in found]
+        if len(beyond) >= _FEWEST_CALLS and float(np.median(beyond)) > 0:
             told, seen = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
             return f"its clock says that a call took {told:.3g} s, and the study's own {seen:.3g} s"
     return ""

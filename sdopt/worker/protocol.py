@@ -85,5 +85,5 @@ class TimedCall:
         return ""
 
 
-MESSAGE_S = 0.005
+MESSAGE_S = 0.01
 """What the messages around a call may take, and a process that waits for them, on a machine that is busy with it."""

@@ -35,7 +35,7 @@ def one_core() -> Iterator[None]:
 @contextmanager
 def neighbour() -> Iterator[None]:
     """Another process that burns the same core; a shell starts it and ends, so that it is nobody's child."""
-    command = f"{sys.executable} -S -c 'while True: pass' >/dev/null & echo $!"
+    command = f"{sys.executable} -S -c 'while True: pass' >/dev/null 2>&1 & echo $!"
     pid = int(subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True).stdout)
     try:
         yield

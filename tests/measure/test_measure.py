@@ -276,7 +276,7 @@ class TestAroundACall:
             card.joules += card.per_call_j
 
         monkeypatch.setattr(loaded, "_monitor", card)
-        monkeypatch.setattr(loaded, "_call", call)
+        monkeypatch.setattr(loaded, "_read", call)
         monkeypatch.setattr("sdopt.worker.session.time.perf_counter", lambda: now)
         assert loaded.measure_energy() == pytest.approx(2.0)
         assert now >= 5.0
