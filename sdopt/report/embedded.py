@@ -62,10 +62,10 @@ def _table(result: StudyResult, folder: str) -> str:
     cells = []
     for row in rows:
         verdict = verdicts.get((row.variant, row.reference))
-        because = f"**{verdict.worth}**: {verdict.because}" if verdict else str(row.status)
+        said = f"**{verdict.worth}**, {verdict.images}" if verdict else str(row.status)
         scores = [metric_text(figures[row.variant], name) for name in metrics]
         times = [row.speedups.get(heading, "") for heading in speedups]
-        cells.append([row.variant, row.latency, *times, row.memory, *scores, because])
+        cells.append([row.variant, row.latency, *times, row.memory, *scores, said])
     headings = ["variant", "latency", *speedups, "memory", *map(quality_heading, metrics), "verdict"]
     processes = result.config.replicates
     samples = [len(times) for variant in result.variants for times in variant.samples.values()]
