@@ -60,7 +60,12 @@ class Sweep:
 
     @property
     def rows(self) -> list[tuple[str, Row]]:
-        """The job's number and its candidates against their references; the baseline where there is no candidate."""
+        """The job's number and its candidates against their references; the baseline where there is no candidate.
+
+        Where jobs ran on several machines, those of one machine stand together and name it.
+        """
+        hosts = {job: study.environment.host for job, study in self.studies.items()}
+        several = len(set(hosts.values())) > 1
         found = []
         for job, study in self.studies.items():
             rows = [row for row in rows_of(study) if study.variant(row.variant).role != "control"]
@@ -73,7 +78,11 @@ class Sweep:
             if job in self.studies:
                 continue
             found.append((job, Row("", Status(error.status), "", {}, "", "", "; ".join(error.problems))))
-        return sorted(found, key=lambda item: (len(item[0]), item[0]))
+        by_number = sorted(found, key=lambda item: (len(item[0]), item[0]))
+        if not several:
+            return by_number
+        by_machine = sorted(by_number, key=lambda item: hosts.get(item[0], ""))
+        return [(f"{job} on {hosts[job]}" if hosts.get(job) else job, row) for job, row in by_machine]
 
 
 def read_sweep(folder: Path) -> Sweep:

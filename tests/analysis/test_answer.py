@@ -208,18 +208,21 @@ class TestWithAGate:
         option = only(study)
         assert (option.worth, option.images) == (Worth.HARMFUL, "images worse than the gate allows")
 
-    def test_the_best_of_several_comes_first_and_the_others_are_named(self, recorded: StudyResult) -> None:
-        answer = answer_of(recorded)
-        assert answer.best is not None
-        assert answer.best.option == "layout=channels_last"
-        assert answer.sentence.startswith("Turn on layout=channels_last: 1.12× [1.06, 1.18], images equal.")
-        assert "precision=bf16" in answer.sentence
+    def test_the_best_of_several_comes_first_and_the_others_are_named(self) -> None:
+        answer = answer_of(read_result(RECORD.parent / "fastest"))
+        worth = [option for option in answer.options if option.worth is Worth.WORTH_IT]
+        assert len(worth) > 1
+        assert answer.best in worth
+        first, others = answer.sentence.split("Also worth it, each by itself: ")
+        assert first.startswith(f"Turn on {answer.best.option}: {answer.best.figure}, {answer.best.images}.")
+        assert all(option.option in others for option in worth if option is not answer.best)
 
 
 class TestAdoption:
     def test_the_command_measures_the_option_alone_with_the_work_of_its_preset(self, recorded: StudyResult) -> None:
         command = command_of(recorded.variant("bfloat16"), recorded.variant(recorded.baseline))
-        assert command == "sdopt run workload.steps=20 gate=default precision=bf16"
+        assert command.startswith("sdopt run workload.steps=20 gate=default ")
+        assert command.endswith(" precision=bf16")
 
     def test_code_around_calls_goes_around_the_call(self, recorded: StudyResult) -> None:
         variant, baseline = deepcopy(recorded.variant("inference mode")), recorded.variant(recorded.baseline)
@@ -234,8 +237,9 @@ class TestAdoption:
         variant, baseline = deepcopy(recorded.variant("math attention")), recorded.variant(recorded.baseline)
         variant.choices |= {"memory.vae_slicing": "vae_slicing", "caching": "deepcache(interval=2)"}
         variant.promises |= dict.fromkeys(("memory.vae_slicing", "caching"), variant.promises["attention"])
+        variant.snippets |= {"memory.vae_slicing": []}
         variant.overrides += ["caching=deepcache", "caching.interval=2"]
         assert lines_of(variant, baseline) == [
             "import sdopt",
-            'sdopt.optimize(pipe, "caching.interval=2", attention="math", memory=["vae_slicing"], caching="deepcache")',
+            'sdopt.optimize(pipe, "caching.interval=2", caching="deepcache", attention="math", memory=["vae_slicing"])',
         ]

@@ -9,7 +9,8 @@ import pytest
 
 from sdopt.analysis.answer import answer_of
 from sdopt.report.comparing import changed_keys, incomparable
-from sdopt.results.files import write_result
+from sdopt.report.sweep import read_sweep
+from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
@@ -33,6 +34,20 @@ class TestShow:
         assert table in shown.out
         assert f"Answer: {answer_of(finished.result).sentence}" in shown.shown
         assert list(tmp_path.iterdir()) == []
+
+    def test_of_a_sweep_on_several_machines_puts_those_of_each_together(
+        self, sweep_folder: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "sweep"
+        shutil.copytree(sweep_folder, folder)
+        for job, host in enumerate(("zeta", "alpha", "zeta")):
+            result = read_result(folder / str(job))
+            result.environment.host = host
+            write_result(result, folder / str(job))
+        assert [job for job, _ in read_sweep(folder).rows] == ["1 on alpha", "0 on zeta", "2 on zeta"]
+        shown = sdopt(tmp_path, "show", "sweep")
+        assert shown.code == 0
+        assert "sweep of 3 jobs" in shown.out
 
     def test_of_a_sweep_shows_all_its_studies(self, sweep_folder: Path, tmp_path: Path) -> None:
         shown = sdopt(tmp_path, "show", str(sweep_folder))
