@@ -6,8 +6,8 @@ The command line and a Python program begin here; each study is then an `Experim
 import errno
 import math
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def job(_cfg: DictConfig) -> Any:
     folder = job_folder()
     add_working_folder()
     try:
-        with independent_children(), lock_folder(folder) as ours:
+        with independent_children(), _ends_at_sigterm(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             composer = HydraComposer.of_this_job()
@@ -146,6 +146,22 @@ def job(_cfg: DictConfig) -> Any:
         _keep_error(error, folder)
         return math.nan
     return _objective(composer.current, result) if result else math.nan
+
+
+@contextmanager
+def _ends_at_sigterm() -> Iterator[None]:
+    """Lets a job in a launcher's process end at SIGTERM as at Ctrl-C, so that a cluster may run it again.
+
+    submitit ignores that signal: the job would go on without its workers, and end with what it then has.
+    """
+    if current_folders() is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _keep_error(error: Exception, folder: Path) -> None:
