@@ -5,6 +5,8 @@ The command line and a Python program begin here; each study is then an `Experim
 
 import errno
 import math
+import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
