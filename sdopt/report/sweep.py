@@ -23,7 +23,11 @@ def exit_code(folder: Path) -> int:
         return error.exit_code
     if not (folder / "result.json").is_file():
         return 0
-    result = read_result(folder)
+    return _code_of(read_result(folder))
+
+
+def _code_of(result: StudyResult) -> int:
+    """What a study comes to that has a result."""
     measured = {row.name for row in result.variants if row.status.measured}
     uncompared = [
         edge
@@ -55,7 +59,7 @@ class Sweep:
     @property
     def exit_code(self) -> int:
         """The worst of the jobs' exit codes."""
-        codes = [exit_code(self.folder / job) for job in self.studies]
+        codes = [_code_of(study) for job, study in self.studies.items() if job not in self.errors]
         return max([*codes, *(error.exit_code for error in self.errors.values())], default=0)
 
     @property
