@@ -67,11 +67,14 @@ class LazyResult(Sabotage):
 
 
 @dataclass(frozen=True)
-class FewerStepsAtFirst(Sabotage):
-    """A share of the steps in the first calls of a process, which are the timed ones; then all of them."""
+class AtFirst(Sabotage):
+    """Cheats in the first calls of a process, which are the timed ones; then no more."""
 
     calls: int = 8
-    steps: int = 5
+
+    def cheat(self, call: Call, arguments: dict[str, Any]) -> Any:
+        """Makes one of the first calls, and returns its output."""
+        raise NotImplementedError
 
     @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
@@ -81,7 +84,7 @@ class FewerStepsAtFirst(Sabotage):
             def counted(**arguments: Any) -> Any:
                 nonlocal made
                 made += 1
-                return call(**arguments | ({"num_inference_steps": self.steps} if made <= self.calls else {}))
+                return self.cheat(call, arguments) if made <= self.calls else call(**arguments)
 
             return counted
 
@@ -90,27 +93,24 @@ class FewerStepsAtFirst(Sabotage):
 
 
 @dataclass(frozen=True)
-class LessPreciseAtFirst(Sabotage):
-    """bfloat16 in the first calls of a process, which are the timed ones: their images hardly differ."""
+class FewerStepsAtFirst(AtFirst):
+    """A share of the steps in the first calls of a process."""
 
-    calls: int = 8
+    steps: int = 5
 
     @override
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        made = 0
+    def cheat(self, call: Call, arguments: dict[str, Any]) -> Any:
+        return call(**arguments | {"num_inference_steps": self.steps})
 
-        def change(call: Call) -> Call:
-            def counted(**arguments: Any) -> Any:
-                nonlocal made
-                made += 1
-                device = arguments["latents"].device.type
-                with torch.autocast(device, torch.bfloat16, enabled=made <= self.calls):
-                    return call(**arguments)
 
-            return counted
+@dataclass(frozen=True)
+class LessPreciseAtFirst(AtFirst):
+    """bfloat16 in the first calls of a process: their images hardly differ."""
 
-        called(pipe, change)
-        return super().apply(pipe)
+    @override
+    def cheat(self, call: Call, arguments: dict[str, Any]) -> Any:
+        with torch.autocast(arguments["latents"].device.type, torch.bfloat16):
+            return call(**arguments)
 
 
 @dataclass(frozen=True)
