@@ -36,7 +36,7 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
 
     @wraps(main)
     def command(argv: list[str]) -> int:
-        from sdopt.errors import UnavailableError, UsageError
+        from sdopt.errors import UnavailableError, UsageError, print_problems
 
         with _endings_raised(), _patient_streams():
             try:
@@ -44,8 +44,7 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
             except (UsageError, UnavailableError) as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     traceback.print_exc()
-                for problem in error.problems:
-                    print(f"sdopt: {problem}", file=sys.stderr)
+                print_problems(error.problems)
                 return error.exit_code
             except KeyboardInterrupt as interrupt:
                 print(f"sdopt: interrupted{f' by {interrupt}' if str(interrupt) else ''}", file=sys.stderr)

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import gate_of
-    from sdopt.errors import UsageError
+    from sdopt.errors import UsageError, print_problems
     from sdopt.tracking.finding import find_results
 
     config = gate_of(arguments.overrides)
@@ -58,9 +58,8 @@ def main(argv: list[str]) -> int:
             codes.append(_judge(result, folder, config, arguments.against, waived, arguments.output))
         except UsageError as error:
             problems += error.problems
-    for problem in problems:
-        print(f"sdopt: {problem}", file=sys.stderr)
-        codes.append(UsageError.exit_code)
+    print_problems(problems)
+    codes += [UsageError.exit_code] * len(problems)
     # A regression is worth more notice than what could not be judged.
     return 1 if 1 in codes else max(codes)
 

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UsageError
+    from sdopt.errors import UsageError, print_problems
     from sdopt.tracking.reporting import find_source, track_report, write_report
 
     if arguments.readme:
@@ -60,9 +60,8 @@ def main(argv: list[str]) -> int:
         files = write_report(source, arguments.output)
         print(f"report: {files[0]}")
         print(track_report(source, files, chosen if overrides or source.downloaded else None))
-        for problem in source.damaged:
-            print(f"sdopt: {problem}", file=sys.stderr)
-            code = UsageError.exit_code
+        print_problems(source.damaged)
+        code = UsageError.exit_code if source.damaged else code
     return code
 
 

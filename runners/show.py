@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     from rich.console import Console
 
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UsageError
+    from sdopt.errors import UsageError, print_problems
     from sdopt.report.table import answer_group, show, sweep_table
     from sdopt.report.verdicts import verdict_table
     from sdopt.tracking.finding import find_results
@@ -38,8 +38,7 @@ def main(argv: list[str]) -> int:
         if result.judgements:
             console.print(verdict_table(result, result.judgements))
         console.print(answer_group(result))
-    for problem in found.damaged:
-        print(f"sdopt: {problem}", file=sys.stderr)
+    print_problems(found.damaged)
     return UsageError.exit_code if found.damaged else 0
 
 

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
 
     prepare_environment()
     from sdopt.config.composer import tracking_of
-    from sdopt.errors import UsageError
+    from sdopt.errors import UsageError, print_problems
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.results.files import read_result
@@ -53,8 +53,7 @@ def main(argv: list[str]) -> int:
         problems += [problem for problem in sweep.damaged if problem not in problems]
         run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
         print(f"{folder}: {'logged' if new else 'there already'} as {run}")
-    for problem in problems:
-        print(f"sdopt: {problem}", file=sys.stderr)
+    print_problems(problems)
     return UsageError.exit_code if problems else 0
 
 
