@@ -13,7 +13,7 @@ from sdopt.schema import SEEDS, bounded, wrong_name
 
 OBJECTIVES = ("latency", "memory", "distance")
 
-_OWN = ("study", "experiment", "dry_run", "resume", "retry_failed", "objective")
+_OWN = ("study", "experiment", "resume", "retry_failed", "objective")
 """Keys of `sdopt run` that a search settles itself."""
 
 
@@ -21,7 +21,7 @@ _OWN = ("study", "experiment", "dry_run", "resume", "retry_failed", "objective")
 class SearchConfig:
     """What a search varies, what it looks for, and what it may spend."""
 
-    name: str
+    title: str
     """Of the MLflow experiment, and the first part of the folder's name. Another name begins another search."""
     groups: list[str] = field(default_factory=list)
     """Groups whose options are tried, as in `[precision,layout,caching]`."""
@@ -29,7 +29,7 @@ class SearchConfig:
     """Of a group, the options to try, as in `{compiler: [eager,inductor]}`; by default all that can run here."""
     keys: dict[str, list[Any]] | None = None
     """Values of a key, tried wherever it applies, as in `{caching.interval: [2,3,5], workload.steps: [15,25]}`."""
-    objectives: list[str] = bounded(choices=OBJECTIVES)
+    objectives: list[str] = bounded(choices=OBJECTIVES)  # noqa: RUF009 (returns a field)
     """What shall be small: `latency`, `memory` (the peak of a process) or `distance` (of the images to the
     baseline's). Of several, the search looks for the combinations than which none is better in all."""
     memory_gib: float | None = bounded(None, gt=0, le=1e6)
@@ -67,7 +67,7 @@ class SearchConfig:
 
 
 @dataclass(frozen=True)
-class _Command:
+class SearchCommand:
     """The file as a whole."""
 
     search: SearchConfig
@@ -87,18 +87,23 @@ def search_config(overrides: Sequence[str]) -> SearchConfig:
             not exist, or a key of the study is one that a search settles itself.
     """
     own, others = split(overrides)
-    config = own_config("search", _Command, own).search
+    config = own_config("search", SearchCommand, own).search
     problems = [
         f"{override}: a search makes studies of its own; leave it out"
         for override in others
         if group_of(key_of(override)) in _OWN
     ]
     problems += [*_wrong_space(config), *_wrong_objectives(config)]
-    if wrong := wrong_name(config.name):
-        problems.append(f"search.name={config.name}: {wrong}")
+    if wrong := wrong_name(config.title):
+        problems.append(f"search.title={config.title}: {wrong}")
     if problems:
         raise UsageError(problems)
     return config
+
+
+def search_file() -> SearchConfig:
+    """Returns `conf/search.yaml` as it is."""
+    return own_config("search", SearchCommand, []).search
 
 
 def _wrong_space(config: SearchConfig) -> list[str]:

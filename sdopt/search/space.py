@@ -1,5 +1,6 @@
 """What a search varies: the options of some groups and the values of some keys, and which combinations can run."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -7,9 +8,11 @@ from typing import Any
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import default_options, has_default, options_of
+from sdopt.config.overrides import quoted
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.optimizations.base import Contract
 from sdopt.results.choices import NONE
 from sdopt.search.config import SearchConfig
 from sdopt.variant import Variant
@@ -122,7 +125,12 @@ class Space:
         assert isinstance(baseline, Variant)
         if (composed.choices, composed.work, composed.hardware) == (baseline.choices, baseline.work, baseline.hardware):
             return None
-        return Candidate(", ".join(each.lstrip("+") for each in overrides), tuple(overrides))
+        return Candidate(re.sub("['\"]", "", ", ".join(each.lstrip("+") for each in overrides)), tuple(overrides))
+
+    def contract(self, candidate: Candidate) -> Contract:
+        """Returns what a candidate promises about its images."""
+        composed = self._variant(candidate.overrides)
+        return composed.contract if isinstance(composed, Variant) else Contract.LOSSY
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yields every point, with the keys that apply to it."""
@@ -147,7 +155,7 @@ class Space:
         for name, value in point.items():
             variable, (group, _, option) = self._named(name), name.partition(".")
             if variable.is_key:
-                keys.append(f"{name}={value}")
+                keys.append(f"{name}={_written(value)}")
             elif variable.combines:
                 combined.setdefault(group, self._unvaried(group))
                 combined[group] += [option] if value == ON else []
@@ -180,6 +188,13 @@ class Space:
             except UsageError as error:
                 self._composed[key] = error
         return self._composed[key]
+
+
+def _written(value: Any) -> str:
+    """Writes a value as Hydra's grammar takes it."""
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./-]+", value) else quoted(value)
+    return "null" if value is None else str(value).lower()
 
 
 def _groups(config: SearchConfig, composer: HydraComposer) -> Iterator[Variable]:

@@ -6,6 +6,7 @@ The first ones are each option alone. What cannot run is told to Optuna before a
 import logging
 import warnings
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,22 @@ class Trials:
         ]
 
     @property
+    def stages(self) -> set[str]:
+        """The studies that candidates were proposed for."""
+        return {t.user_attrs[_STUDY] for t in self.study.get_trials(deepcopy=False) if _STUDY in t.user_attrs}
+
+    @property
+    def measured(self) -> set[str]:
+        """Of these, those that Optuna was told of."""
+        trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return {trial.user_attrs[_STUDY] for trial in trials}
+
+    @property
+    def started(self) -> datetime | None:
+        """When the first candidate was proposed."""
+        return min((t.datetime_start for t in self.study.get_trials(deepcopy=False) if t.datetime_start), default=None)
+
+    @property
     def conflicts(self) -> dict[str, str]:
         """Why combinations cannot run, by their overrides."""
         return {
@@ -156,8 +173,8 @@ class Trials:
             return found
         if found:
             trial.set_user_attr(_WHY, "; ".join(found))
-        # Of what cannot run Optuna learns by a constraint that is not met; it takes no other word for it.
-        self.study.tell(trial, state=TrialState.FAIL)
+        # What cannot run is pruned, from which Optuna learns; of what it knows already it need not be told.
+        self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
         return None
 
     def _known(self, but: int = -1) -> set[tuple[str, ...]]:
