@@ -61,9 +61,9 @@ class SearchConfig:
     storage: str
     """Optuna's storage of trials, a database as SQLAlchemy names it."""
     screen: list[str] = field(default_factory=list)
-    """Overrides of the studies that screen."""
+    """Overrides of the studies that screen, as in `[protocol.rounds:2,quality.prompt_count:4]`."""
     race: list[str] = field(default_factory=list)
-    """Overrides of the studies that race."""
+    """Overrides of the studies that race, likewise."""
 
 
 @dataclass(frozen=True)

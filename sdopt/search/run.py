@@ -183,8 +183,12 @@ class Search:
             self.dropped[name] = "cannot win any more: slower than the best one by more than the A/A controls differ"
             if objective == "memory":
                 self.dropped[name] = "cannot win any more: more memory than the best one"
-        self._gaining = {name for name in kept if standings[name].loss < 0}
+        self._gaining = {name for name in kept if self._is_gain(standings[name])}
         return kept
+
+    @staticmethod
+    def _is_gain(standing: Standing) -> bool:
+        return standing.loss < 0
 
     def _ranked_by_front(self, found: dict[str, list[Finding]]) -> list[str]:
         """The candidates than which none is better in all objectives; for a single one, all by its order."""

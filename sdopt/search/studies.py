@@ -17,6 +17,7 @@ from sdopt.results.folders import read_error
 from sdopt.results.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.space import BASELINE, Candidate
+from sdopt.study.designs import as_override
 from sdopt.study.forecast import calls_ahead
 from sdopt.study.missing import missing_of
 
@@ -57,7 +58,7 @@ class Studies:
         name = f"study.name={quoted(self.config.title)}"
         design = ["study=explicit", name, "study.skip_conflicts=true"]
         if stage != FINAL:
-            own = self.config.screen if stage.startswith("screen") else self.config.race
+            own = map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)
             return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
         judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
         return [*merge_overrides(self.given, [*judged, *design]), *self._fresh()]
