@@ -27,7 +27,7 @@ def test_a_control_over_more_processes_says_as_much_of_a_single_one() -> None:
 
 
 def test_a_standing_weighs_studies_by_their_processes() -> None:
-    assert Standing.of([(0.3, 1), (0.0, 2)]) .loss == pytest.approx(0.1)
+    assert Standing.of([(0.3, 1), (0.0, 2)]).loss == pytest.approx(0.1)
 
 
 def test_the_best_one_is_dropped_no_more_often_than_the_error_allows() -> None:
