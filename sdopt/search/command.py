@@ -139,6 +139,8 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
         parameters=own | {"given": " ".join(search.studies.given)},
         files=files,
         trials=[_trial_run(entry, record) for entry in record.entries],
+        sentence=record.sentence,
+        screened=next(iter(search.results("screen-")), judged),
     )
     return log_search(run, judged, tracking)
 
@@ -159,5 +161,5 @@ def _trial_run(entry: Entry, record: SearchRecord) -> TrialRun:
         entry.name,
         choices,
         {name: value for name, value in figures.items() if value is not None},
-        {"fate": str(entry.fate), "because": entry.because[:5000], "command": entry.command},
+        {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command},
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
-from sdopt.tracking.projection import NOTE, note_of
+from sdopt.tracking.projection import NOTE, STUDY, common_tags, note_of
 from sdopt.tracking.runs import log_params, logged_run
 from sdopt.tracking.store import find_experiment, with_store
 
@@ -39,6 +39,8 @@ class SearchRun:
         parameters: what was searched.
         files: go to its artifacts.
         trials: one run each, below it.
+        sentence: the answer, for the experiment's note and the leaderboard.
+        screened: a study of the search, which says what was measured, where and with what.
     """
 
     identity: str
@@ -48,6 +50,8 @@ class SearchRun:
     parameters: Mapping[str, str]
     files: Sequence[Path]
     trials: Sequence[TrialRun]
+    sentence: str
+    screened: StudyResult | None
 
 
 def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> str:
@@ -71,7 +75,11 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
 
     experiment = find_experiment(client, search.experiment, tracking)
     before = client.search_runs([experiment], f"tags.`{_SEARCH}` = '{search.identity}'", max_results=50_000)
-    tags = {_SEARCH: search.identity, "sdopt.role": "search", NOTE: note_of(search.note)}
+    shown = search.screened
+    common = common_tags(shown, shown.config) if shown else {}
+    own = {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
+    common = {name: value for name, value in common.items() if name != STUDY} | own | {_SEARCH: search.identity}
+    tags = {**common, "sdopt.role": "search", "answer": search.sentence, NOTE: note_of(search.note)}
     parent = str(client.create_run(experiment, run_name=search.name, tags=tags).info.run_id)
     log_params(client, parent, dict(search.parameters))
     for file in search.files:
@@ -80,7 +88,7 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
         else:
             client.log_artifact(parent, str(file))
     for trial in search.trials:
-        below = {_SEARCH: search.identity, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
+        below = {**common, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
         run = str(client.create_run(experiment, run_name=trial.name, tags=below).info.run_id)
         log_params(client, run, dict(trial.parameters))
         now = get_current_time_millis()
@@ -91,5 +99,6 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
         client.set_tag(study, "mlflow.parentRunId", parent)
     for run in before:
         client.delete_run(run.info.run_id)
+    client.set_experiment_tag(experiment, NOTE, note_of(f"**{search.name}:** {search.sentence}"))
     client.set_terminated(parent)
     return parent
