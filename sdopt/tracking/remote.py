@@ -23,7 +23,7 @@ def download(address: str) -> Path:
         UsageError: the protocol is unknown or its package is missing, nothing is there, or too much.
         UnavailableError: it cannot be read, or not be written here.
     """
-    import fsspec  # type: ignore[import-untyped]
+    import fsspec
 
     try:
         system, root = fsspec.url_to_fs(address)
