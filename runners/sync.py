@@ -13,13 +13,15 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="sdopt sync",
         description="Log results to MLflow that are not there yet; what is there is left alone.",
-        epilog="example: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000",
+        epilog="examples: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000; "
+        "sdopt sync s3://bucket/sweeps/attention tracking.uri=http://localhost:5000",
     )
     parser.add_argument(
         "arguments",
         nargs="*",
-        metavar="FOLDER | tracking.KEY=VALUE",
-        help="folders of runs or sweeps, or above them (default: outputs), and overrides of the tracking group",
+        metavar="FOLDER | ADDRESS | tracking.KEY=VALUE",
+        help="folders of runs or sweeps, or above them (default: outputs), also at an address that fsspec knows, such "
+        "as s3://…; and overrides of the tracking group",
     )
     arguments = parser.parse_args(argv).arguments
 
@@ -31,28 +33,38 @@ def main(argv: list[str]) -> int:
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.results.files import read_result
+    from sdopt.tracking.remote import download, is_address
     from sdopt.tracking.runs import log_study, log_sweep
 
-    tracking = tracking_of([argument for argument in arguments if "=" in argument])
+    named = [argument for argument in arguments if "=" not in argument or is_address(argument)]
+    tracking = tracking_of([argument for argument in arguments if argument not in named])
     if tracking.kind == "none":
         raise UsageError("tracking=none: there is nowhere to log to; name a store with tracking.uri=…")
-    folders = [Path(argument) for argument in arguments if "=" not in argument] or [Path("outputs")]
+    copies = {download(name): name.rstrip("/") for name in named if is_address(name)}
+    folders = [*copies, *(Path(name) for name in named if not is_address(name))] or [Path("outputs")]
+
+    def shown(path: Path | str) -> str:
+        """Names an address, and not the copy of what is there."""
+        for copy, name in copies.items():
+            path = str(path).replace(str(copy), name)
+        return str(path)
+
     problems: list[str] = []
     sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
         try:
             run, new = log_study(read_result(path), path.parent, tracking)
         except UsageError as error:
-            problems += error.problems
+            problems += map(shown, error.problems)
             continue
-        print(f"{path.parent}: {'logged' if new else 'there already'} as {run}")
+        print(f"{shown(path.parent)}: {'logged' if new else 'there already'} as {run}")
         if (path.parent.parent / "multirun.yaml").is_file():
             sweeps[path.parent.parent] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
-        problems += [problem for problem in sweep.damaged if problem not in problems]
+        problems += [said for problem in sweep.damaged if (said := shown(problem)) not in problems]
         run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
-        print(f"{folder}: {'logged' if new else 'there already'} as {run}")
+        print(f"{shown(folder)}: {'logged' if new else 'there already'} as {run}")
     print_problems(problems)
     return UsageError.exit_code if problems else 0
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from sdopt.analysis.figures import metrics_of
-from sdopt.config.command import Folders, add_working_folder, current_folders, is_informative, run_hydra
+from sdopt.config.command import Folders, current_folders, enter_working_folder, is_informative, run_hydra
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import reject_null_groups
 from sdopt.config.hydra_job import in_sweep, job_folder, with_resumed
@@ -136,7 +136,7 @@ def job(_cfg: DictConfig) -> Any:
         The objective for a sweeper, or NaN where there is none.
     """
     folder = job_folder()
-    add_working_folder()
+    enter_working_folder()
     try:
         with independent_children(), _ends_at_sigterm(), lock_folder(folder) as ours:
             if not ours:
@@ -233,6 +233,9 @@ def summarise_sweep(folder: Path, console: Console) -> int:
         return UsageError.exit_code
     sweep = read_sweep(folder)
     if not sweep.studies:
+        if not sweep.errors:
+            print_problems([f"{folder}: no job has written anything there; do all machines share that folder?"])
+            return UnavailableError.exit_code
         return sweep.exit_code
     console.print(sweep_table(sweep.rows, console.width))
     try:

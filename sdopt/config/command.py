@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from sdopt.config.overrides import quoted
 from sdopt.config.paths import CONF, CONFIG_NAME
 from sdopt.errors import UsageError
 from sdopt.schema import wrong_name
@@ -91,8 +93,12 @@ class RememberFolder(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Notes the folder of a sweep."""
         if (folders := current_folders()) is not None:
+            folders.dry = bool(config.get("dry_run"))
             with suppress(OmegaConfBaseException):
                 folders.sweep = Path(config.hydra.sweep.dir)
+                # A launcher's process may begin in another folder: for each job the sweep's folder is this one.
+                with read_write(config), open_dict(config):
+                    config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folders.sweep.absolute()))}")
             folders.ready()  # jobs may print from other processes
 
 
@@ -109,6 +115,14 @@ OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
 def is_informative(argv: Sequence[str]) -> bool:
     """Whether a command line only asks Hydra to print something."""
     return any(argument.partition("=")[0] in INFORMATIVE for argument in argv)
+
+
+def enter_working_folder() -> None:
+    """Lets a job find relative paths and modules where the command was given, in a launcher's process too."""
+    if current_folders() is None:
+        with suppress(OSError):  # a machine that does not have that folder may do without it
+            os.chdir(HydraConfig.get().runtime.cwd)
+    add_working_folder()
 
 
 def add_working_folder() -> None:

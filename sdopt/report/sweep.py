@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.report.rows import Row, rows_of
 from sdopt.results.files import read_result
@@ -44,6 +44,8 @@ def _code_of(result: StudyResult) -> int:
 
 
 _LOST = "the study has not ended: its process still runs, was killed, or lost its machine"
+
+_NOTHING = "the job has begun and has written no result: its process still runs, was killed, or lost its machine"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def read_sweep(folder: Path) -> Sweep:
                 studies[job.name] = read_result(job)
             if (error := read_error(job)) is not None:
                 errors[job.name] = error
+            elif job.name not in studies and (job / ".hydra").is_dir():
+                errors[job.name] = JobError(UnavailableError.exit_code, [_NOTHING])
         except UsageError as damaged:
             errors[job.name] = JobError(damaged.exit_code, damaged.problems)
             unreadable += damaged.problems

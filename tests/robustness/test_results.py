@@ -135,6 +135,7 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
     (tmp_path / "sweep" / "1" / "result.json").write_bytes(TRUNCATED)
     (tmp_path / "sweep" / "2" / "result.json").unlink()
     (tmp_path / "sweep" / "2" / "error.json").write_text('{"exit_code": "x"}')
+    (tmp_path / "sweep" / "4" / ".hydra").mkdir(parents=True)
     sweep = read_sweep(tmp_path / "sweep")
     assert list(sweep.studies) == ["0", "3"]
     assert [line.partition("sweep/")[2].partition(":")[0] for line in sweep.damaged] == [
@@ -142,7 +143,8 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
         "2/error.json",
     ]
     assert sweep.exit_code >= 2
-    assert {job for job, _ in sweep.rows} == {"0", "1", "2", "3"}
+    assert {job for job, _ in sweep.rows} == {"0", "1", "2", "3", "4"}
+    assert "the job has begun and has written no result" in sweep.rows[-1][1].evidence
     finished = sdopt(tmp_path, "gate", "sweep")
     assert finished.code  # the worst of all that there is to say
     assert all(line.removeprefix(f"{tmp_path}/") in finished.err for line in sweep.damaged)

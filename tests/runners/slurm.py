@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from tests.command import parents
 from tests.tracking.postgres import free_port
 
 NODES = ("one", "two")
@@ -129,6 +131,36 @@ class Cluster:
     def requeue(self, task: str) -> None:
         """Ends a job and queues it again, as preemption does."""
         self._run("scontrol", "requeue", task)
+
+    def warn(self, task: str) -> None:
+        """Sends what submitit lets Slurm send some minutes before a time limit, and before preemption."""
+        self._run("scancel", "--signal=USR2", task)
+
+    def lose(self, node: str) -> None:
+        """Kills all that runs on a node, as where its machine goes down."""
+        self.kill(f"node-{node}.pid")
+        mark = f"SLURMD_NODENAME={node}\0".encode()
+        tree = parents()
+        jobs = []
+        for pid in tree:
+            with suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    jobs.append(pid)
+        # The daemon of each step first, which else would tell the controller how its job ended.
+        steps = {tree[pid] for pid in jobs} - {1, *jobs}
+        for pid in (*steps, *jobs):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def node_of(self, task: str) -> str:
+        return self._run("squeue", "-h", "-j", task, "-o", "%N").strip()
+
+    def is_queued(self, task: str) -> bool:
+        return self._run("squeue", "-h", "-j", task, "-o", "%T").strip() == "PENDING"
+
+    def start_now(self, task: str) -> None:
+        """Spares a job that comes back the minutes for which Slurm holds it."""
+        self._run("scontrol", "update", f"JobId={task}", "StartTime=now")
 
     def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s

@@ -2,15 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from sdopt.results.files import read_result
-from sdopt.results.records import Status
-from tests.command import SMOKE, sdopt, start
+from sdopt.results.records import Status, StudyResult
+from tests.command import SMOKE, Process, sdopt, start
 from tests.runners import slurm
 
 SWEEP = ("run", "-m", *SMOKE, "hydra.sweep.dir=outputs/sweep")
@@ -70,7 +70,9 @@ class TestSlurm:
         ended = process.finish(600)
         assert ended.code == 3, ended.shown
         assert "did not end by itself" in ended.err
-        assert "the study has not ended" in " ".join(ended.out.split())
+        # Of its processes srun may be killed before the job is, which then ends as at SIGTERM.
+        [row] = [line for line in (folder / "sweep.md").read_text().splitlines() if line.startswith("| 1 |")]
+        assert "the study has not ended" in row or "| interrupted |" in row
         cluster.wait_for(lambda: not cluster.tasks(), "the other jobs end", 600)
         others = {number: (folder / number / "result.json").read_bytes() for number in ("0", "2", "3")}
 
@@ -84,16 +86,70 @@ class TestSlurm:
         assert len(studies[1].sessions) == 2
         assert {study.environment.host for study in studies} == {os.uname().nodename}
 
-    def test_a_job_that_is_preempted_goes_on_by_itself(self, cluster: slurm.Cluster, tmp_path: Path) -> None:
-        arguments = (*SWEEP, *SLURM, "attention=math", "protocol.rounds=30")
-        process = start(tmp_path, *arguments, **cluster.environment)
-        file = tmp_path / "outputs" / "sweep" / "0" / "result.json"
-        cluster.wait_for(lambda: file.is_file() and len(read_result(file).variants[0].samples) > 0, "job 0 measures")
-        before = read_result(file)
-        [task] = cluster.tasks().values()
-        cluster.requeue(task)
+    @pytest.fixture
+    def measuring(self, cluster: slurm.Cluster, tmp_path: Path) -> Callable[..., tuple[Process, StudyResult, str]]:
+        """Submits a sweep of one study; returns its command, what it has measured, and Slurm's number of the job."""
+
+        def submit(*arguments: str) -> tuple[Process, StudyResult, str]:
+            command = (*SWEEP, *SLURM, "attention=math", "protocol.rounds=30", *arguments)
+            process = start(tmp_path, *command, **cluster.environment)
+            file = tmp_path / "outputs" / "sweep" / "0" / "result.json"
+            cluster.wait_for(lambda: file.is_file() and len(read_result(file).variants[0].samples) > 0, "it measures")
+            [task] = cluster.tasks().values()
+            return process, read_result(file), task
+
+        return submit
+
+    # submitit takes a warning for that of the time limit in the last ten minutes before it.
+    @pytest.mark.parametrize(
+        ("end", "arguments"),
+        [
+            (slurm.Cluster.requeue, []),
+            (slurm.Cluster.warn, ["hydra.launcher.timeout_min=9", "hydra.launcher.max_num_timeout=1"]),
+        ],
+        ids=["preempted", "time limit"],
+    )
+    def test_a_job_that_slurm_ends_goes_on_by_itself(
+        self,
+        cluster: slurm.Cluster,
+        measuring: Callable[..., tuple[Process, StudyResult, str]],
+        end: Callable[[slurm.Cluster, str], None],
+        arguments: list[str],
+    ) -> None:
+        process, before, task = measuring(*arguments)
+        end(cluster, task)
+        cluster.wait_for(lambda: cluster.is_queued(task), "the job is queued again")
+        cluster.start_now(task)
         ended = process.finish(900)
         assert ended.code == 0, ended.shown
-        after = read_result(file)
+        after = ended.result
+        assert (after.id, after.status) == (before.id, "finished")
+        assert len(after.sessions) == 2
+
+    def test_a_job_at_its_last_time_limit_is_a_row(
+        self, cluster: slurm.Cluster, measuring: Callable[..., tuple[Process, StudyResult, str]]
+    ) -> None:
+        process, _, task = measuring("hydra.launcher.timeout_min=9")
+        cluster.warn(task)
+        ended = process.finish(300)
+        assert ended.code == 3, ended.shown
+        table = (ended.folder.parent / "sweep.md").read_text()
+        assert "Job not requeued because: timed-out too many times" in table
+
+    def test_a_job_whose_node_is_lost_goes_on_on_the_other(
+        self, cluster: slurm.Cluster, measuring: Callable[..., tuple[Process, StudyResult, str]]
+    ) -> None:
+        process, before, task = measuring()
+        lost = cluster.node_of(task)
+        cluster.lose(lost)
+        try:
+            cluster.wait_for(lambda: cluster.is_queued(task), "the job is queued again")
+            cluster.start_now(task)
+            cluster.wait_for(lambda: cluster.node_of(task) not in ("", lost), "the other node has it")
+            ended = process.finish(900)
+        finally:
+            cluster.start_node(lost)
+        assert ended.code == 0, ended.shown
+        after = ended.result
         assert (after.id, after.status) == (before.id, "finished")
         assert len(after.sessions) == 2

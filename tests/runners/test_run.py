@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import pytest
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
+from rich.console import Console
 
 from sdopt import __version__
 from sdopt.cli import COMMANDS
 from sdopt.config.paths import CONF
+from sdopt.launching import summarise_sweep
 from sdopt.results.files import read_result
 from sdopt.results.records import Status
 from tests.command import SMOKE, Finished, sdopt, start
@@ -279,3 +281,7 @@ class TestSweep:
         assert finished.code == 0
         assert finished.out.count("what would be measured") == 2
         assert not list(tmp_path.rglob("result.json"))
+
+    def test_whose_jobs_wrote_elsewhere(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert summarise_sweep(tmp_path, Console()) == 3
+        assert "no job has written anything there" in capsys.readouterr().err

@@ -415,8 +415,9 @@ class TestNothingIsLost:
         assert first.code == 0, first.err
         assert "logged" in first.out
         before = len(store.runs("pair"))
-        second = sdopt(unlogged.cwd, *arguments)
-        assert "there already" in second.out
+        address = f"file://{unlogged.folder}"
+        second = sdopt(unlogged.cwd, "sync", address, *store.overrides)
+        assert f"{address}: there already as " in second.out, second.shown
         assert len(store.runs("pair")) == before > 0
         assert not (unlogged.cwd / "mlruns").exists()
 
