@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.claims import NO_BENEFIT, PAYS
+from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES
@@ -281,7 +281,13 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
 
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, ruling.reason))) for ruling in rulings))
+    """Returns the reasons of rulings, each once, without a first word that the verdict beside them says already."""
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (each.metric, _bare(each.reason)))) for each in rulings))
+
+
+def _bare(reason: str) -> str:
+    word, _, rest = reason.partition(": ")
+    return rest if word in (HARM, Worth.UNPROVEN) else reason
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:
