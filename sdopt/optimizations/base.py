@@ -135,6 +135,15 @@ class Optimization:
         """
         return []
 
+    def disk_bytes(self, ctx: Context, weights: Callable[[], int]) -> int:
+        """Returns the bytes of temporary files that it keeps on disk in each process, for as long as that lives.
+
+        Args:
+            ctx: the device, and what else is chosen.
+            weights: returns the bytes of all weights of the pipeline; asking takes seconds.
+        """
+        return 0
+
     def parts(self, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
         """Returns parts of the pipeline, by name, that take the place of the model's own.
 
