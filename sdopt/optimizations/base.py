@@ -80,8 +80,8 @@ class Optimization:
 
     Attributes:
         stage: when it is applied.
-        fixed_batch: whether calls of another batch size would be compiled or captured anew. The images of the quality
-            pass are then drawn in batches of the workload's size.
+        fixed_batch: whether calls of another batch size would be compiled or captured anew, or would draw visibly other
+            images. Those of the quality pass are then drawn in batches of the workload's size.
         saves_operations: whether the denoiser leaves out operations, so that they are counted with it applied.
         loads_on_host: whether the pipeline is loaded into the host's memory, from where the option takes its weights
             to the device. A model that is larger than the device's memory can then run on it.

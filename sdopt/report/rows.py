@@ -220,12 +220,16 @@ def _rounds_note(result: StudyResult) -> str:
 
 def _start_notes(result: StudyResult) -> list[str]:
     """What options cost before the first image, where that is more than a call of their reference."""
-    said = [
-        f"{comparison.candidate} {level.extra_s:.0f} s more than {comparison.reference} before the first image, "
-        f"{break_even_text(level)}"
-        for comparison in result.comparisons
-        if (level := comparison.break_even) is not None and level.extra_s > level.call_s
-    ]
+    said = []
+    for row in figures_of(result):
+        level = row.comparison.break_even if row.comparison else None
+        if level is None or level.extra_s <= level.call_s:
+            continue
+        more = seconds_text(Interval(level.extra_s))
+        repaid = break_even_text(level)
+        if row.speedup is not None and row.speedup.within_floor:
+            repaid = "and its calls differ from those by no more than the A/A floor"
+        said.append(f"{row.variant.name} {more} more than {row.reference} before the first image, {repaid}")
     return [f"Start: {'; '.join(said)}."] if said else []
 
 

@@ -84,7 +84,8 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         },
         snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
         status=Status.SKIPPED if conflicts else Status.PENDING,
-        reason="; ".join(conflicts),
+        # Every report puts the name before the reason.
+        reason="; ".join(reason.removeprefix(f"{name}: ") for reason in conflicts),
     )
 
 
