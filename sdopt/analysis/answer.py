@@ -31,6 +31,10 @@ class Worth(StrEnum):
     """It cannot run here, or the study was interrupted."""
 
 
+REPEATS = "nothing is changed: what it chooses, its reference has too"
+"""Said of a variant that is its reference once more, as `precision=fp32` beside the default."""
+
+
 @dataclass(frozen=True)
 class OptionAnswer:
     """The verdict on one option, from one comparison.
@@ -167,6 +171,8 @@ def _worth(
         return failed
     if reference.status is not Status.OK:
         return Worth.UNPROVEN, f"its reference '{reference.name}' has the status {reference.status}"
+    if (variant.choices, variant.config) == (reference.choices, reference.config):
+        return Worth.UNPROVEN, REPEATS
     shown = {
         name: _shown(ratio, smallest_factor(ratio.measure, result.config.gate, reference))
         for name, ratio in ratios.items()

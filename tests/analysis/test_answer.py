@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.adoption import command_of, lines_of
-from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
+from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, answer_of
+from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
 from sdopt.results.records import (
     BrokenImage,
@@ -105,6 +106,13 @@ class TestWithoutAGate:
         reconfigure(study.variant(NAME), "workload", batch_size=4)
         option = timed(study, 0.5, 0.45, 0.55)
         assert (option.worth, option.because) == (Worth.UNPROVEN, "not the same work: workload.batch_size")
+
+    def test_what_its_reference_chooses_too_changes_nothing(self, study: StudyResult) -> None:
+        baseline, row = study.variant(study.baseline), study.variant(NAME)
+        row.choices, row.config = baseline.choices, baseline.config
+        option = timed(study, 1.3, 1.2, 1.4)
+        assert (option.worth, option.because) == (Worth.UNPROVEN, REPEATS)
+        assert {row.variant: row.evidence for row in rows_of(study)}[NAME].endswith(REPEATS)
 
     def test_of_several_shapes_one_that_is_slower_is_a_harm(self, study: StudyResult) -> None:
         owners: list[StudyResult | VariantResult] = [study, *study.variants]
