@@ -315,7 +315,8 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     By name (`bf16`) and in TFLOP/s; None without a sheet, or where the types are not seen or not on it.
     """
     sheet = result.environment.sheet
-    types = [kind for m in variant.measurements for e in m.evidence for kind in e.facts.get("arithmetic", [])]
+    shown = [e.facts.get("arithmetic") for m in variant.measurements for e in m.evidence]
+    types = [kind for kinds in shown if isinstance(kinds, list) for kind in kinds]
     return peak_of(sheet, types) if sheet and types else None
 
 
