@@ -11,7 +11,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m runners.simulate_gate", description=__doc__)
     parser.add_argument("--studies", type=int, default=2000, help="for each row (default: %(default)s)")
     parser.add_argument(
-        "--only", choices=("looks", "interference", "precision", "tails"), help="print one group of tables"
+        "--only", choices=("looks", "interference", "precision", "tails", "search"), help="print one group of tables"
     )
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     arguments = parser.parse_args(argv)
@@ -20,12 +20,14 @@ def main(argv: list[str]) -> int:
     from sdopt.gate.trial.simulation import FIRST_LOOK, REPEATED_LOOKS, first_look, repeated_looks
     from sdopt.gate.trial.tails import HEADINGS, tails
     from sdopt.report.markdown import markdown
+    from sdopt.search import simulation
 
     groups: dict[str, list[tuple[Sequence[str], Callable[[int], list[tuple[str, ...]]]]]] = {
         "looks": [(FIRST_LOOK, first_look), (REPEATED_LOOKS, repeated_looks)],
         "interference": [(DISTURBED, disturbed_rounds)],
         "precision": [(STOPPING, stopping)],
         "tails": [(HEADINGS, tails)],
+        "search": [(simulation.HEADINGS, simulation.searches)],
     }
     chosen = [arguments.only] if arguments.only else list(groups)
     tables = "\n".join(

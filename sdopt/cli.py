@@ -6,6 +6,7 @@ from pathlib import Path
 
 COMMANDS = {
     "run": "measure a study: variants against a baseline, in one run",
+    "search": "find the fastest combination of options that passes the gate, within limits",
     "show": "print a finished result again: tables, verdicts and the answer",
     "compare": "show two finished results side by side, and what differs between them",
     "gate": "judge a result that exists, or hold it against an earlier one",

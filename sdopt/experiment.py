@@ -61,6 +61,7 @@ class Experiment:
         timeline: books the time of each step.
         alone: whether this is no job of a sweep: then a conflict of all candidates is an error.
         console: shows progress and tables.
+        brief: whether another program reads the result: then there are no tables and no reports.
     """
 
     composer: HydraComposer
@@ -69,6 +70,7 @@ class Experiment:
     timeline: Timeline
     alone: bool = True
     console: Console = field(default_factory=Console)
+    brief: bool = False
 
     @property
     def config(self) -> RunConfig:
@@ -105,7 +107,8 @@ class Experiment:
         if self._nothing_to_compare(plan, result, machine):
             return result
         require_room(plan, result, self.folder, machine, self.context)
-        announce(result, self.console)
+        if not self.brief:
+            announce(result, self.console)
         write_result(result, self.folder)  # a disk that is full is better found before measuring than after it
         try:
             self.measure(plan, result, machine)
@@ -120,7 +123,8 @@ class Experiment:
             self.track(result)
             with suppress(OSError):  # the result is what counts, and it is written
                 self.timeline.write(self.folder)
-        self.console.print(answer_group(result))
+        if not self.brief:
+            self.console.print(answer_group(result))
         return result
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
@@ -215,7 +219,7 @@ class Experiment:
         if not complete:
             self.evaluate(result, machine)
             self.judge(result)
-        if not (complete and (self.folder / "plot.png").is_file()):
+        if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
             self._write_reports(result)
         self.track(result)
 
@@ -274,6 +278,8 @@ class Experiment:
 
     def report(self, result: StudyResult) -> None:
         """Shows the tables, and writes all reports to the run's folder."""
+        if self.brief:
+            return
         show(result, self.console, self.folder)
         if result.judgements:
             self.console.print(verdict_table(result, result.judgements))

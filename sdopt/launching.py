@@ -60,12 +60,13 @@ def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
     return load_result(folder)
 
 
-def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Folders:
+def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief: bool = False) -> Folders:
     """Runs the studies that a command line asks for, and returns where they were written.
 
     Args:
         argv: overrides and Hydra's flags; `resume=<folder>` stands for the command line recorded there.
         ready: called when the first study is about to print, once all is imported and composed.
+        brief: leaves out tables and reports, for a caller that reads the results.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
@@ -74,7 +75,7 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None) -> Fol
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
-    folders = Folders(ready=ready)
+    folders = Folders(ready=ready, brief=brief)
     try:
         run_hydra(job, argv, folders)
         if folders.error is not None:
@@ -143,11 +144,18 @@ def job(_cfg: DictConfig) -> Any:
             composer = HydraComposer.of_this_job()
             # A sweep's later jobs begin where the one before them ended.
             timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
-            result = Experiment(composer, folder, start_fork_server(), timeline, alone=not in_sweep()).run()
+            result = Experiment(
+                composer, folder, start_fork_server(), timeline, alone=not in_sweep(), brief=_is_brief()
+            ).run()
     except Exception as error:
         _keep_error(error, folder)
         return math.nan
     return _objective(composer.current, result) if result else math.nan
+
+
+def _is_brief() -> bool:
+    folders = current_folders()
+    return folders is not None and folders.brief
 
 
 @contextmanager

@@ -115,7 +115,9 @@ class Workload:
     prompt_column: str | None = None
     """Column of a .csv, .tsv or .jsonl file; null is the one named prompt, caption or text."""
     prompt_count: int = bounded(8, ge=1, le=1_000_000)
-    """Number of prompts to use, from the first."""
+    """Number of prompts to use, from the first, or from `prompt_start`."""
+    prompt_start: int = bounded(0, ge=0, le=1_000_000_000)
+    """Prompts to leave out, from the first: for images that nothing was decided by before."""
     images_per_prompt: int = bounded(1, ge=1, le=4096)
     """Images of each prompt, each from noise of its own."""
     batch_size: Any = bounded(1, each={"ge": 1, "le": 4096})  # noqa: RUF009 (returns a field)

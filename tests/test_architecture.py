@@ -13,6 +13,7 @@ FLOORS = (
     "cli",
     "completion",
     "sdopt",
+    "search",
     "launching",
     "experiment",
     "library",

@@ -216,7 +216,8 @@ class Figures:
 
 def ratio_text(interval: Interval) -> str:
     """Writes a ratio with its bounds."""
-    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    known = interval.low is not None and interval.high is not None
+    bounds = f" [{interval.low:.2f}, {interval.high:.2f}]" if known else ""
     return f"{interval.estimate:.2f}×{bounds}"
 
 

@@ -42,6 +42,8 @@ class Folders:
     """What ended the job of a single run."""
     dry: bool = False
     """Whether a job only showed its plan: then nothing of the folders is kept."""
+    brief: bool = False
+    """Whether the command reads results itself, so that studies show and write no tables and no reports."""
     ready: Callable[[], None] = lambda: None
     """Called before the command prints for the first time, to end what was shown until then."""
 

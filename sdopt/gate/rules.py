@@ -1,6 +1,7 @@
 """Checks a gate's rules before anything runs: a gate that cannot judge must not start."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sdopt.analysis.measures import RULED
 from sdopt.analysis.rounding import UNIT_ROUNDOFF
@@ -85,6 +86,18 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
     ]
     if problems:
         raise UsageError(problems)
+
+
+def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
+    """Returns a gate without the rules that so few images decide nothing by, or that will not be measured."""
+    measured = measured_metrics(quality, model)
+    rules = {
+        contract: [
+            rule for rule in listed if rule.metric in RULED or not _unmeasured(rule.metric, measured, images, model)
+        ]
+        for contract, listed in gate.rules.items()
+    }
+    return replace(gate, rules=rules)
 
 
 def _contracts(plan: Plan) -> list[Contract]:

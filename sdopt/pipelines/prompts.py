@@ -15,10 +15,10 @@ _GENERAL = Path(__file__).parent / "general_prompts.txt"
 
 
 def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
-    """Returns a workload's first `prompt_count` prompts; by default those that suit the model.
+    """Returns a workload's `prompt_count` prompts from `prompt_start` on; by default those that suit the model.
 
     Raises:
-        UsageError: the file cannot be read or holds no prompt.
+        UsageError: the file cannot be read, or holds no prompt from there on.
     """
     source, column = workload.prompts, workload.prompt_column
     if column is not None and (not isinstance(source, str) or Path(source).suffix.lower() not in _TABLES):
@@ -37,7 +37,9 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
         prompts = [(f"line {number}", text.strip()) for number, text in lines if text.strip()]
     if not prompts:
         raise UsageError(f"workload.prompts={source}: holds no prompt")
-    chosen = prompts[: workload.prompt_count]
+    chosen = prompts[workload.prompt_start :][: workload.prompt_count]
+    if not chosen:
+        raise UsageError(f"workload.prompt_start={workload.prompt_start}: there are {len(prompts)} prompts")
     for place, prompt in chosen:
         if wrong := _wrong_prompt(prompt):
             named = source if isinstance(source, str) else "[…]"

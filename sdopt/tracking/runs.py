@@ -66,7 +66,7 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[st
 
 def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
     experiment = find_experiment(client, result.name, tracking)
-    found = _logged(client, experiment, result)
+    found = logged_run(client, experiment, result)
     if found is not None:
         return found, False
     # What is there is half logged, or of a time when the study was not finished.
@@ -187,7 +187,7 @@ def _log_sweep(
             if file.is_file():
                 client.log_artifact(run, str(file))
     for study in studies:
-        found = _logged(client, experiment, study)
+        found = logged_run(client, experiment, study)
         if found is not None:
             client.set_tag(found, "mlflow.parentRunId", run)
     for other in there:
@@ -239,7 +239,7 @@ def _run_of(client: "MlflowClient", study: StudyResult, swept: bool) -> str:
     return str(runs[0].info.run_id) if runs else ""
 
 
-def _logged(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
+def logged_run(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
     """The parent run of this very result, logged as a whole."""
     query = f"tags.`{STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
     runs = client.search_runs([experiment], query)
@@ -260,7 +260,7 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
     started = time_of(result.started, result.started)
     name = run_name(result, folder.name)
     run = client.create_run(experiment, started, study_tags(result), name).info.run_id
-    _log_params(client, run, study_parameters(result.config))
+    log_params(client, run, study_parameters(result.config))
     # Not the files, which may be older ones where the disk is full.
     client.log_text(run, to_json(result).decode(), "result.json")
     client.log_text(run, config_yaml(result), "config.yaml")
@@ -297,7 +297,7 @@ def _log_variant(
     place = len(result.variants) - [row.name for row in result.variants].index(variant.name)
     tags = variant_tags(result, variant) | {"mlflow.parentRunId": parent}
     run = client.create_run(experiment, started + place, tags, variant.name).info.run_id
-    _log_params(client, run, variant_parameters(result, variant))
+    log_params(client, run, variant_parameters(result, variant))
     ended = time_of(result.finished, result.started)
     metrics = [Metric(name, value, ended, 0) for name, value in metrics_of(result, variant).items()]
     several = len(result.shapes) > 1
@@ -340,7 +340,8 @@ def _log_variant(
     return str(run)
 
 
-def _log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> None:
+def log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> None:
+    """Logs the parameters of a run, cut to what MLflow takes."""
     from mlflow.entities import Param
 
     params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in values.items()]

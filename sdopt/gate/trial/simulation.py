@@ -90,7 +90,7 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
     gains: set[str] = set()
     harms: set[str] = set()
     for _ in range(scenario.looks):
-        _measure(result, scenario, random)
+        measure_session(result, scenario, random)
         compare(result)
         judge(result, gate, None)
         for judgement in result.judgements:
@@ -121,7 +121,7 @@ def empty_study(options: int) -> StudyResult:
     return StudyResult("simulated", "explicit", "", environment, RecordedConfig(), rows, edges, "baseline")
 
 
-def _measure(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
+def measure_session(result: StudyResult, scenario: Scenario, random: np.random.Generator) -> None:
     """Adds the processes of one session to every variant."""
     for row in result.variants:
         speed = scenario.gain if row.name == "option 0" else 1.0
@@ -171,7 +171,7 @@ def first_look(studies: int) -> list[tuple[str, ...]]:
         null = simulate(scenario, studies)
         power = [simulate(replace(scenario, gain=gain), max(studies // 4, 1)).gain for gain in GAINS]
         shares = (null.gain, null.any_gain, null.any_harm, *power)
-        rows.append((str(scenario.variants), str(scenario.processes), f"{scenario.between:g}", *map(_percent, shares)))
+        rows.append((str(scenario.variants), str(scenario.processes), f"{scenario.between:g}", *map(percent, shares)))
     return rows
 
 
@@ -184,7 +184,7 @@ def repeated_looks(studies: int, between: Sequence[float] = BETWEEN) -> list[tup
     for share in between:
         shared = simulate(Scenario(share, looks=3, settled=3), studies)
         settled = simulate(Scenario(share, looks=3), studies)
-        rows.append((f"{share:g}", _percent(shared.gain), _percent(settled.gain), _percent(_naive(share, studies))))
+        rows.append((f"{share:g}", percent(shared.gain), percent(settled.gain), percent(_naive(share, studies))))
     return rows
 
 
@@ -196,7 +196,7 @@ def _naive(between: float, studies: int) -> float:
     for _ in range(studies):
         result, paid = empty_study(scenario.variants), False
         for _ in range(scenario.looks):
-            _measure(result, scenario, random)
+            measure_session(result, scenario, random)
             compare(result)
             result.looks.clear()
             judge(result, Gate("simulated", smallest_speedup=scenario.smallest), None)
@@ -205,5 +205,6 @@ def _naive(between: float, studies: int) -> float:
     return false / studies
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Writes a share as tables have it."""
     return f"{100 * share:.1f} %"

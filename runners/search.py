@@ -1,0 +1,110 @@
+"""sdopt search: find the fastest stack of options that keeps the quality."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import end_with_code, exit_code_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sdopt.schema import Tracking
+    from sdopt.search.run import Search
+
+_HELP = """\
+usage: sdopt search [--config-dir DIR] search.groups=[…] [key=value ...]
+
+Find the fastest (or smallest, or closest) combination of options that passes the gate, within limits. The baseline is
+what the other keys compose, which are those of `sdopt run`. Candidates are screened side by side with few calls and few
+prompts; those that cannot be told from the best one race; the first of these are judged by the gate, on prompts, noise
+and processes that the search has not seen, and only these figures are reported of them.
+The same command goes on where an earlier one was interrupted.
+
+examples:
+  sdopt search 'search.groups=[precision,layout,caching]' search.budget_s=900
+  sdopt search model=sd15 precision=fp16 'search.groups=[attention,compiler,memory]' search.memory_gib=8
+  sdopt search 'search.groups=[caching]' 'search.keys={{caching.interval: [2,3,5], workload.steps: [15,25]}}'
+  sdopt search 'search.groups=[precision,caching]' 'search.objectives=[latency,distance]'     the Pareto front
+  sdopt search ... dry_run=true                                      what would be varied, and what cannot run here
+
+keys of the search and their defaults:
+{keys}
+
+Exit codes: 0 a winner was found; 2 usage or configuration; 3 none passed, or something could not be measured."""
+
+
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Searches, or goes on; returns the exit code."""
+    began = time.monotonic()
+    if {"-h", "--help"} & set(argv):
+        print(_help())
+        return 0
+    parser = argparse.ArgumentParser(prog="sdopt search", add_help=False)
+    parser.add_argument("--config-dir", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_intermixed_args(argv)
+
+    from sdopt.worker.forkserver import independent_children, start_fork_server
+
+    start_fork_server()
+    from rich.console import Console
+
+    from sdopt.config.overrides import key_of
+    from sdopt.search.command import begun, prepare
+    from sdopt.search.terminal import space_table
+
+    dry = [override for override in arguments.overrides if key_of(override) == "dry_run"]
+    overrides = [override for override in arguments.overrides if override not in dry]
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    with independent_children():
+        prepared = prepare(overrides, arguments.config_dir)
+        if dry and dry[-1].partition("=")[2].lower() == "true":
+            console.print(space_table(prepared.space))
+            return 0
+        with begun(prepared, began, say) as search:
+            return _searched(search, prepared.baseline.tracking, console)
+
+
+def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int:
+    from sdopt.errors import print_problems
+    from sdopt.search.command import concluded, logged
+    from sdopt.search.terminal import answer_table
+    from sdopt.tracking.store import TrackingError
+
+    judged = None
+    try:
+        judged = search.run()
+    except KeyboardInterrupt as interrupt:
+        concluded(search, None)
+        print(f"sdopt: interrupted; what was found so far: {search.studies.folder}/search.md", file=sys.stderr)
+        print("The same command goes on with it.", file=sys.stderr)
+        return exit_code_of(interrupt)
+    record = concluded(search, judged)
+    if tracking.kind == "mlflow":
+        try:
+            with console.status("logging to MLflow"):
+                logged(search, record, judged, tracking)
+        except TrackingError as error:
+            print_problems([f"not logged to {error}; the same command logs it"])
+    console.print(answer_table(record))
+    console.print(f"search: {search.studies.folder}", markup=False, highlight=False, soft_wrap=True)
+    return 0 if record.winner else 3
+
+
+def _help() -> str:
+    from sdopt.config.own import own_keys
+    from sdopt.search.config import SearchCommand, search_file
+
+    return _HELP.format(keys="\n".join(f"  {line}" for line in own_keys(SearchCommand(search_file()))))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""What a search comes to: the record of all candidates, the sentence, and the tables."""
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
+from sdopt.analysis.figures import figures_of
+from sdopt.report.header import header_of
+from sdopt.report.markdown import markdown
+from sdopt.results.files import write_atomically
+from sdopt.results.records import StudyResult
+from sdopt.schema import Gate
+from sdopt.search.findings import Finding, findings_of
+from sdopt.search.racing import Standing
+from sdopt.search.record import Entry, Fate, SearchRecord
+from sdopt.search.run import Search, front_of
+from sdopt.search.space import Candidate
+from sdopt.search.studies import FINAL
+
+RECORD, TABLES = "search.json", "search.md"
+
+HEADINGS = ("candidate", "fate", "speed-up", "latency", "memory", "distance", "because")
+
+
+def record_of(search: Search, judged: StudyResult | None) -> SearchRecord:
+    """Returns what a search has found so far.
+
+    Args:
+        search: with what it dropped.
+        judged: the study of the finalists, where it came so far.
+    """
+    found = search.all_findings(("screen-", "race-"))
+    answers = {each.variant: each for each in answer_of(judged).options} if judged else {}
+    rows = {row.variant.name: row for row in figures_of(judged) if row.variant.name in answers} if judged else {}
+    last = findings_of(judged, search.config, Gate()) if judged else {}
+    passed = [name for name, finding in last.items() if answers[name].worth is Worth.WORTH_IT and not finding.out]
+    winner = passed[0] if passed else None
+    objectives = search.config.objectives
+    front = front_of({name: [last[name].losses[each] for each in objectives] for name in passed})
+    entries = []
+    for candidate in search.trials.candidates:
+        name = candidate.name
+        if name in last:
+            fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
+            command = shlex.join(["sdopt", "run", *search.studies.given, *candidate.overrides])
+            entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
+            interval = rows[name].ratios["speedup"].interval if "speedup" in rows[name].ratios else None
+            low, high = (interval.low, interval.high) if interval else (None, None)
+            entries.append(replace(entry, low=low, high=high, on_front=name in front, command=command))
+        else:
+            kind, _, why = search.dropped.get(name, "").partition(": ")
+            fate = _FATES.get(kind, Fate.DROPPED)
+            entries.append(_entry(candidate, fate, why if kind in _FATES else kind, found.get(name, [])))
+    started = search.trials.started
+    shown = next(iter(search.results("screen-")), judged)
+    return SearchRecord(
+        name=search.config.title,
+        folder=str(search.studies.folder),
+        started=started.isoformat(timespec="seconds") if started else "",
+        header=header_of(shown) if shown else [],
+        objectives=list(objectives),
+        distance=search.config.distance,
+        sentence=_sentence(winner, passed, answers, len(entries), judged),
+        entries=sorted(entries, key=_place),
+        conflicts=search.trials.conflicts,
+        left_out=list(search.space.left_out),
+        notes=[*search.notes, *_notes(search, judged)],
+        winner=winner,
+        lines=list(answers[winner].lines) if winner else [],
+    )
+
+
+_FATES = {"": Fate.OPEN, "ruled out": Fate.RULED_OUT, "left out": Fate.LEFT_OUT}
+"""By how the reason begins for which a candidate takes no further part."""
+
+
+def _because(answer: OptionAnswer, finding: Finding) -> str:
+    """Why a finalist passed or not."""
+    return "; ".join(filter(None, (finding.out, f"{answer.worth}: {answer.because}", answer.images)))
+
+
+def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
+    """A candidate with the means of its studies; of memory the largest, of images the last."""
+    speeds = [(finding.losses["latency"], finding.processes) for finding in findings if "latency" in finding.losses]
+    last = findings[-1] if findings else None
+    return Entry(
+        name=candidate.name,
+        overrides=list(candidate.overrides),
+        fate=fate,
+        because=because,
+        speedup=math.exp(-Standing.of(speeds).loss) if speeds else None,
+        memory_ratio=last.memory_ratio if last else None,
+        latency_s=last.latency_s if last else None,
+        memory_gib=max((each.memory_gib for each in findings if each.memory_gib), default=None),
+        distance=last.distance if last else None,
+        processes=sum(finding.processes for finding in findings),
+    )
+
+
+def _place(entry: Entry) -> tuple[int, float]:
+    return list(Fate).index(entry.fate), -(entry.speedup or 0.0)
+
+
+def _sentence(
+    winner: str | None, passed: Sequence[str], answers: dict[str, OptionAnswer], tried: int, judged: StudyResult | None
+) -> str:
+    of = f"of {tried} combinations"
+    if winner is not None:
+        answer = answers[winner]
+        also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
+        return f"Turn on {winner}: {answer.figure}, {answer.images}; the first {of} that the gate passes.{also}"
+    if judged is None:
+        return f"Change nothing: none {of} is worth judging." if tried else "Nothing was tried."
+    return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
+
+
+def _notes(search: Search, judged: StudyResult | None) -> list[str]:
+    notes = []
+    config = search.config
+    noise = search.noise(("screen-", "race-"))
+    if config.objectives == ["latency"] and noise.degrees:
+        spread = 100 * math.expm1(math.sqrt(noise.variance))
+        notes.append(
+            f"A candidate is dropped only where the noise cannot explain its distance to the best one: {spread:.1f} % "
+            f"from process to process, by {noise.degrees} A/A controls. The chance that the best one was dropped is at "
+            f"most {100 * config.error:g} % (search.error)."
+        )
+    if judged is not None:
+        notes.append(
+            "Candidates were chosen by figures that are not reported of those that were judged: these have been "
+            "measured anew, on other prompts, noise and processes. The figures of all others are means of one to some "
+            "processes, and those of the best of many are too good."
+        )
+    return notes
+
+
+def write_record(record: SearchRecord, folder: Path) -> None:
+    """Writes `search.json` and `search.md`. Raises OSError."""
+    write_atomically(folder / RECORD, json.dumps(record.plain, indent=1, ensure_ascii=False).encode())
+    write_atomically(folder / TABLES, markdown_of(record).encode())
+
+
+def markdown_of(record: SearchRecord) -> str:
+    """The answer, the candidates, what cannot run, and the notes, as Markdown."""
+    parts = [f"**{record.sentence}**\n", " · ".join(record.header) + "\n"]
+    parts.append(markdown(headings_of(record), [cells(entry) for entry in record.entries], record.notes))
+    judged = [entry for entry in record.entries if entry.command]
+    if judged:
+        parts.append("To measure what was judged again:\n")
+        parts.append("```bash\n" + "\n".join(entry.command for entry in judged) + "\n```\n")
+    if record.winner and record.lines:
+        parts.append(f"To turn it on for a pipeline `pipe`:\n\n```python\n{chr(10).join(record.lines)}\n```\n")
+    if record.winner:
+        parts.append(f"Or, as it was measured:\n\n```python\n{load_line(record)}\n```\n")
+    if why := [*record.left_out, *(f"{name}: {reason}" for name, reason in record.conflicts.items())]:
+        parts.append(markdown(("cannot run",), [(reason,) for reason in why], []))
+    return "\n".join(parts)
+
+
+def headings_of(record: SearchRecord) -> tuple[str, ...]:
+    """The headings of the table, with the metric of the distance."""
+    return tuple(record.distance if heading == "distance" else heading for heading in HEADINGS)
+
+
+def cells(entry: Entry) -> tuple[str, ...]:
+    """A candidate's row."""
+    bounds = "" if entry.low is None else f" [{entry.low:.2f}, {entry.high:.2f}]"
+    return (
+        entry.name,
+        f"{entry.fate}{', on the front' if entry.on_front else ''}",
+        "" if entry.speedup is None else f"{entry.speedup:.2f}×{bounds}",
+        "" if entry.latency_s is None else f"{entry.latency_s:.3g} s",
+        "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB",
+        "" if entry.distance is None else f"{entry.distance:.2g}",
+        entry.because,
+    )
+
+
+def load_line(record: SearchRecord) -> str:
+    """The line that returns the winner's pipeline."""
+    return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={record.winner!r})"

@@ -1,0 +1,165 @@
+"""Sets up a search from a command line, or finds the one that the same command line began."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from sdopt.config.composer import composer_of
+from sdopt.config.groups import data_sheets, reject_null_groups
+from sdopt.config.parse import RunConfig
+from sdopt.errors import OccupiedError, UsageError
+from sdopt.locks import lock_folder
+from sdopt.results.records import StudyResult
+from sdopt.schema import Tracking
+from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
+from sdopt.search.config import SearchConfig, search_config, split
+from sdopt.search.plot import search_plot
+from sdopt.search.record import Entry, SearchRecord
+from sdopt.search.run import Search
+from sdopt.search.space import Space
+from sdopt.search.studies import Studies
+from sdopt.search.trials import Trials
+from sdopt.tracking.searches import SearchRun, TrialRun, log_search
+from sdopt.tracking.store import require_mlflow, require_store
+from sdopt.worker.forkserver import start_fork_server
+from sdopt.worker.machine import find_machine
+
+PLOT = "search.png"
+
+_HOW_LONG = ("budget_s", "trials", "folder", "storage")
+"""Keys that another call of the same search may change."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a command line asks for, before anything is written.
+
+    Attributes:
+        config: the search's keys.
+        given: overrides of the studies.
+        config_dir: a folder with groups of the user's own.
+        baseline: the configuration that the other keys compose.
+        space: what is varied.
+    """
+
+    config: SearchConfig
+    given: Sequence[str]
+    config_dir: Path | None
+    baseline: RunConfig
+    space: Space
+
+
+def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
+    """Reads a command line.
+
+    Args:
+        overrides: `search.…`, and those of the studies.
+        config_dir: a folder with groups of the user's own.
+
+    Raises:
+        UsageError: something in it cannot be read or composed, or no option can run here.
+    """
+    config = search_config(overrides)
+    _, given = split(overrides)
+    reject_null_groups(given)
+    with composer_of(given, config_dir) as composer:
+        run = composer.current
+        machine, _ = find_machine(start_fork_server(), run.hardware, data_sheets)
+        return Prepared(config, given, config_dir, run, Space.of(config, composer, machine.device))
+
+
+@contextmanager
+def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Iterator[Search]:
+    """Yields a search, new or as an earlier call left it, whose folder is locked meanwhile.
+
+    Args:
+        prepared: what is searched.
+        began: when the command began, in seconds of the monotonic clock.
+        say: takes lines of progress.
+
+    Raises:
+        UsageError: a storage cannot be written, or an earlier call's files and trials do not belong together.
+    """
+    config, tracking = prepared.config, prepared.baseline.tracking
+    if tracking.kind == "mlflow":
+        require_mlflow()
+        if warning := require_store(tracking):
+            say(warning)
+    name = f"{config.title}-{_identity(prepared)}"
+    folder = Path(config.folder) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder) as ours:
+        if not ours:
+            raise OccupiedError(f"{folder}: another process is searching there")
+        trials = Trials.open(name, prepared.space, config)
+        _require_whole(trials, folder)
+        studies = Studies(prepared.given, config, prepared.config_dir, folder)
+        yield Search(config, prepared.space, studies, trials, began + config.budget_s, say)
+
+
+def _identity(prepared: Prepared) -> str:
+    """What makes two calls the same search: all that is searched, and on which device."""
+    own = {key: value for key, value in asdict(prepared.config).items() if key not in _HOW_LONG}
+    recorded = replace(prepared.baseline.recorded, tracking=Tracking())
+    said = repr((own, recorded, prepared.space.device.name))
+    return hashlib.sha256(said.encode()).hexdigest()[:10]
+
+
+def _require_whole(trials: Trials, folder: Path) -> None:
+    """Raises UsageError where the trials or the files of an earlier call are missing."""
+    there = {path.parent.name for path in folder.glob("screen-*/result.json")}
+    lost = trials.measured - there
+    if lost or there - trials.stages:
+        where = f"search.storage={trials.config.storage} and {folder} do not belong together"
+        raise UsageError(f"{where}: one of them was removed; begin another search with search.title=…")
+
+
+def concluded(search: Search, judged: StudyResult | None) -> SearchRecord:
+    """Writes what a search has found so far to its folder, and returns it. Raises OSError."""
+    record = record_of(search, judged)
+    write_record(record, search.studies.folder)
+    if (plot := search_plot(record)) is not None:
+        (search.studies.folder / PLOT).write_bytes(plot)
+    return record
+
+
+def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tracking: Tracking) -> str:
+    """Logs a search to MLflow; returns the id of its run. Raises TrackingError."""
+    folder = search.studies.folder
+    files = [path for path in (folder / name for name in (RECORD, TABLES, PLOT)) if path.is_file()]
+    own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
+    run = SearchRun(
+        identity=folder.name,
+        experiment=record.name,
+        name=f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}",
+        note=markdown_of(record),
+        parameters=own | {"given": " ".join(search.studies.given)},
+        files=files,
+        trials=[_trial_run(entry, record) for entry in record.entries],
+        sentence=record.sentence,
+        screened=next(iter(search.results("screen-")), judged),
+    )
+    return log_search(run, judged, tracking)
+
+
+def _trial_run(entry: Entry, record: SearchRecord) -> TrialRun:
+    figures = {
+        "speedup": entry.speedup,
+        "speedup_low": entry.low,
+        "speedup_high": entry.high,
+        "memory_ratio": entry.memory_ratio,
+        "latency/p50_s": entry.latency_s,
+        "memory/peak_gib": entry.memory_gib,
+        f"quality/{record.distance}": entry.distance,
+        "processes": float(entry.processes),
+    }
+    choices = dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides)
+    return TrialRun(
+        entry.name,
+        choices,
+        {name: value for name, value in figures.items() if value is not None},
+        {"fate": str(entry.fate), "answer": f"{entry.fate}: {entry.because}"[:5000], "command": entry.command},
+    )

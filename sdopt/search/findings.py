@@ -1,0 +1,136 @@
+"""What a study says of each of a search's candidates, and why one of them is out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sdopt.analysis.answer import Worth, answer_of
+from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.gate.calibration import calibration_for
+from sdopt.gate.judge import judge
+from sdopt.results.records import StudyResult, VariantResult, Verdict
+from sdopt.schema import Gate
+from sdopt.search.config import SearchConfig
+
+_RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
+"""The ratio that an objective is made of."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One candidate in one study.
+
+    Attributes:
+        losses: by objective, what shall be small; of latency and memory the logarithm of the ratio to the baseline.
+        processes: that it was timed in.
+        latency_s: of a call, in seconds.
+        memory_gib: the peak of a process, in GiB.
+        distance: of its images to the baseline's, in the unit of `search.distance`.
+        excess: by limit, by which share it is exceeded; negative where it is kept.
+        out: why it cannot be the winner; "" where it may be.
+    """
+
+    losses: dict[str, float]
+    processes: int
+    latency_s: float | None
+    memory_gib: float | None
+    distance: float | None
+    excess: dict[str, float]
+    out: str
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the baseline it is."""
+        return math.exp(-self.losses["latency"]) if "latency" in self.losses else None
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Its peak memory as a share of the baseline's."""
+        return math.exp(self.losses["memory"]) if "memory" in self.losses else None
+
+
+def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, Finding]:
+    """Returns what a study says of each candidate, by its name.
+
+    Args:
+        result: the study. Its judgements are made here: its own gate was none, because few images decide little.
+        config: the objectives and the limits.
+        gate: the rules that so few images can decide; a candidate that fails one is out.
+    """
+    broken = {each.variant: each.because for each in answer_of(result).options if each.worth is Worth.BROKEN}
+    if gate.judges and any(row.quality for row in result.variants):
+        judge(result, gate, calibration_for(result, gate.calibration))
+    failed = {
+        judged.candidate: "; ".join(
+            dict.fromkeys(
+                " ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason)))
+                for ruling in judged.rulings
+                if ruling.verdict is Verdict.FAIL
+            )
+        )
+        for judged in result.judgements
+        if judged.verdict is Verdict.FAIL
+    }
+    rows = [row for row in figures_of(result) if row.comparison and row.variant.role != "control"]
+    return {
+        row.variant.name: _finding(row, config, broken.get(row.variant.name) or failed.get(row.variant.name, ""))
+        for row in rows
+    }
+
+
+def _finding(row: Figures, config: SearchConfig, out: str) -> Finding:
+    losses = {
+        objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
+        for objective, name in _RATIOS.items()
+        if (ratio := row.ratios.get(name)) is not None
+    }
+    distance = distance_of(row, config.distance)
+    if distance is not None:
+        losses["distance"] = distance
+    memory = row.headline_memory[1] if row.headline_memory else None
+    latency = row.latency.estimate if row.latency else None
+    limits = {
+        "memory_gib": (memory, config.memory_gib),
+        "latency_s": (latency, config.latency_s),
+        "distance_limit": (distance, config.distance_limit),
+    }
+    excess = {
+        name: value / limit - 1 if limit else value
+        for name, (value, limit) in limits.items()
+        if value is not None and limit is not None
+    }
+    unknown = [name for name, (value, limit) in limits.items() if limit is not None and value is None]
+    missing = [objective for objective in config.objectives if objective not in losses]
+    return Finding(
+        losses,
+        len(row.variant.measurements),
+        latency,
+        memory,
+        distance,
+        excess,
+        out or _why_out(row.variant, [*unknown, *missing], excess, config),
+    )
+
+
+def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:
+    if not variant.status.measured:
+        return f"{variant.status}: {variant.reason}" if variant.reason else str(variant.status)
+    if unknown:
+        return f"not measured: {', '.join(dict.fromkeys(unknown))}"
+    beyond = [f"search.{name}={getattr(config, name):g}" for name, share in excess.items() if share > 0]
+    return f"exceeds {', '.join(beyond)}" if beyond else ""
+
+
+def distance_of(row: Figures, metric: str) -> float | None:
+    """Returns the distance of a candidate's images to the baseline's; of a metric over features, the first one."""
+    scores = [score for name, score in row.scores.items() if name == metric or name.startswith(f"{metric}_")]
+    return next((score.estimate for score in scores if score.estimate is not None), None)
+
+
+def control_of(result: StudyResult) -> tuple[float, int] | None:
+    """Returns the log ratio of the A/A control to the baseline in time, and over how many processes it is."""
+    for row in figures_of(result):
+        if row.variant.role == "control" and row.speedup is not None:
+            return math.log(row.speedup.interval.estimate), len(row.variant.measurements)
+    return None

@@ -1,0 +1,97 @@
+"""The picture of a search: speed against the distance of the images, of every candidate that was measured."""
+
+import math
+from typing import Any
+
+from sdopt.report.charts.spec import BLUE, GREEN, GREY, INK, MUTED, VERMILION, Spec, picture, ratio_axis
+from sdopt.search.record import Fate, SearchRecord
+
+_KINDS: dict[str, tuple[str, str]] = {
+    "baseline": (INK, "square"),
+    Fate.WINNER: (GREEN, "circle"),
+    Fate.PASSED: (BLUE, "circle"),
+    Fate.NOT_PASSED: (VERMILION, "triangle-down"),
+    Fate.LEFT_OUT: (GREY, "diamond"),
+    Fate.DROPPED: (GREY, "triangle-down"),
+    Fate.RULED_OUT: (VERMILION, "cross"),
+    Fate.OPEN: (GREY, "circle"),
+}
+"""Colour and shape by fate."""
+
+_JUDGED = (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
+
+
+def search_plot(record: SearchRecord) -> bytes | None:
+    """Draws every candidate with a speed-up as a PNG: against the distance of its images, or else against memory.
+
+    Returns:
+        None where there is none.
+    """
+    measured = [entry for entry in record.entries if entry.speedup is not None]
+    by_distance = any(entry.distance is not None for entry in measured)
+    points: list[dict[str, Any]] = [
+        {
+            "x": entry.distance if by_distance else entry.memory_gib,
+            "speed": entry.speedup,
+            "low": entry.low,
+            "high": entry.high,
+            "kind": str(entry.fate),
+            "label": entry.name if entry.fate in _JUDGED else "",
+        }
+        for entry in measured
+        if (entry.distance if by_distance else entry.memory_gib) is not None
+    ]
+    if not points:
+        return None
+    if by_distance:
+        points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
+    return picture(_spec(record, points, record.distance if by_distance else "memory (GiB)"))
+
+
+def _spec(record: SearchRecord, points: list[dict[str, Any]], heading: str) -> Spec:
+    speeds = [end for point in points for end in (point["speed"], point.get("low"), point.get("high")) if end]
+    y = {"field": "speed", **ratio_axis("speed-up, log scale (up is faster)", speeds)}
+    x: Spec = {
+        "field": "x",
+        "type": "quantitative",
+        "title": f"{heading}, better to the left",
+        "scale": {"type": "symlog", "constant": _small(points), "padding": 20, "nice": False},
+        "axis": {"values": _ticks(points), "format": "~g"},
+    }
+    kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
+    colour = {"field": "kind", "type": "nominal", "title": None,
+              "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
+    shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
+    return {
+        "data": {"values": points},
+        "title": {"text": " · ".join(record.header) or record.name, "anchor": "start", "fontSize": 12, "offset": 8},
+        "height": 420,
+        "padding": 8,
+        "layer": [
+            {
+                "transform": [{"filter": "isValid(datum.low)"}],
+                "mark": {"type": "rule", "color": MUTED, "strokeWidth": 2},
+                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": shape},
+            },
+            {
+                "mark": {"type": "text", "align": "left", "dx": 9, "dy": -9, "fontWeight": "bold", "limit": 420},
+                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+            },
+        ],
+    }
+
+
+def _ticks(points: list[dict[str, Any]]) -> list[float]:
+    """Zero, and at most six powers of ten between the smallest figure and the largest."""
+    low, high = math.log10(_small(points)), math.log10(max(point["x"] for point in points) or 1.0)
+    step = max(1, math.ceil((high - low) / 6))
+    return [0.0, *(10.0**power for power in range(math.floor(low) + step, math.ceil(high) + 1, step))]
+
+
+def _small(points: list[dict[str, Any]]) -> float:
+    """What counts as near zero on the axis: the smallest figure that is not zero."""
+    return min((point["x"] for point in points if point["x"] > 0), default=1.0)

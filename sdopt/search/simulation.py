@@ -1,0 +1,153 @@
+"""Whether a search reports what is true: searches among invented options, by its own code and the gate's.
+
+The times of a process are its variant's, times what this process differs by, times what each round differs by, as in
+`sdopt.gate.trial.simulation`. All options gain nothing, or one of them does.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdopt.analysis.timing import compare
+from sdopt.gate.judge import judge
+from sdopt.gate.trial.simulation import (
+    BETWEEN,
+    ROUND_DEVIATION,
+    Scenario,
+    empty_study,
+    measure_session,
+    percent,
+)
+from sdopt.results.records import Verdict
+from sdopt.schema import Gate
+from sdopt.search.racing import Noise, Standing, contenders, ranked
+
+HEADINGS = (
+    "between / round",
+    "true gain",
+    "screened best of 50",
+    "reported of the first",
+    "false gain, any",
+    "best one dropped",
+    "best one judged",
+    "best one passes",
+)
+
+_OPTIONS, _SIDE_BY_SIDE, _FINALISTS, _RACES, _ERROR = 50, 6, 3, 2, 0.05
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """One simulated search.
+
+    Attributes:
+        screened: log speed-up of the best one, as screening measured it.
+        reported: that of the first finalist, as the judging measured it; without a finalist None.
+        false: the gate found a gain that is none.
+        dropped: the one that gains was dropped as if it could not win.
+        judged: it was a finalist.
+        passed: the gate found its gain.
+    """
+
+    screened: float
+    reported: float | None
+    false: bool
+    dropped: bool
+    judged: bool
+    passed: bool
+
+
+def simulated(between: float, gain: float, random: np.random.Generator) -> Found:
+    """Searches once among options of which the first has a true gain, as in 1.05, and the others none."""
+    speeds = {f"{number}": math.log(gain) if number == 0 else 0.0 for number in range(_OPTIONS)}
+    found: dict[str, list[tuple[float, int]]] = {}
+    controls: list[tuple[float, int]] = []
+    names = list(speeds)
+    for start in range(0, _OPTIONS, _SIDE_BY_SIDE):
+        _measure(names[start : start + _SIDE_BY_SIDE], 1, speeds, between, random, found, controls)
+    screened = max(-loss for [(loss, _)] in found.values())
+    alive, dropped = set(names), set[str]()
+    for race in range(_RACES + 1):
+        standings = {name: Standing.of(found[name]) for name in alive}
+        order = contenders(standings, Noise.of_controls(controls), _ERROR / (_RACES + 1))
+        dropped |= alive - set(order)
+        if race == _RACES or len(order) <= _FINALISTS:
+            break
+        order = order[:_SIDE_BY_SIDE]
+        alive = set(order)
+        _measure(order, 2, speeds, between, random, found, controls)
+    standings = {name: Standing.of(found[name]) for name in order}
+    finalists = [name for name in ranked(standings) if standings[name].loss < 0][:_FINALISTS]
+    return _judged(finalists, screened, "0" in dropped, between, gain, random)
+
+
+def _measure(
+    names: Sequence[str],
+    processes: int,
+    speeds: dict[str, float],
+    between: float,
+    random: np.random.Generator,
+    found: dict[str, list[tuple[float, int]]],
+    controls: list[tuple[float, int]],
+) -> None:
+    """Adds one study: log losses of candidates, and that of a control, against one baseline."""
+    deviation = ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
+    baseline, control, *times = deviation * random.standard_normal(len(names) + 2)
+    controls.append((control - baseline, processes))
+    for name, time in zip(names, times, strict=True):
+        found.setdefault(name, []).append((time - baseline - speeds[name], processes))
+
+
+def _judged(
+    finalists: Sequence[str], screened: float, dropped: bool, between: float, gain: float, random: np.random.Generator
+) -> Found:
+    """Judges finalists by the gate's own code, in new processes."""
+    if not finalists:
+        return Found(screened, None, False, dropped, False, False)
+    # The gaining option is the first one there, wherever it was ranked.
+    order = sorted(finalists, key=lambda name: name != "0")
+    scenario = Scenario(between, variants=len(order), gain=gain if order[0] == "0" else 1.0)
+    result = empty_study(len(order))
+    measure_session(result, scenario, random)
+    compare(result)
+    judge(result, Gate("simulated"), None)
+    gains = {
+        order[int(judgement.candidate.removeprefix("option "))]
+        for judgement in result.judgements
+        if any(ruling.rule == "must pay" and ruling.verdict is Verdict.PASS for ruling in judgement.rulings)
+    }
+    first = result.comparisons[order.index(finalists[0])]
+    assert first.speedup is not None
+    true = {"0"} if gain > 1 else set()
+    return Found(
+        screened, math.log(first.speedup.estimate), bool(gains - true), dropped, "0" in finalists, "0" in gains
+    )
+
+
+def searches(studies: int) -> list[tuple[str, ...]]:
+    """Returns a row for each deviation between processes, without a true gain and with one of 10 %."""
+    rows = []
+    for between in BETWEEN:
+        for gain in (1.0, 1.1):
+            random = np.random.default_rng([studies, round(10 * between), round(100 * gain)])
+            found = [simulated(between, gain, random) for _ in range(studies)]
+            rows.append(_row(between, gain, found))
+    return rows
+
+
+def _row(between: float, gain: float, found: Sequence[Found]) -> tuple[str, ...]:
+    reported = [each.reported for each in found if each.reported is not None]
+    spread = 1.96 * float(np.std(reported)) / math.sqrt(len(reported))
+    said = f"{_signed(float(np.mean(reported)))} ± {100 * spread:.2f} %"
+    shares = [[getattr(each, name) for each in found] for name in ("dropped", "judged", "passed")]
+    about = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
+    screened = _signed(float(np.mean([each.screened for each in found])))
+    false = percent(float(np.mean([each.false for each in found])))
+    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, said, false, *about
+
+
+def _signed(log_ratio: float) -> str:
+    return f"{100 * math.expm1(log_ratio):+.2f} %"

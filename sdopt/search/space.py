@@ -1,0 +1,212 @@
+"""What a search varies: the options of some groups and the values of some keys, and which combinations can run."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import default_options, has_default, options_of
+from sdopt.config.overrides import quoted
+from sdopt.config.parse import SECTIONS
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
+from sdopt.optimizations.base import Contract
+from sdopt.results.choices import NONE
+from sdopt.search.config import SearchConfig
+from sdopt.variant import Variant
+
+BASELINE = "baseline"
+
+Point = Mapping[str, Any]
+"""A value for each variable that applies."""
+
+
+OFF, ON = "off", "on"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One thing that is varied.
+
+    Attributes:
+        name: a group (`precision`), an option of a group that combine (`memory.vae_tiling`), or a key.
+        values: the names of options, `off` and `on`, or the values of a key.
+        plain: that of the baseline; None of a key, which applies only to some options.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    plain: str | None = None
+
+    @property
+    def is_key(self) -> bool:
+        """Whether it is a key and no option."""
+        return self.plain is None
+
+    @property
+    def combines(self) -> bool:
+        """Whether it is one of the options of a group that are on or off each."""
+        return self.plain in (OFF, ON)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A combination that can run.
+
+    Attributes:
+        name: what it changes of the baseline, as tables show it.
+        overrides: the same as overrides.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """All combinations of some variables.
+
+    Attributes:
+        variables: groups first, keys after them.
+        left_out: why options cannot run here even alone.
+        composer: composes the baseline and each combination.
+        device: what they shall run on.
+    """
+
+    variables: tuple[Variable, ...]
+    left_out: tuple[str, ...]
+    composer: HydraComposer
+    device: Device
+    _composed: dict[tuple[str, ...], Variant | UsageError] = field(default_factory=dict, init=False, compare=False)
+
+    @classmethod
+    def of(cls, config: SearchConfig, composer: HydraComposer, device: Device) -> "Space":
+        """Returns the space that a search is asked for. Raises UsageError where no option of it can run here."""
+        whole = cls((*_groups(config, composer), *_keys(config)), (), composer, device)
+        baseline = {variable.name: variable.plain for variable in whole.variables if not variable.is_key}
+        kept, reasons = [], list[str]()
+        for variable in whole.variables:
+            if variable.is_key:
+                kept.append(variable)
+                continue
+            alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
+            reasons += [why for found in alone.values() if isinstance(found, list) for why in found]
+            fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
+            if fit not in ((), (variable.plain,)):
+                kept.append(replace(variable, values=fit))
+        if not any(not variable.is_key for variable in kept) and config.groups:
+            raise UsageError(["search.groups: no option of them can run here", *dict.fromkeys(reasons)])
+        return cls(tuple(kept), tuple(dict.fromkeys(reasons)), composer, device)
+
+    def applies(self, variable: Variable, point: Point) -> bool:
+        """Whether a key means something to the options of a point; an option always does."""
+        if not variable.is_key or variable.name.partition(".")[0] in SECTIONS:
+            return True
+        options = {name: value for name, value in point.items() if not self._named(name).is_key}
+        composed = self._variant(self.overrides(options))
+        if isinstance(composed, UsageError):
+            return False
+        found = composed.optimizations.items()
+        return any(
+            variable.name.startswith(f"{axis}.") and hasattr(option, variable.name[len(axis) + 1 :])
+            for axis, option in found
+        )
+
+    def candidate(self, point: Point) -> Candidate | list[str] | None:
+        """Returns the candidate of a point, the reasons why it cannot run, or None where it is the baseline itself."""
+        overrides = self.overrides(point)
+        composed, baseline = self._variant(overrides), self._variant([])
+        if isinstance(composed, UsageError):
+            return composed.problems
+        if reasons := composed.conflicts(self.device):
+            return reasons
+        assert isinstance(baseline, Variant)
+        if (composed.choices, composed.work, composed.hardware) == (baseline.choices, baseline.work, baseline.hardware):
+            return None
+        return Candidate(re.sub("['\"]", "", ", ".join(each.lstrip("+") for each in overrides)), tuple(overrides))
+
+    def contract(self, candidate: Candidate) -> Contract:
+        """Returns what a candidate promises about its images."""
+        composed = self._variant(candidate.overrides)
+        return composed.contract if isinstance(composed, Variant) else Contract.LOSSY
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yields every point, with the keys that apply to it."""
+        groups = [variable for variable in self.variables if not variable.is_key]
+        for values in product(*(variable.values for variable in groups)):
+            chosen: dict[str, Any] = dict(zip((variable.name for variable in groups), values, strict=True))
+            keys = [each for each in self.variables if each.is_key and self.applies(each, chosen)]
+            for settings in product(*(key.values for key in keys)):
+                yield chosen | dict(zip((key.name for key in keys), settings, strict=True))
+
+    def alone(self) -> Iterator[dict[str, Any]]:
+        """Yields the points in which one option is not the baseline's: what to try first."""
+        groups = [variable for variable in self.variables if not variable.is_key]
+        plain = {each.name: each.plain if each.plain in each.values else each.values[0] for each in groups}
+        for variable in groups:
+            yield from (plain | {variable.name: value} for value in variable.values if value != plain[variable.name])
+
+    def overrides(self, point: Point) -> list[str]:
+        """Returns what makes a point of the baseline, as on a command line."""
+        combined: dict[str, list[str]] = {}
+        chosen, keys = [], []
+        for name, value in point.items():
+            variable, (group, _, option) = self._named(name), name.partition(".")
+            if variable.is_key:
+                keys.append(f"{name}={_written(value)}")
+            elif variable.combines:
+                combined.setdefault(group, self._unvaried(group))
+                combined[group] += [option] if value == ON else []
+            elif value != variable.plain:
+                chosen.append(f"{'' if has_default(name) else '+'}{name}={value}")
+        lists = [
+            f"{group}=[{','.join(options)}]"
+            for group, options in combined.items()
+            if set(options) != {axis.partition(".")[2] for axis in self._chosen_in(group)}
+        ]
+        # Keys come last: what they belong to is chosen before them.
+        return [*chosen, *lists, *keys]
+
+    def _named(self, name: str) -> Variable:
+        return next(variable for variable in self.variables if variable.name == name)
+
+    def _chosen_in(self, group: str) -> list[str]:
+        return [axis for axis in self.composer.current.choices if axis.startswith(f"{group}.")]
+
+    def _unvaried(self, group: str) -> list[str]:
+        """The options of a group that the baseline has and the search leaves alone."""
+        varied = {variable.name for variable in self.variables}
+        return [axis.partition(".")[2] for axis in self._chosen_in(group) if axis not in varied]
+
+    def _variant(self, overrides: Sequence[str]) -> Variant | UsageError:
+        key = tuple(overrides)
+        if key not in self._composed:
+            try:
+                self._composed[key] = self.composer.variant("candidate", list(overrides))
+            except UsageError as error:
+                self._composed[key] = error
+        return self._composed[key]
+
+
+def _written(value: Any) -> str:
+    """Writes a value as Hydra's grammar takes it."""
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[\w./-]+", value) else quoted(value)
+    return "null" if value is None else str(value).lower()
+
+
+def _groups(config: SearchConfig, composer: HydraComposer) -> Iterator[Variable]:
+    for group in config.groups:
+        options = tuple((config.options or {}).get(group) or options_of(group))
+        chosen = composer.current.choices
+        if isinstance(default_options().get(group), list):
+            names = [f"{group}.{option}" for option in options]
+            yield from (Variable(name, (OFF, ON), ON if name in chosen else OFF) for name in names)
+        else:
+            yield Variable(group, options, chosen.get(group, NONE))
+
+
+def _keys(config: SearchConfig) -> Iterator[Variable]:
+    return (Variable(key, tuple(values)) for key, values in (config.keys or {}).items())

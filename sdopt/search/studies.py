@@ -1,0 +1,150 @@
+"""The studies that a search is made of: ordinary ones, with result files that every other command reads."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdopt.analysis.timing import latency
+from sdopt.config.composer import composer_of
+from sdopt.config.overrides import key_of, merge_overrides, quoted
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.gate.rules import require_measured
+from sdopt.launching import launch
+from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.results.files import read_result
+from sdopt.results.folders import read_error
+from sdopt.results.records import StudyResult
+from sdopt.search.config import SearchConfig
+from sdopt.search.space import BASELINE, Candidate
+from sdopt.study.designs import as_override
+from sdopt.study.forecast import calls_ahead
+from sdopt.study.missing import missing_of
+
+FINAL = "final"
+"""The folder of the study that the gate judges."""
+
+_OTHER_NOISE = 500_000
+"""Added to the seed of the noise: fewer images than that are drawn by a search before it judges."""
+
+_UNTRACKED = ("gate=none", "tracking=none")
+
+
+@dataclass(frozen=True)
+class Studies:
+    """Makes and reads the studies of one search.
+
+    Attributes:
+        given: overrides of the command line, for every study.
+        config: the search's keys.
+        config_dir: a folder with groups of the user's own.
+        folder: the search's.
+    """
+
+    given: Sequence[str]
+    config: SearchConfig
+    config_dir: Path | None
+    folder: Path
+
+    def overrides(self, stage: str) -> list[str]:
+        """Returns the overrides of a study without its variants.
+
+        Args:
+            stage: the name of its folder: `screen-00`, `race-0`, `final`.
+
+        Raises:
+            UsageError: too few prompts are left that the search has not seen.
+        """
+        name = f"study.name={quoted(self.config.title)}"
+        design = ["study=explicit", name, "study.skip_conflicts=true"]
+        if stage != FINAL:
+            own = map(as_override, self.config.screen if stage.startswith("screen") else self.config.race)
+            return merge_overrides(self.given, ["protocol=default", *_UNTRACKED, *own, *design])
+        judged = [] if any(key_of(override) == "gate" for override in self.given) else ["gate=default"]
+        return [*merge_overrides(self.given, [*judged, *design]), *self._fresh()]
+
+    def _fresh(self) -> list[str]:
+        """Prompts, noise and an order of rounds that decided nothing before."""
+        seen = max(self._drawn(stage) for stage in ("screen", "race"))
+        with composer_of(self.given, self.config_dir) as composer:
+            workload, protocol = composer.current.workload, composer.current.protocol
+        noise = [] if workload.latents else [f"workload.seed={(workload.seed + _OTHER_NOISE) % 2**53}"]
+        return [
+            f"workload.prompt_start={workload.prompt_start + seen}",
+            *noise,
+            f"protocol.shuffle_seed={(protocol.shuffle_seed + 1) % 2**53}",
+        ]
+
+    def _drawn(self, stage: str) -> int:
+        """How many prompts the studies of a stage show."""
+        with composer_of(self.overrides(stage), self.config_dir) as composer:
+            run = composer.current
+        return max(run.workload.prompt_count, run.quality.prompt_count or 0)
+
+    def require_final(self, candidates: Sequence[Candidate]) -> None:
+        """Checks before anything is measured that the gate will be able to judge.
+
+        Raises:
+            UsageError: a rule cannot be judged, or too few prompts are left for it.
+        """
+        overrides = [*self.overrides(FINAL), _variants(candidates[: self.config.finalists])]
+        with composer_of(overrides, self.config_dir) as composer:
+            run = composer.current
+            plan = run.study.plan(composer)
+        require_measured(plan, run.gate, run.quality, run.model)
+        wanted = run.quality.prompt_count or 0
+        there = len(resolve_prompts(replace(run.workload, prompt_count=wanted or 1), run.model))
+        if run.gate.judges and there < wanted:
+            first = run.workload.prompt_start
+            raise UsageError(
+                f"workload.prompts={run.workload.prompts}: the gate judges {wanted} prompts that the search has not "
+                f"seen, and after the first {first} there are {there}; name a file of at least {first + wanted}"
+            )
+
+    def measure(self, stage: str, candidates: Sequence[Candidate], brief: bool = True) -> StudyResult:
+        """Measures the candidates beside a baseline, or what is missing of that.
+
+        Raises:
+            UsageError: the study cannot run.
+            UnavailableError: it broke off.
+            InterruptedStudy: Ctrl-C.
+        """
+        folder = self.folder / stage
+        if (folder / "result.json").is_file():
+            result = read_result(folder)
+            judged = bool(result.judgements) or not result.config.gate.judges
+            if result.status == "finished" and not missing_of(result).variants and judged:
+                return result
+            launch([f"resume={folder}"], brief=brief)
+        else:
+            argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
+            argv += [*self.overrides(stage), _variants(candidates), f"hydra.run.dir={quoted(str(folder))}"]
+            launch(argv, brief=brief)
+        if not (folder / "result.json").is_file():
+            error = read_error(folder)
+            raise UnavailableError(error.problems if error else f"{folder}: the study left no result")
+        return read_result(folder)
+
+    def final_seconds(self, screened: StudyResult) -> float:
+        """Returns what the judging will take, as far as one screened study tells."""
+        with composer_of(self.overrides(FINAL), self.config_dir) as composer:
+            run = composer.current
+            baseline = composer.variant(BASELINE)
+        count = self.config.finalists + 2
+        processes = count * (run.protocol.replicates or 1)
+        calls = calls_ahead([baseline] * count, processes, run.protocol.rounds, run.protocol, None)
+        one = latency(screened.variant(screened.baseline), "median", 0.95)
+        loads = [m.load_s or 0.0 for row in screened.variants for m in row.measurements]
+        return calls * (one.estimate if one else 0.0) + processes * max(loads, default=0.0)
+
+
+def _variants(candidates: Sequence[Candidate]) -> str:
+    """The override that names the variants of a study: the baseline, and the candidates."""
+    named = {BASELINE: ()} | {candidate.name: candidate.overrides for candidate in candidates}
+    listed = (f"{_escaped(name)}:[{','.join(map(quoted, overrides))}]" for name, overrides in named.items())
+    return f"study.variants={{{','.join(listed)}}}"
+
+
+def _escaped(key: str) -> str:
+    """Writes the key of a dictionary as Hydra's grammar takes it."""
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", key)

@@ -1,0 +1,62 @@
+"""Shows what a search found in a terminal."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sdopt.search.answer import cells, headings_of, load_line
+from sdopt.search.record import Fate, SearchRecord
+from sdopt.search.space import Space
+
+_STYLES = {Fate.WINNER: "bold green", Fate.PASSED: "green", Fate.NOT_PASSED: "red", Fate.RULED_OUT: "dim"}
+
+_SHOWN = 15
+"""Candidates in the table; `search.md` has all."""
+
+
+def answer_table(record: SearchRecord) -> Group:
+    """The candidates that came far, the answer, and how to take it over."""
+    parts: list[RenderableType] = []
+    if record.entries:
+        table = Table(box=box.SIMPLE, pad_edge=False)
+        first, *others, _ = headings_of(record)
+        table.add_column(first, overflow="fold", ratio=1)
+        for heading in others:
+            table.add_column(heading, overflow="fold")
+        for entry in record.entries[:_SHOWN]:
+            *figures, _ = cells(entry)
+            table.add_row(*map(escape, figures), style=_STYLES.get(entry.fate, ""))
+        parts.append(table)
+        parts += [
+            Padding(Text(f"{entry.name}: {entry.because}", style=_STYLES.get(entry.fate, "")), (0, 0, 0, 2))
+            for entry in record.entries[:_SHOWN]
+            if entry.command or entry.fate is Fate.RULED_OUT
+        ]
+        if len(record.entries) > _SHOWN:
+            parts.append(Text(f"  and {len(record.entries) - _SHOWN} more", style="dim"))
+    parts += [Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in record.notes]
+    parts.append(Text(f"\nAnswer: {record.sentence}", style="bold"))
+    if record.winner is not None:
+        if record.lines:
+            parts.append(Text("To turn it on for a pipeline `pipe`:"))
+            parts += [Padding(Text(line), (0, 0, 0, 4)) for line in record.lines]
+        parts.append(Text("Or, as it was measured:"))
+        parts.append(Padding(Text(load_line(record)), (0, 0, 0, 4)))
+    judged = [entry for entry in record.entries if entry.command]
+    if judged:
+        parts.append(Text("To measure again what was judged:"))
+        parts += [Padding(Text(entry.command), (0, 0, 0, 4)) for entry in judged]
+    return Group(*parts)
+
+
+def space_table(space: Space) -> Group:
+    """What would be searched, and what cannot run here."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("varied", "values", "of the baseline"):
+        table.add_column(heading, overflow="fold")
+    for variable in space.variables:
+        table.add_row(variable.name, escape(", ".join(map(str, variable.values))), variable.plain or "")
+    return Group(table, *(Text(f"  cannot run: {reason}", style="dim") for reason in space.left_out))

@@ -1,0 +1,201 @@
+"""A search's trials, which Optuna proposes and keeps: the combinations of a space, in an order that learns.
+
+The first ones are each option alone. What cannot run is told to Optuna before anything is loaded.
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from sdopt.errors import UsageError
+from sdopt.search.config import SearchConfig
+from sdopt.search.findings import Finding
+from sdopt.search.space import Candidate, Space
+
+_NAME, _STUDY, _WHY = "variant", "study", "why"
+
+_MISSES = 50
+"""Proposals in a row that bring nothing new, after which what is left is taken in its own order."""
+
+_LOOKED_AT = 500
+"""Points that are looked at for one that is new; composing one takes some hundredths of a second."""
+
+
+@dataclass
+class Trials:
+    """The trials of one search.
+
+    Attributes:
+        study: Optuna's.
+        space: what is varied.
+        config: the search's keys.
+    """
+
+    study: optuna.Study
+    space: Space
+    config: SearchConfig
+
+    @classmethod
+    def open(cls, name: str, space: Space, config: SearchConfig) -> "Trials":
+        """Returns the trials of a search of that name, with those that an earlier call made.
+
+        Raises:
+            UsageError: the storage cannot be opened.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        if config.storage.startswith("sqlite:///"):
+            Path(config.storage.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                sampler = optuna.samplers.TPESampler(
+                    seed=config.seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=5
+                )
+            study = optuna.create_study(
+                storage=config.storage,
+                study_name=name,
+                load_if_exists=True,
+                directions=["minimize"] * len(config.objectives),
+                sampler=sampler,
+            )
+        except (SQLAlchemyError, ValueError, OSError) as error:
+            raise UsageError(f"search.storage={config.storage}: {str(error).splitlines()[0]}") from error
+        trials = cls(study, space, config)
+        if not study.trials:
+            for point in space.alone():
+                study.enqueue_trial(point)
+        return trials
+
+    def propose(self, count: int, begun: str) -> list[Candidate]:
+        """Returns up to so many candidates that were not tried; fewer, or none, where the space has no more.
+
+        Args:
+            count: how many are wanted.
+            begun: the study that they are measured in, which is noted, so that another call knows of it.
+        """
+        found: list[Candidate] = []
+        misses = 0
+        while len(found) < count:
+            if misses >= _MISSES and not self._enqueue_untried():
+                break
+            candidate = self._ask(begun)
+            if candidate is None:
+                misses += 1
+                continue
+            misses = 0
+            found.append(candidate)
+        return found
+
+    def unfinished(self) -> dict[str, list[Candidate]]:
+        """The candidates that were proposed and not told of, by the study that they are measured in."""
+        found: dict[str, list[Candidate]] = {}
+        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+            if _STUDY in trial.user_attrs:
+                candidate = Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
+                found.setdefault(trial.user_attrs[_STUDY], []).append(candidate)
+            else:  # the process died between asking and noting it
+                self.study.tell(trial.number, state=TrialState.FAIL)
+        return found
+
+    def tell(self, findings: dict[str, Finding]) -> None:
+        """Tells Optuna what was found of candidates."""
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            finding = findings.get(trial.user_attrs.get(_NAME, ""))
+            if finding is None:
+                continue
+            live = optuna.trial.Trial(self.study, trial._trial_id)
+            live.set_user_attr(_WHY, finding.out)
+            values = [finding.losses.get(objective) for objective in self.config.objectives]
+            if None in values:
+                self.study.tell(trial.number, state=TrialState.FAIL)
+                continue
+            for name, share in finding.excess.items():
+                live.set_constraint(name, share)
+            if finding.out and not any(share > 0 for share in finding.excess.values()):
+                live.set_constraint("gate", 1.0)
+            self.study.tell(trial.number, [value for value in values if value is not None])
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All that were proposed and can run, in their order."""
+        return [
+            Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
+            for trial in self.study.get_trials(deepcopy=False)
+            if _NAME in trial.user_attrs
+        ]
+
+    @property
+    def stages(self) -> set[str]:
+        """The studies that candidates were proposed for."""
+        return {t.user_attrs[_STUDY] for t in self.study.get_trials(deepcopy=False) if _STUDY in t.user_attrs}
+
+    @property
+    def measured(self) -> set[str]:
+        """Of these, those that Optuna was told of."""
+        trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return {trial.user_attrs[_STUDY] for trial in trials}
+
+    @property
+    def started(self) -> datetime | None:
+        """When the first candidate was proposed."""
+        return min((t.datetime_start for t in self.study.get_trials(deepcopy=False) if t.datetime_start), default=None)
+
+    @property
+    def conflicts(self) -> dict[str, str]:
+        """Why combinations cannot run, by their overrides."""
+        return {
+            ", ".join(self.space.overrides(self._point(trial))): trial.user_attrs[_WHY]
+            for trial in self.study.get_trials(deepcopy=False)
+            if _WHY in trial.user_attrs and _NAME not in trial.user_attrs
+        }
+
+    def _ask(self, begun: str) -> Candidate | None:
+        """Asks Optuna once; returns None where that cannot run, is the baseline, or was proposed before."""
+        trial = self.study.ask()
+        point: dict[str, Any] = {}
+        for variable in self.space.variables:
+            if self.space.applies(variable, point):
+                point[variable.name] = trial.suggest_categorical(variable.name, variable.values)
+        known = self._known(but=trial.number)
+        found = None if tuple(self.space.overrides(point)) in known else self.space.candidate(point)
+        if isinstance(found, Candidate):
+            trial.set_user_attr(_NAME, found.name)
+            trial.set_user_attr(_STUDY, begun)
+            return found
+        if found:
+            trial.set_user_attr(_WHY, "; ".join(found))
+        # What cannot run is pruned, from which Optuna learns; of what it knows already it need not be told.
+        self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
+        return None
+
+    def _known(self, but: int = -1) -> set[tuple[str, ...]]:
+        """The overrides of all that was proposed, and the baseline's."""
+        trials = self.study.get_trials(deepcopy=False)
+        return {()} | {
+            tuple(self.space.overrides(self._point(trial)))
+            for trial in trials
+            if trial.number != but and trial.state is not TrialState.WAITING
+        }
+
+    def _enqueue_untried(self) -> bool:
+        """Makes the next proposal the first point of the space that is new and can run; whether there is one."""
+        known = self._known()
+        new = (point for point in self.space.points() if tuple(self.space.overrides(point)) not in known)
+        for point in islice(new, _LOOKED_AT):
+            if isinstance(self.space.candidate(point), Candidate):
+                self.study.enqueue_trial(point)
+                return True
+        return False
+
+    def _point(self, trial: FrozenTrial) -> dict[str, Any]:
+        names = [variable.name for variable in self.space.variables if variable.name in trial.params]
+        return {name: trial.params[name] for name in names}

@@ -1,0 +1,104 @@
+"""A search in MLflow: a run above one for each trial and above the study that judged the finalists."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdopt.results.records import StudyResult
+from sdopt.schema import Tracking
+from sdopt.tracking.projection import NOTE, STUDY, common_tags, note_of
+from sdopt.tracking.runs import log_params, logged_run
+from sdopt.tracking.store import find_experiment, with_store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SEARCH = "sdopt.search"
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """What the run of one trial says."""
+
+    name: str
+    parameters: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """What the run of a search says.
+
+    Attributes:
+        identity: the same for the same search, whoever logs it.
+        experiment: the name of the MLflow experiment.
+        name: of the run.
+        note: Markdown, shown first.
+        parameters: what was searched.
+        files: go to its artifacts.
+        trials: one run each, below it.
+        sentence: the answer, for the experiment's note and the leaderboard.
+        screened: a study of the search, which says what was measured, where and with what.
+    """
+
+    identity: str
+    experiment: str
+    name: str
+    note: str
+    parameters: Mapping[str, str]
+    files: Sequence[Path]
+    trials: Sequence[TrialRun]
+    sentence: str
+    screened: StudyResult | None
+
+
+def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> str:
+    """Logs a search anew, in place of what was logged of it before; returns the id of its run.
+
+    Args:
+        search: what its runs say.
+        judged: the study of the finalists, which has runs of its own, where it is logged.
+        tracking: the store.
+
+    Raises:
+        TrackingError: the server cannot be reached or refuses.
+    """
+    run, _ = with_store(tracking, search.identity, lambda client: (_log(client, search, judged, tracking), True))
+    return run
+
+
+def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> str:
+    from mlflow.entities import Metric
+    from mlflow.utils.time import get_current_time_millis
+
+    experiment = find_experiment(client, search.experiment, tracking)
+    before = client.search_runs([experiment], f"tags.`{_SEARCH}` = '{search.identity}'", max_results=50_000)
+    shown = search.screened
+    common = common_tags(shown, shown.config) if shown else {}
+    own = {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
+    common = {name: value for name, value in common.items() if name != STUDY} | own | {_SEARCH: search.identity}
+    tags = {**common, "sdopt.role": "search", "answer": search.sentence, NOTE: note_of(search.note)}
+    parent = str(client.create_run(experiment, run_name=search.name, tags=tags).info.run_id)
+    log_params(client, parent, dict(search.parameters))
+    for file in search.files:
+        if file.suffix == ".png":
+            client.log_artifact(parent, str(file), "images")
+        else:
+            client.log_artifact(parent, str(file))
+    for trial in search.trials:
+        below = {**common, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
+        run = str(client.create_run(experiment, run_name=trial.name, tags=below).info.run_id)
+        log_params(client, run, dict(trial.parameters))
+        now = get_current_time_millis()
+        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in trial.metrics.items()])
+        client.set_terminated(run)
+    study = logged_run(client, experiment, judged) if judged else None
+    if study is not None:
+        client.set_tag(study, "mlflow.parentRunId", parent)
+    for run in before:
+        client.delete_run(run.info.run_id)
+    client.set_experiment_tag(experiment, NOTE, note_of(f"**{search.name}:** {search.sentence}"))
+    client.set_terminated(parent)
+    return parent

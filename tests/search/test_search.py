@@ -1,0 +1,165 @@
+"""`sdopt search` as a user gives it: it screens, judges anew, goes on after Ctrl-C, and says what it found."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from sdopt.analysis.timing import compare
+from sdopt.results.files import read_result, write_result
+from sdopt.search.studies import FINAL, Studies
+from tests.command import Finished, sdopt
+
+SEARCH = (
+    "search",
+    "search.groups=[layout,precision]",
+    "search.options={precision: [fp32, bf16, tf32]}",
+    "search.side_by_side=3",
+    "search.finalists=1",
+    "search.races=0",
+    "search.screen=[protocol.replicates:1,protocol.rounds:1,protocol.warmup:0]",
+    "hardware=cpu",
+    "hardware.threads=1",
+    "workload.steps=1",
+    "workload.prompt_count=1",
+    "quality=none",
+    "quality.prompt_count=1",
+    "gate=none",
+    "protocol.replicates=3",
+    "protocol.rounds=1",
+    "protocol.warmup=0",
+    "protocol.interference=null",
+)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search that was interrupted before the judging, and then went on."""
+
+    interrupted: Finished
+    said: str
+    """What lay in the folder then."""
+    finished: Finished
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    cwd = tmp_path_factory.mktemp("search")
+    measure = Studies.measure
+
+    def interrupted(self: Studies, stage: str, *rest: object, **named: object) -> object:
+        if stage == FINAL:
+            raise KeyboardInterrupt
+        return measure(self, stage, *rest, **named)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Studies, "measure", interrupted)
+        # Whatever was measured to be fastest goes on, and on a busy machine that may be the baseline.
+        patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
+        first = sdopt(cwd, *SEARCH, "tracking=none")
+    [folder] = (cwd / "outputs" / "searches").iterdir()
+    said = (folder / "search.md").read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
+        second = sdopt(cwd, *SEARCH)
+    return Searched(first, said, second, folder)
+
+
+class TestSearch:
+    def test_interrupted_keeps_what_was_found(self, searched: Searched) -> None:
+        assert searched.interrupted.code == 130
+        assert "The same command goes on with it" in searched.interrupted.err
+        assert "| layout=channels_last | open |" in searched.said
+
+    def test_goes_on_without_screening_again(self, searched: Searched) -> None:
+        assert "screen-00" in searched.interrupted.out
+        assert "screen-" not in searched.finished.out.partition("judging 1")[0]
+
+    def test_screens_every_combination_that_can_run(self, searched: Searched) -> None:
+        record = json.loads((searched.folder / "search.json").read_text())
+        assert {entry["name"] for entry in record["entries"]} == {
+            "layout=channels_last",
+            "precision=bf16",
+            "layout=channels_last, precision=bf16",
+        }
+        assert any("precision=tf32" in reason for reason in record["left_out"])
+
+    def test_judges_on_prompts_noise_and_an_order_that_it_has_not_seen(self, searched: Searched) -> None:
+        screened, judged = read_result(searched.folder / "screen-00"), read_result(searched.folder / FINAL)
+        assert judged.config.workload.prompt_start == 24  # a race would have shown so many
+        assert judged.config.workload.seed != screened.config.workload.seed
+        assert judged.config.protocol.shuffle_seed != screened.config.protocol.shuffle_seed
+        prompts = [{image.prompt for row in each.variants for image in row.images} for each in (screened, judged)]
+        assert prompts[0]
+        assert prompts[1]
+        assert not prompts[0] & prompts[1]
+
+    def test_without_a_winner_ends_with_3(self, searched: Searched) -> None:
+        record = json.loads((searched.folder / "search.json").read_text())
+        assert searched.finished.code == (0 if record["winner"] else 3)
+        assert record["sentence"] in searched.finished.shown
+
+    def test_is_a_run_with_one_for_each_trial_in_mlflow(self, searched: Searched) -> None:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{searched.finished.cwd}/outputs/mlflow.db")
+        [experiment] = [found for found in client.search_experiments() if found.name == "search"]
+        runs = client.search_runs([experiment.experiment_id])
+        [parent] = [run for run in runs if run.data.tags["sdopt.role"] == "search"]
+        trials = [run for run in runs if run.data.tags["sdopt.role"] == "trial"]
+        assert {run.info.run_name for run in trials} == {
+            "layout=channels_last",
+            "precision=bf16",
+            "layout=channels_last, precision=bf16",
+        }
+        assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
+        assert all(run.data.metrics["speedup"] > 0 for run in trials)
+        [study] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
+        assert study.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"search.json", "search.md"}
+
+    def test_names_the_winner_and_how_to_take_it_over(self, searched: Searched) -> None:
+        """The finalist's times are divided by ten, as if the option had been that much faster."""
+        judged = read_result(searched.folder / FINAL)
+        [finalist] = judged.candidates
+        for measurement in finalist.measurements:
+            measurement.latency_s = [0.1 * seconds for seconds in measurement.latency_s]
+        compare(judged)
+        write_result(judged, searched.folder / FINAL)
+        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
+        assert again.code == 0
+        assert f"Turn on {finalist.name}" in again.shown
+        record = json.loads((searched.folder / "search.json").read_text())
+        assert record["winner"] == finalist.name
+        assert f"sdopt.load('outputs/searches/{searched.folder.name}/final', variant='{finalist.name}')" in again.shown
+        [entry] = [entry for entry in record["entries"] if entry["fate"] == "winner"]
+        assert entry["low"] > 1
+        assert entry["command"].startswith("sdopt run hardware=cpu")
+
+    def test_of_files_that_do_not_belong_to_the_trials_is_refused(self, searched: Searched) -> None:
+        storage = searched.finished.cwd / "outputs" / "optuna.db"
+        with create_engine(f"sqlite:///{storage}").begin() as database:
+            database.execute(text("update studies set study_name = 'other'"))
+        again = sdopt(searched.finished.cwd, *SEARCH, "tracking=none")
+        assert again.code == 2
+        assert "do not belong together" in again.shown
+
+
+class TestRefused:
+    def test_a_gate_that_wants_more_prompts_than_are_left(self, tmp_path: Path) -> None:
+        prompts = tmp_path / "prompts.txt"
+        prompts.write_text("\n".join(f"prompt {number}" for number in range(40)))
+        refused = sdopt(tmp_path, "search", "search.groups=[layout]", f"workload.prompts={prompts}", "tracking=none")
+        assert refused.code == 2
+        assert "the gate judges 96 prompts that the search has not seen" in refused.shown
+        assert "name a file of at least 120" in refused.shown
+        assert not list(tmp_path.rglob("result.json"))
+
+    def test_a_dry_run_shows_the_space_and_leaves_nothing(self, tmp_path: Path) -> None:
+        shown = sdopt(tmp_path, "search", "search.groups=[layout]", "dry_run=true", "tracking=none")
+        assert shown.code == 0
+        assert "channels_last, contiguous" in shown.shown
+        assert not list(tmp_path.iterdir())

@@ -1,0 +1,142 @@
+"""What a search varies: options of groups, those that combine, keys; and what cannot run is known beforehand."""
+
+from pathlib import Path
+
+import pytest
+
+from sdopt.config.composer import HydraComposer, composer_of
+from sdopt.errors import UsageError
+from sdopt.hardware.device import Device
+from sdopt.search.config import search_config
+from sdopt.search.space import Candidate, Space, Variable
+from sdopt.search.trials import Trials
+
+CPU = Device("cpu")
+GIVEN = ("workload.steps=4", "memory=[tiny_vae]", "tracking=none")
+
+
+@pytest.fixture(scope="module")
+def composer() -> HydraComposer:
+    with composer_of(GIVEN) as made:
+        return made
+
+
+def space_of(composer: HydraComposer, *overrides: str, device: Device = CPU) -> Space:
+    return Space.of(search_config(overrides), composer, device)
+
+
+class TestSpace:
+    def test_of_a_group_has_the_options_that_can_run_here(self, composer: HydraComposer) -> None:
+        space = space_of(composer, "search.groups=[layout,precision]")
+        layout, precision = space.variables
+        assert layout == Variable("layout", ("channels_last", "contiguous"), "contiguous")
+        assert "bf16" in precision.values
+        assert "tf32" not in precision.values
+        assert any("precision=tf32" in reason for reason in space.left_out)
+
+    def test_of_options_that_combine_turns_each_on_and_off(self, composer: HydraComposer) -> None:
+        space = space_of(composer, "search.groups=[memory]", "search.options={memory: [tiny_vae, layerwise_casting]}")
+        tiny, casting = space.variables
+        assert (tiny.name, tiny.plain, casting.plain) == ("memory.tiny_vae", "on", "off")
+        assert space.overrides({tiny.name: "on", casting.name: "on"}) == ["memory=[tiny_vae,layerwise_casting]"]
+        assert space.overrides({tiny.name: "off", casting.name: "off"}) == ["memory=[]"]
+        assert space.overrides({tiny.name: "on", casting.name: "off"}) == []
+
+    def test_of_options_that_are_not_varied_stay(self, composer: HydraComposer) -> None:
+        space = space_of(composer, "search.groups=[memory]", "search.options={memory: [layerwise_casting]}")
+        [casting] = space.variables
+        assert space.overrides({casting.name: "on"}) == ["memory=[tiny_vae,layerwise_casting]"]
+
+    def test_a_key_applies_where_its_option_is_chosen(self, composer: HydraComposer) -> None:
+        space = space_of(
+            composer,
+            "search.groups=[caching]",
+            "search.options={caching: [none, deepcache]}",
+            "search.keys={caching.interval: [2, 5], workload.steps: [2]}",
+        )
+        points = list(space.points())
+        assert points == [
+            {"caching": "none", "workload.steps": 2},
+            {"caching": "deepcache", "caching.interval": 2, "workload.steps": 2},
+            {"caching": "deepcache", "caching.interval": 5, "workload.steps": 2},
+        ]
+        found = space.candidate(points[1])
+        assert found == Candidate(
+            "caching=deepcache, caching.interval=2, workload.steps=2",
+            ("caching=deepcache", "caching.interval=2", "workload.steps=2"),
+        )
+
+    def test_the_baseline_is_no_candidate(self, composer: HydraComposer) -> None:
+        space = space_of(composer, "search.groups=[layout]", "search.keys={workload.steps: [4, 2]}")
+        assert space.candidate({"layout": "contiguous", "workload.steps": 4}) is None
+
+    def test_a_conflict_is_known_before_anything_is_loaded(self, composer: HydraComposer) -> None:
+        space = space_of(composer, "search.groups=[layout,memory]", "search.options={memory: [group_offload]}")
+        reasons = space.candidate({"layout": "channels_last", "memory.group_offload": "on"})
+        assert isinstance(reasons, list)
+        assert "choose layout=contiguous" in reasons[0]
+
+    def test_of_options_of_which_none_can_run_is_refused(self, composer: HydraComposer) -> None:
+        with pytest.raises(UsageError, match=r"search\.groups: no option of them can run here"):
+            space_of(composer, "search.groups=[precision]", "search.options={precision: [tf32]}")
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("overrides", "said"),
+        [
+            (["search.groups=[precison]"], "search.groups: there is no group 'precison'"),
+            ([], "search.groups: name the groups to search"),
+            (["search.groups=[layout]", "search.options={layout: [diagonal]}"], "layout has no option 'diagonal'"),
+            (
+                ["search.groups=[layout]", "search.options={precision: [bf16]}"],
+                "'precision' is not among",
+            ),
+            (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is no key"),
+            (["search.groups=[layout]", "search.objectives=[]"], "search.objectives: name one or several"),
+            (["search.groups=[layout]", "search.objectives=[speed]"], "choose one of latency, memory, distance"),
+            (["search.groups=[layout]", "search.distance=psnr_db"], "search.distance=psnr_db: choose one of mse"),
+            (["search.groups=[layout]", "search.finalists=0"], "search.finalists=0: must be at least 1"),
+            (["search.groups=[layout]", "search.title=../x"], "search.title=../x: must be a name"),
+            (["search.groups=[layout]", "search.budget=3"], "did you mean search.budget_s"),
+            (["search.groups=[layout]", "experiment=quickstart"], "a search makes studies of its own"),
+        ],
+    )
+    def test_names_what_is_wrong(self, overrides: list[str], said: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            search_config(overrides)
+        assert said in str(caught.value)
+
+
+class TestTrials:
+    @pytest.fixture
+    def trials(self, composer: HydraComposer, tmp_path: Path) -> Trials:
+        config = search_config([
+            "search.groups=[layout,caching]",
+            "search.options={caching: [none, deepcache]}",
+            "search.keys={caching.interval: [2, 3]}",
+            f"search.storage=sqlite:///{tmp_path}/optuna.db",
+        ])  # fmt: skip
+        return Trials.open("some", Space.of(config, composer, CPU), config)
+
+    def test_propose_each_option_alone_first(self, trials: Trials) -> None:
+        first = trials.propose(2, "screen-00")
+        assert [candidate.overrides[0] for candidate in first] == ["layout=channels_last", "caching=deepcache"]
+
+    def test_propose_each_combination_once_and_then_none(self, trials: Trials) -> None:
+        found = trials.propose(20, "screen-00")
+        names = [candidate.name for candidate in found]
+        # Two layouts with no cache or one of two, less the baseline.
+        assert len(names) == len(set(names)) == 5
+        assert trials.propose(3, "screen-01") == []
+
+    def test_know_after_a_crash_what_was_not_measured(self, trials: Trials) -> None:
+        proposed = trials.propose(2, "screen-00")
+        again = Trials.open("some", trials.space, trials.config)
+        assert again.unfinished() == {"screen-00": proposed}
+
+    def test_a_storage_that_cannot_be_opened_is_named(self, composer: HydraComposer, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("no database, but text that is long enough to be read as one" * 100)
+        config = search_config(["search.groups=[layout]", f"search.storage=sqlite:///{tmp_path}/file"])
+        with pytest.raises(UsageError, match=r"search\.storage=sqlite"):
+            Trials.open("some", Space.of(config, composer, CPU), config)
