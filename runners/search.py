@@ -83,7 +83,7 @@ def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int
     try:
         judged = search.run()
     except KeyboardInterrupt as interrupt:
-        concluded(search, None)
+        concluded(search, None, ended=False)
         print(f"sdopt: interrupted; what was found so far: {search.studies.folder}/search.md", file=sys.stderr)
         print("The same command goes on with it.", file=sys.stderr)
         return exit_code_of(interrupt)

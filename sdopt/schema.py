@@ -152,8 +152,9 @@ class Protocol:
     rounds: int = bounded(4, ge=1, le=100_000)
     """Timed calls of each process. More of them make each process's mean steadier, and replace no process."""
     warmup: int = bounded(1, ge=0, le=100_000)
-    """Untimed calls after the first one, which is reported as the cold start. Memory is measured in the last of them
-    (with 0, in the first call), and once more after the last round."""
+    """Untimed calls after the first one, which is reported as the cold start. The last of them is a round that is
+    discarded, so that interleaved processes have one in any case. Memory is measured in it (with 0, in the first call),
+    and once more after the last round."""
     replicates: int | None = bounded(None, ge=1, le=1000)
     """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
     precision: float | None = bounded(None, gt=0, lt=1)

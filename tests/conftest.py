@@ -73,12 +73,12 @@ Compose = Callable[..., Variant]
 
 @cache
 def _smallest() -> HydraComposer:
-    return HydraComposer([*SMOKE, "workload.steps=1"])
+    return HydraComposer([*SMOKE, "workload.size=null"])
 
 
 @pytest.fixture
 def variant(composer: type[HydraComposer]) -> Compose:
-    """A variant of the smallest workload: `variant("precision=bf16")`."""
+    """A variant of one step, at the model's own size: `variant("precision=bf16")`."""
     return lambda *overrides: _smallest().variant(None, overrides)
 
 
@@ -141,8 +141,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     arguments = (
         *("run", "study=explicit", "study.name=shared", f"study.variants={' '.join(variants.split())}", *SMALL),
         *(f"protocol.{override}" for override in protocol),
-        "workload.prompt_count=4",
-        "quality.prompt_count=4",
+        *("workload.steps=2", "workload.size=64", "workload.prompt_count=4", "quality.prompt_count=4"),
     )
     return once(tmp_path_factory, "finished", lambda cwd: sdopt(cwd, *arguments))
 

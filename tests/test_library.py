@@ -141,7 +141,7 @@ class TestLoad:
         with pytest.raises(ConflictError, match=r"memory=precomputed_embeddings: name the prompts .* prompts=\[…\]"):
             sdopt.load(found.folder, found.result.variants[1].name)
         pipe = sdopt.load(found.folder, found.result.variants[1].name, prompts=["a red apple"])
-        assert pipe("a red apple", output_type="np").images.shape == (1, 64, 64, 3)
+        assert pipe("a red apple", output_type="np").images.shape == (1, 32, 32, 3)
 
     def test_which_one_must_be_said_where_there_are_several(self, finished: Finished) -> None:
         with pytest.raises(UsageError, match="the study has baseline, bfloat16"):

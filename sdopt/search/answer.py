@@ -26,12 +26,13 @@ RECORD, TABLES = "search.json", "search.md"
 HEADINGS = ("candidate", "fate", "speed-up", "latency", "memory", "distance", "because")
 
 
-def record_of(search: Search, judged: StudyResult | None) -> SearchRecord:
+def record_of(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
     """Returns what a search has found so far.
 
     Args:
         search: with what it dropped.
         judged: the study of the finalists, where it came so far.
+        ended: whether it took all its steps, rather than being interrupted.
     """
     found = search.all_findings(("screen-", "race-"))
     answers = {each.variant: each for each in answer_of(judged).options} if judged else {}
@@ -64,7 +65,9 @@ def record_of(search: Search, judged: StudyResult | None) -> SearchRecord:
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, passed, answers, len(entries), judged),
+        sentence=_sentence(winner, passed, answers, len(entries), judged)
+        if ended
+        else f"The search has not ended; {len(entries)} combinations were proposed so far.",
         entries=sorted(entries, key=_place),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),

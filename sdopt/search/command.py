@@ -117,9 +117,9 @@ def _require_whole(trials: Trials, folder: Path) -> None:
         raise UsageError(f"{where}: one of them was removed; begin another search with search.title=…")
 
 
-def concluded(search: Search, judged: StudyResult | None) -> SearchRecord:
-    """Writes what a search has found so far to its folder, and returns it. Raises OSError."""
-    record = record_of(search, judged)
+def concluded(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
+    """Writes what a search has found so far to its folder, and returns it; see `record_of`. Raises OSError."""
+    record = record_of(search, judged, ended)
     write_record(record, search.studies.folder)
     if (plot := search_plot(record)) is not None:
         (search.studies.folder / PLOT).write_bytes(plot)

@@ -60,9 +60,11 @@ class Search:
 
     def run(self) -> StudyResult | None:
         """Takes all steps; returns the judged study, or None where no candidate is worth judging."""
-        if not (self.studies.folder / FINAL / "result.json").is_file():
+        if not any(self.results(FINAL)):
             self.studies.require_final(self._foreseen())
-            self.screen()
+            # Who has raced was chosen among those that were screened before.
+            if not any(self.results("race-")):
+                self.screen()
         finalists = self.race()
         if not finalists:
             return None

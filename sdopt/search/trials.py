@@ -120,8 +120,8 @@ class Trials:
                 continue
             for name, share in finding.excess.items():
                 live.set_constraint(name, share)
-            if finding.out and not any(share > 0 for share in finding.excess.values()):
-                live.set_constraint("gate", 1.0)
+            beyond = any(share > 0 for share in finding.excess.values())
+            live.set_constraint("ruled out", 1.0 if finding.out and not beyond else 0.0)
             self.study.tell(trial.number, [value for value in values if value is not None])
 
     @property

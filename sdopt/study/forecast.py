@@ -50,8 +50,8 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
         protocol: says how many other calls there are.
         batch: prompts of the quality pass in one call; None is each workload's own.
     """
-    # Loading; at each shape the cold start, the discarded round and the evidence.
-    each = 1 + len(variants[0].shapes) * (3 + protocol.warmup + rounds)
+    # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
+    each = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
     drawn = sum(draw_of(variant, batch).calls for variant in variants)
     return processes * each + len(variants) * protocol.stage_calls + drawn
 

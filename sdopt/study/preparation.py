@@ -78,15 +78,19 @@ def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
     for place in run.shapes:
         for part in parts:
             starved += _first_call(run, part, place)
-        # Without a warm-up, memory is that of the first call.
-        for left in reversed(range(run.protocol.warmup)):
-            number = run.protocol.warmup - left
-            calls, missing = call_group(run, group, "warm-up", place, number, memory=not left)
+        for number in range(1, 1 + early_warmup(run)):
+            memory = number == early_warmup(run)
+            calls, missing = call_group(run, group, "warm-up", place, number, memory=memory)
             starved += missing
             for process, call in calls:
                 process.measurement.shapes[place].warmup_s.append(call.seconds)
                 note_call(run, process, place, call)
     return starved
+
+
+def early_warmup(run: StudyRun) -> int:
+    """Returns how many calls warm a process up before the others are prepared: the last one is the discarded round."""
+    return max(0, run.protocol.warmup - 1) if run.interleaved and run.rounds else run.protocol.warmup
 
 
 def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
@@ -112,7 +116,8 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
 
 def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> Starved:
     """Calls workers at a shape for the first time, which may compile; returns those that starved."""
-    memory = not run.protocol.warmup
+    # What it needs says whether others fit beside it; without a warm-up it is also what is reported.
+    memory = not early_warmup(run)
     calls, starved = call_group(run, part, "cold start", place, 0, memory=memory)
     for process, call in calls:
         note_call(run, process, place, call)

@@ -220,13 +220,16 @@ def _taken(samples: ShapeSamples) -> list[float]:
 def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     """Calls all processes that will be timed, and discards the times: those that were started early have been idle.
 
+    It is the last of their warm-up calls, in which their memory is measured.
+
     Returns:
         how the rest is to be measured, if a worker ran out of memory beside the others.
     """
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
     for group, place in product(batched(waiting, side_by_side(run)), run.shapes):
-        calls, starved = call_group(run, group, "discarded round", place, 1 + run.protocol.warmup)
+        number, memory = 1 + run.protocol.warmup, run.protocol.warmup > 0
+        calls, starved = call_group(run, group, "discarded round", place, number, memory=memory)
         for process, call in calls:
             process.measurement.shapes[place].discarded_s.append(call.seconds)
             note_call(run, process, place, call)

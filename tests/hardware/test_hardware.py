@@ -236,7 +236,7 @@ class TestMemory:
         finished = sdopt(
             tmp_path,
             *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=a10"),
-            *("hardware.emulate_memory=true", "hardware.sheet.memory_gib=0.63", "precision=bf16"),
+            *("workload.size=64", "hardware.emulate_memory=true", "hardware.sheet.memory_gib=0.63", "precision=bf16"),
         )
         assert finished.code == 3
         assert {row.status for row in finished.result.variants} == {Status.OUT_OF_MEMORY}
@@ -248,7 +248,7 @@ class TestMemory:
         finished = sdopt(
             tmp_path,
             *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=rtx3060"),
-            *("hardware.emulate_memory=true", "precision=fp16"),
+            *("workload.size=64", "hardware.emulate_memory=true", "precision=fp16"),
         )
         assert finished.code == 0, finished.err
         assert all(row.status is Status.OK for row in finished.result.variants)

@@ -364,7 +364,8 @@ class TestInductor:
     def compiled(self, tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp("inductor")
         before = set(parents())
-        finished = sdopt(folder, "run", *SMOKE, "compiler=inductor", "workload.prompt_count=2")
+        work = ("workload.steps=2", "workload.size=64", "workload.prompt_count=2")
+        finished = sdopt(folder, "run", *SMOKE, *work, "compiler=inductor")
         time.sleep(1)
         ours = {pid for pid, parent in parents().items() if parent == os.getpid()}
         left = [pid for pid in set(parents()) - before - ours if _command(pid) and "torch" in _command(pid)]

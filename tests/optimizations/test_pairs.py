@@ -33,6 +33,12 @@ def quick(walk: Walk) -> list[Choice]:
     return [choice for choice in walk.choices if choice not in long and walk.runnable([choice])]
 
 
+@pytest.fixture(scope="module")
+def runs(walk: Walk, quick: Sequence[Choice]) -> list[tuple[list[Choice], str]]:
+    """Combinations in which each pair of them occurs, each with a task."""
+    return covering_runs(walk, quick)
+
+
 class TestDeclared:
     @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("model", ["emoji", "sd15", "sdxl"])
@@ -74,8 +80,9 @@ class TestDeclared:
 
 
 class TestRun:
-    def test_runs_cover_every_pair(self, walk: Walk, quick: Sequence[Choice]) -> None:
-        runs = covering_runs(walk, quick)
+    def test_runs_cover_every_pair(
+        self, walk: Walk, quick: Sequence[Choice], runs: Sequence[tuple[list[Choice], str]]
+    ) -> None:
         met = {frozenset(pair) for chosen, _ in runs for pair in combinations(chosen, 2)}
         wanted = {frozenset((a, b)) for a, b in combinations(quick, 2) if a.combines(b) and walk.runnable([a, b])}
         assert wanted <= met
@@ -84,9 +91,9 @@ class TestRun:
             assert {task for chosen, task in runs if choice in chosen} == set(TASKS)
         assert covering_runs(walk, quick) == runs, "the same runs every time"
 
-    def test_runs_take_effect(self, walk: Walk, quick: Sequence[Choice]) -> None:
-        """Three minutes on two cores: each option with each task, and each pair of options at least once."""
-        found = walk.failures(covering_runs(walk, quick))
+    def test_runs_take_effect(self, walk: Walk, runs: Sequence[tuple[list[Choice], str]]) -> None:
+        """More than a minute on one core: each option with each task, and each pair of options at least once."""
+        found = walk.failures(runs)
         assert not found, "\n".join(found)
 
     @pytest.mark.slow

@@ -14,6 +14,7 @@ from sdopt.doctor.options import compose_options
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Optimization, Stage
 from sdopt.variant import Variant
+from sdopt.worker.preload import MODULES, import_all
 from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE
 
@@ -21,7 +22,9 @@ TASKS = ("txt2img", "img2img", "inpaint")
 
 WORKLOADS: tuple[tuple[str, ...], ...] = (
     (),
-    ("workload.batch_size=2", "workload.size=96"),
+    ("workload.batch_size=2",),
+    ("workload.size=80",),
+    ("workload.batch_size=2", "workload.size=80"),
     ("workload.batch_size=2", "workload.size=96", "workload.steps=20"),
 )
 """From small to large: an option that cannot take effect on the first is tried on the next."""
@@ -68,6 +71,10 @@ class Walk:
             if isinstance(variant, Variant)
         ]
         self.pairs: list[Pair] = [(a, b) for a, b in combinations(self.choices, 2) if a.combines(b)]
+        # What a worker has imported is no garbage here either: every run would look through it several times.
+        import_all(MODULES)
+        gc.collect()
+        gc.freeze()
 
     def variant(self, chosen: Iterable[Choice], task: str = "txt2img", workload: int = 0) -> Variant:
         """Returns the variant with some options on the reference model."""

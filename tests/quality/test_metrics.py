@@ -87,7 +87,7 @@ def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     rules = "gate.rules={lossy: [{metric: redness, margin: 1, confidence: null}]}"
     few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.cache=null"]
-    run = sdopt(tmp_path, "run", *SMOKE, *few, "workload.steps=1", "precision=bf16", "gate=default", f"+{rules}")
+    run = sdopt(tmp_path, "run", *SMOKE, *few, "workload.size=64", "precision=bf16", "gate=default", f"+{rules}")
     result = run.result
     scores = [result.variant(name).quality["redness"] for name in ("baseline", "precision=bf16")]
     assert all(score.estimate is not None and len(score.per_prompt) == 3 for score in scores)

@@ -67,7 +67,9 @@ def test_the_working_folder_comes_last(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
-    nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), "/nowhere")
+    (file := tmp_path / "file").touch()
+    # Below a file not even root can make a folder.
+    nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(file / "nowhere"))
     ended = run_apart(tmp_path, "run", *QUICK, handles=64, **nowhere)
     assert ended.returncode == 0, ended.stderr
     [path] = tmp_path.rglob("result.json")

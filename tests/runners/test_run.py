@@ -163,7 +163,8 @@ class TestDryRun:
         # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
         assert "time: unknown; memory: about 0.02 GiB a process (no earlier run" in planned.shown
-        known = sdopt(finished.cwd, "run", *SMOKE, "dry_run=true", "precision=bf16")
+        work = ("workload.steps=2", "workload.size=64")
+        known = sdopt(finished.cwd, "run", *SMOKE, *work, "dry_run=true", "precision=bf16")
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown
 

@@ -90,7 +90,7 @@ class TestConflicts:
         return composer([*SMOKE, *overrides]).variant("it").conflicts(device)
 
     def test_name_the_shape_at_which_an_option_cannot_take_effect(self, composer: Composers) -> None:
-        [found] = self.of(composer, "memory=[vae_slicing]", "workload.batch_size=[1,2]")
+        [found] = self.of(composer, "memory=[vae_slicing]", "workload.size=64", "workload.batch_size=[1,2]")
         assert found.endswith("set workload.batch_size to 2 or more (at 64×64, batch 1)")
         assert not self.of(composer, "memory=[vae_slicing]", "workload.batch_size=[2,3]")
 
