@@ -106,7 +106,7 @@ class Experiment:
             print_problems([warning])
         if self._nothing_to_compare(plan, result, machine):
             return result
-        require_room(plan, self.folder)
+        require_room(plan, result, self.folder, machine, self.context)
         if not self.brief:
             announce(result, self.console)
         write_result(result, self.folder)  # a disk that is full is better found before measuring than after it

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.claims import NO_BENEFIT, PAYS
+from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES
@@ -29,6 +29,10 @@ class Worth(StrEnum):
     """It failed, it left no evidence of taking effect, or its images are broken."""
     NOT_MEASURED = "not measured"
     """It cannot run here, or the study was interrupted."""
+
+
+REPEATS = "nothing is changed: what it chooses, its reference has too"
+"""Said of a variant that is its reference once more, as `precision=fp32` beside the default."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,8 @@ def _worth(
         return failed
     if reference.status is not Status.OK:
         return Worth.UNPROVEN, f"its reference '{reference.name}' has the status {reference.status}"
+    if (variant.choices, variant.config) == (reference.choices, reference.config):
+        return Worth.UNPROVEN, REPEATS
     shown = {
         name: _shown(ratio, smallest_factor(ratio.measure, result.config.gate, reference))
         for name, ratio in ratios.items()
@@ -281,7 +287,13 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
 
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, ruling.reason))) for ruling in rulings))
+    """Returns the reasons of rulings, each once, without a first word that the verdict beside them says already."""
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (each.metric, _bare(each.reason)))) for each in rulings))
+
+
+def _bare(reason: str) -> str:
+    word, _, rest = reason.partition(": ")
+    return rest if word in (HARM, Worth.UNPROVEN) else reason
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 PAYS = "it pays"
 """How a gate's reason begins where a gain holds together with all other claims of the study."""
 
+HARM = "harm"
+"""How a gate's reason begins where an option harms what it claims to better."""
+
 NO_BENEFIT = "no benefit"
 """How a gate's reason begins where an option does no harm, and a gain that counts is excluded."""
 

@@ -216,7 +216,8 @@ class Figures:
 
 def ratio_text(interval: Interval) -> str:
     """Writes a ratio with its bounds."""
-    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    known = interval.low is not None and interval.high is not None
+    bounds = f" [{interval.low:.2f}, {interval.high:.2f}]" if known else ""
     return f"{interval.estimate:.2f}×{bounds}"
 
 
@@ -315,7 +316,8 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     By name (`bf16`) and in TFLOP/s; None without a sheet, or where the types are not seen or not on it.
     """
     sheet = result.environment.sheet
-    types = [kind for m in variant.measurements for e in m.evidence for kind in e.facts.get("arithmetic", [])]
+    shown = [e.facts.get("arithmetic") for m in variant.measurements for e in m.evidence]
+    types = [kind for kinds in shown if isinstance(kinds, list) for kind in kinds]
     return peak_of(sheet, types) if sheet and types else None
 
 

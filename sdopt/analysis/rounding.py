@@ -16,4 +16,4 @@ def precision_of(variant: VariantResult) -> str | None:
     if not isinstance(chosen, dict) or "weights" not in chosen:
         return None
     types = [str(name) for name in (chosen["weights"], chosen.get("autocast")) if name]
-    return max(types, key=lambda name: UNIT_ROUNDOFF[name]) if UNIT_ROUNDOFF.keys() >= set(types) else None
+    return max(types, key=lambda name: UNIT_ROUNDOFF[name]) if types and UNIT_ROUNDOFF.keys() >= set(types) else None

@@ -19,6 +19,7 @@ from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
 from sdopt.analysis.rounding import precision_of
 from sdopt.analysis.timing import exceeds
+from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings, gain_when_drawn
 from sdopt.gate.calibration import Calibration, fitting_calibration
 from sdopt.gate.looks import look_at, record_look, ruling_of
@@ -258,7 +259,14 @@ class RuleContext:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
         if rule.metric in RULED:
             return self._performance(rule, gate)
-        least = family_of(rule.metric).decides_from
+        try:
+            least = family_of(rule.metric).decides_from
+        except UsageError as error:  # the rules of a result that another sdopt wrote
+            return unjudged(rule.test, error.problems[0], rule.metric)
+        return self._of_images(rule, least)
+
+    def _of_images(self, rule: Rule, least: int) -> Ruling:
+        """A rule on a metric of images, which decides nothing below so many of them."""
         if len(self.candidate.images) < least:
             return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)

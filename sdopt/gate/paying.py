@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.analysis.claims import NO_BENEFIT, PAYS, holm
+from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS, holm
 from sdopt.analysis.measures import SPEEDUP, Measure, with_shape
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
@@ -157,12 +157,12 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
     reason = "; ".join(result.said for result in results)
     answers = {result.answer for result in results}
     if Answer.HARM in answers:
-        return Ruling("must pay", "", Verdict.FAIL, f"harm: {reason}")
+        return Ruling("must pay", "", Verdict.FAIL, f"{HARM}: {reason}")
     if Answer.GAIN in answers:
         gains = {result.claim.measure for result in results if result.answer is Answer.GAIN}
         if not changes and gains == {SPEEDUP}:
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"unproven: {reason}; but {unexplained(changes)}")
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"{reason}; but {unexplained(changes)}")
         return Ruling("must pay", "", Verdict.PASS, f"{PAYS}: {reason}")
     if Answer.OPEN in answers:
-        return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"unproven: {reason}")
+        return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason)
     return Ruling("must pay", "", Verdict.FAIL, f"{NO_BENEFIT}: {reason}")

@@ -80,8 +80,8 @@ class Optimization:
 
     Attributes:
         stage: when it is applied.
-        fixed_batch: whether calls of another batch size would be compiled or captured anew. The images of the quality
-            pass are then drawn in batches of the workload's size.
+        fixed_batch: whether calls of another batch size would be compiled or captured anew, or would draw visibly other
+            images. Those of the quality pass are then drawn in batches of the workload's size.
         saves_operations: whether the denoiser leaves out operations, so that they are counted with it applied.
         loads_on_host: whether the pipeline is loaded into the host's memory, from where the option takes its weights
             to the device. A model that is larger than the device's memory can then run on it.
@@ -134,6 +134,15 @@ class Optimization:
             UsageError: they are not there, or cannot be downloaded.
         """
         return []
+
+    def disk_bytes(self, ctx: Context, weights: Callable[[], int]) -> int:
+        """Returns the bytes of temporary files that it keeps on disk in each process, for as long as that lives.
+
+        Args:
+            ctx: the device, and what else is chosen.
+            weights: returns the bytes of all weights of the pipeline; asking takes seconds.
+        """
+        return 0
 
     def parts(self, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
         """Returns parts of the pipeline, by name, that take the place of the model's own.

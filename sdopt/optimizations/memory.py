@@ -238,7 +238,11 @@ class TinyVae(Optimization):
             size = sum(parameter.numel() for parameter in pipe.vae.decoder.parameters())
             engaged = kind == "AutoencoderTiny" and seen.calls > 0 and not norms
             facts = {"class": kind, "decoder_parameters": size, "calls": seen.calls, "group_norms": norms}
-            return Finding(engaged, f"{kind} of {size:,} parameters decoded in {seen.calls} calls", facts)
+            return Finding(
+                engaged,
+                f"{kind} of {size:,} parameters decoded in {seen.calls} call{'' if seen.calls == 1 else 's'}",
+                facts,
+            )
 
         return proof
 

@@ -156,6 +156,10 @@ class GroupOffload(Offload):
             found.append("safetensors stores weights in one layout on disk: choose layout=contiguous")
         return found
 
+    @override
+    def disk_bytes(self, ctx: Context, weights: Callable[[], int]) -> int:
+        return weights() if self._plan(ctx.device.type)[0] == "disk" else 0
+
     def _plan(self, device: str) -> tuple[str, bool]:
         """Returns where weights wait, and whether a stream brings them, on a type of device."""
         on_gpu = device == "cuda"

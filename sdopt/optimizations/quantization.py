@@ -31,6 +31,8 @@ class Quantized(Optimization):
     """The base class of options that store weights of the denoiser in 8 bits; all others are in another type."""
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
+    # Rounding to 8 bits makes large differences of the small ones between batches.
+    fixed_batch: ClassVar[bool] = True
     package: ClassVar[str]
 
     weights: str = bounded("int8", choices=("int8", "float8_e4m3fn"))

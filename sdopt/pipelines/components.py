@@ -30,12 +30,33 @@ def require_parts(model: Model) -> None:
         raise UsageError(problems)
 
 
+def count_weights(model: Model) -> int:
+    """Returns the number of parameters of a model's networks, built without their weights: like `require_parts`.
+
+    Raises:
+        UsageError: the model's files are not there.
+    """
+    from sdopt.pipelines.random_weights import empty_network
+
+    folder = folder_of(model)
+    networks = (empty_network(folder / name, *parts) for name, parts in _parts(folder) if not _is_no_network(name))
+    return sum(weight.numel() for network in networks for weight in network.parameters())
+
+
+def _parts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yields the names of the parts that sdopt loads, each with its library and its class."""
+    for name, value in json.loads((folder / "model_index.json").read_text()).items():
+        if isinstance(value, list) and None not in value and name not in ("safety_checker", "feature_extractor"):
+            library, class_name = value
+            yield name, (library, class_name)
+
+
+def _is_no_network(name: str) -> bool:
+    return name == "scheduler" or name.startswith("tokenizer")
+
+
 def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
-    index = json.loads((folder / "model_index.json").read_text())
-    for name, value in index.items():
-        if not isinstance(value, list) or None in value or name in ("safety_checker", "feature_extractor"):
-            continue
-        library, class_name = value
+    for name, (library, class_name) in _parts(folder):
         try:
             cls = getattr(importlib.import_module(library), class_name)
             if name.startswith("tokenizer"):

@@ -13,12 +13,16 @@ def header_of(result: StudyResult) -> list[str]:
 
 
 def announce(result: StudyResult, console: Console) -> None:
-    """Says what is measured before it is."""
+    """Says what is measured before it is, and what is not, with the reason."""
     for line in header_of(result):
         console.print(line, style="bold", markup=False, highlight=False)
     options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
-    said = f"{len(options)} against {result.baseline}: {', '.join(options)}" if options else f"{result.baseline} alone"
+    # Names of combinations have commas of their own.
+    said = f"{len(options)} against {result.baseline}: {'; '.join(options)}" if options else f"{result.baseline} alone"
     console.print(said, markup=False, highlight=False)
+    for row in result.candidates:
+        if row.status is Status.SKIPPED:
+            console.print(f"not measured: {row.name}: {row.reason}", style="dim", markup=False, highlight=False)
 
 
 def work_of(config: RecordedConfig) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sdopt.analysis.answer import OptionAnswer
+from sdopt.analysis.answer import REPEATS, OptionAnswer
 from sdopt.analysis.break_even import break_even_text
 from sdopt.analysis.doubts import doubts_of
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
@@ -90,7 +90,10 @@ def _explanation(result: StudyResult, figures: Figures) -> str:
     variant, edge = figures.variant, figures.comparison
     shown = [variant.reason] if variant.reason else []
     if edge is not None and variant.measurements and variant.status is Status.OK:
-        axes = difference(variant.choices, result.variant(edge.reference).choices)
+        reference = result.variant(edge.reference)
+        axes = difference(variant.choices, reference.choices)
+        same = not axes and variant.config == reference.config
+        shown += [REPEATS] if same and variant.role != "control" else []
         shown += [item.summary for item in variant.measurements[0].evidence if item.axis in axes]
     return "; ".join([*shown, *([edge.note] if edge and edge.note and variant.status.timed else [])])
 
@@ -220,12 +223,16 @@ def _rounds_note(result: StudyResult) -> str:
 
 def _start_notes(result: StudyResult) -> list[str]:
     """What options cost before the first image, where that is more than a call of their reference."""
-    said = [
-        f"{comparison.candidate} {level.extra_s:.0f} s more than {comparison.reference} before the first image, "
-        f"{break_even_text(level)}"
-        for comparison in result.comparisons
-        if (level := comparison.break_even) is not None and level.extra_s > level.call_s
-    ]
+    said = []
+    for row in figures_of(result):
+        level = row.comparison.break_even if row.comparison else None
+        if level is None or level.extra_s <= level.call_s or row.variant.role == "control":
+            continue
+        more = seconds_text(Interval(level.extra_s))
+        repaid = break_even_text(level)
+        if row.speedup is not None and row.speedup.within_floor:
+            repaid = "and its calls differ from those by no more than the A/A floor"
+        said.append(f"{row.variant.name} {more} more than {row.reference} before the first image, {repaid}")
     return [f"Start: {'; '.join(said)}."] if said else []
 
 
@@ -363,7 +370,9 @@ def effect_cells(effect: Effect) -> tuple[str, ...]:
     """The cells of one effect, by `EFFECT_HEADINGS`."""
     kind = "main" if len(effect.options) == 1 else "interaction"
     if effect.aliased_with:
-        return kind, " × ".join(effect.options), f"aliased with {', '.join(effect.aliased_with)}", ""
+        first, *others = effect.aliased_with
+        more = f" and {len(others)} other{'s' if len(others) > 1 else ''}" if others else ""
+        return kind, " × ".join(effect.options), f"aliased with {first}{more}", ""
     figures = [ratio_text(figure) if figure else "" for figure in (effect.speedup, effect.memory_ratio)]
     return kind, " × ".join(effect.options), *figures
 

@@ -22,6 +22,7 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     yield from _values_out_of_range(result.config, "config")
     yield from _variant_problems(result)
     yield from _reference_problems(result)
+    yield from _ratio_problems(result)
     yield from _path_problems(result)
 
 
@@ -64,9 +65,24 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
         least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
         if wrong := [value for value in values if not least <= value < math.inf]:
             return f"{name}: {wrong[0]} is no time that a call can take"
+    for name, value in vars(samples.memory).items() if samples.memory else ():
+        if value is not None and not math.isfinite(value):
+            return f"memory.{name}: {value} is no amount of memory"
     if any(not 0 <= place < len(samples.latency_s) for place in samples.left_out):
         return "left_out: names rounds that were not timed"
     return None
+
+
+def _ratio_problems(result: StudyResult) -> Iterator[str]:
+    """Yields the ratios and floors of comparisons that are not positive."""
+    for place, edge in enumerate(result.comparisons):
+        for ratios in (edge, *edge.further):
+            found = {"floor": ratios.floor}
+            for name, interval in (("speedup", ratios.speedup), ("memory_ratio", ratios.memory_ratio)):
+                found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
+            for name, value in found.items():
+                if value is not None and not value > 0:
+                    yield f"comparisons.{place}.{name}: {value} is no ratio"
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:

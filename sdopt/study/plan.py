@@ -1,11 +1,15 @@
 """Plans a study: its result before anything is measured, and the room that it needs on the disk."""
 
 import shutil
+import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from sdopt.errors import ConflictError, UsageError
+from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Contract
+from sdopt.pipelines.components import count_weights
 from sdopt.results.records import (
     Comparison,
     Promise,
@@ -15,11 +19,14 @@ from sdopt.results.records import (
     StudyResult,
     VariantResult,
 )
+from sdopt.schema import Model
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.environment import describe_environment
 from sdopt.study.fingerprint import inputs_of, of_model
 from sdopt.study.status import now
 from sdopt.variant import Variant
+from sdopt.worker.calls import in_process
+from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
 _LOGS_BYTES = 4 * 2**20
@@ -77,18 +84,47 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         },
         snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
         status=Status.SKIPPED if conflicts else Status.PENDING,
-        reason="; ".join(conflicts),
+        # Every report puts the name before the reason.
+        reason="; ".join(reason.removeprefix(f"{name}: ") for reason in conflicts),
     )
 
 
-def require_room(plan: Plan, folder: Path) -> None:
-    """Raises UsageError if the folder's disk has no room for the logs and the images, each at most of its raw size."""
-    images = sum(
-        len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in [*plan.variants, plan.baseline]
+def require_room(plan: Plan, result: StudyResult, folder: Path, machine: Machine, context: StartContext) -> None:
+    """Checks that there is room for what a study writes.
+
+    The folder of the run gets logs and images, each of at most its raw size. The temporary folder gets what options
+    keep on disk while their process lives; in blocks one process lives at a time.
+
+    Raises:
+        UsageError: a line for each folder whose disk has no room.
+    """
+    variants = [variant for variant in [*plan.variants, plan.baseline] if not variant.conflicts(machine.device)]
+    images = sum(len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in variants)
+    problems = _shortage(folder, images + _LOGS_BYTES, "choose another folder with hydra.run.dir=…")
+    count = cache(lambda model: in_process(context, count_weights, model, what=f"model={model.name}"))
+    kept = [_kept_on_disk(variant, machine.device, count) for variant in variants]
+    if any(kept):
+        blocks = result.config.protocol.schedule == "blocks"
+        together = max(kept) if blocks else sum(kept) * result.config.replicates
+        other = "" if blocks else ", or measure one process at a time with protocol.schedule=blocks"
+        problems += _shortage(Path(tempfile.gettempdir()), together, f"name another folder with TMPDIR=…{other}")
+    if problems:
+        raise UsageError(problems)
+
+
+def _kept_on_disk(variant: Variant, device: Device, count: Callable[[Model], int]) -> int:
+    """Returns the bytes that the options of a variant keep on disk in each of its processes."""
+    given = [option.load_kwargs().get("dtype") for option in variant.optimizations.values()]
+    width = max((dtype.itemsize for dtype in given if dtype is not None), default=4)
+    context = variant.context(device)
+    return sum(
+        option.disk_bytes(context, lambda: count(variant.model) * width) for option in variant.optimizations.values()
     )
-    needed, free = images + _LOGS_BYTES, shutil.disk_usage(folder).free
-    if free < needed:
-        raise UsageError(
-            f"{folder}: {free / 2**20:.0f} MiB are free there, and up to {needed / 2**20:.0f} MiB are needed; "
-            "make room, or choose another folder with hydra.run.dir=…"
-        )
+
+
+def _shortage(folder: Path, needed: int, way_out: str) -> list[str]:
+    free = shutil.disk_usage(folder).free
+    if free >= needed:
+        return []
+    said = f"{free / 2**20:.0f} MiB are free there, and up to {needed / 2**20:.0f} MiB are needed"
+    return [f"{folder}: {said}; make room, or {way_out}"]

@@ -76,7 +76,7 @@ class Progress:
     def together(self, variants: Sequence[str], phase: str) -> None:
         """Says what processes of these variants do from now on, side by side; the time is booked to no one of them."""
         names = list(dict.fromkeys(variants))
-        self.phase(", ".join(names), phase, booked="" if len(variants) > 1 else names[0])
+        self.phase("; ".join(names), phase, booked="" if len(variants) > 1 else names[0])
 
     def phase(self, variant: str, phase: str, number: int | None = None, booked: str | None = None) -> None:
         """Says what runs from now on; `number` is the round. The time is booked to the variant, or to `booked`."""

@@ -39,8 +39,9 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
 
 
 def append_reason(row: VariantResult, *more: str) -> str:
-    """Returns the reason of a variant with more added to it; what it says already is not repeated."""
-    return "; ".join([*filter(None, [row.reason]), *(text for text in more if text not in row.reason)])
+    """Returns the reason of a variant with more added to it; what it says already is not repeated, nor its name."""
+    added = [text.removeprefix(f"{row.name}: ") for text in more]
+    return "; ".join([*filter(None, [row.reason]), *(text for text in added if text not in row.reason)])
 
 
 def now() -> str:

@@ -37,7 +37,7 @@ from sdopt.tracking.projection import (
     variant_tags,
     verdict_tags,
 )
-from sdopt.tracking.store import TrackingError, connect, find_experiment, store_exists, with_store
+from sdopt.tracking.store import TrackingError, cause_of, connect, find_experiment, store_exists, with_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -145,7 +145,7 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
-        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+        raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
     try:
         return parse_result(content)
     except UsageError as error:

@@ -41,6 +41,12 @@ class TrackingError(UnavailableError):
     """The tracker could not take a result, which is safe in its file."""
 
 
+def cause_of(error: Exception) -> str:
+    """Returns the line of an error that says what happened: SQLAlchemy puts how it came to it before."""
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("(raised as a result of")]
+    return lines[0] if lines else type(error).__name__
+
+
 def require_mlflow() -> None:
     """Raises UsageError where mlflow is not installed: better before a measurement than after it."""
     if find_spec("mlflow") is None:
@@ -113,7 +119,7 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
                 return work(client)
             except (MlflowException, OSError) as error:
                 if "database is locked" not in str(error) or attempt == _ATTEMPTS - 1:
-                    raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+                    raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
                 time.sleep(2**attempt)
     raise AssertionError("unreachable")
 
@@ -160,7 +166,7 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
     try:
         experiments = client.search_experiments()
     except MlflowException as error:
-        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+        raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
     return {
         experiment.name: _page(experiment.experiment_id) for experiment in experiments if experiment.name != "Default"
     }
@@ -186,7 +192,7 @@ def connect(tracking: Tracking) -> "MlflowClient":
     try:
         return MlflowClient(tracking_uri=tracking.uri)
     except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:  # a database needs its driver
-        raise TrackingError(f"{tracking.uri}: {str(error).splitlines()[0]}") from error
+        raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
 
 
 def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:

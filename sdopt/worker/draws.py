@@ -50,9 +50,9 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
     """Returns how many prompts of the quality pass all variants draw in one call; None leaves that to each workload.
 
     One call for several small images takes little longer than one for a single image. The batch is the same for all
-    variants, because another batch computes in another order; where a variant compiled or captured its own, all keep
-    that of their workload. Where a gate judges, images are drawn as the timed calls draw them: what goes wrong in every
-    eighth call must not hide in two large ones.
+    variants, because another batch computes in another order; where a variant compiled or captured its own, or
+    computes in 8 bits, all keep that of their workload. Where a gate judges, images are drawn as the timed calls draw
+    them: what goes wrong in every eighth call must not hide in two large ones.
 
     Args:
         variants: of one study, those that run.

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.adoption import command_of, lines_of
-from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
+from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, answer_of
+from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
 from sdopt.results.records import (
     BrokenImage,
@@ -106,6 +107,13 @@ class TestWithoutAGate:
         option = timed(study, 0.5, 0.45, 0.55)
         assert (option.worth, option.because) == (Worth.UNPROVEN, "not the same work: workload.batch_size")
 
+    def test_what_its_reference_chooses_too_changes_nothing(self, study: StudyResult) -> None:
+        baseline, row = study.variant(study.baseline), study.variant(NAME)
+        row.choices, row.config = baseline.choices, baseline.config
+        option = timed(study, 1.3, 1.2, 1.4)
+        assert (option.worth, option.because) == (Worth.UNPROVEN, REPEATS)
+        assert {row.variant: row.evidence for row in rows_of(study)}[NAME].endswith(REPEATS)
+
     def test_of_several_shapes_one_that_is_slower_is_a_harm(self, study: StudyResult) -> None:
         owners: list[StudyResult | VariantResult] = [study, *study.variants]
         for owner in owners:
@@ -187,20 +195,20 @@ class TestWithAGate:
         assert answer_of(study).sentence == "Turn on layout=channels_last: 1.21× [1.08, 1.35], images equal."
 
     @pytest.mark.parametrize(
-        ("verdict", "reason", "worth"),
+        ("verdict", "reason", "said"),
         [
-            (Verdict.FAIL, "harm: speedup 0.9×", Worth.HARMFUL),
-            (Verdict.FAIL, "no benefit: speedup 1×", Worth.UNPROVEN),
-            (Verdict.INCONCLUSIVE, "unproven: speedup 1.02×", Worth.UNPROVEN),
-            (Verdict.NOT_COMPARABLE, "the reference failed", Worth.UNPROVEN),
+            (Verdict.FAIL, "harm: speedup 0.9×", "harmful: speedup 0.9×"),
+            (Verdict.FAIL, "no benefit: speedup 1×", "unproven: no benefit: speedup 1×"),
+            (Verdict.INCONCLUSIVE, "speedup 1.02× straddles", "unproven: speedup 1.02× straddles"),
+            (Verdict.INCONCLUSIVE, "unproven: of an older result", "unproven: of an older result"),
+            (Verdict.NOT_COMPARABLE, "the reference failed", "unproven: the reference failed"),
         ],
     )
-    def test_the_gate_has_the_last_word_over_the_interval(
-        self, study: StudyResult, verdict: Verdict, reason: str, worth: Worth
+    def test_the_gate_has_the_last_word_over_the_interval_and_says_it_once(
+        self, study: StudyResult, verdict: Verdict, reason: str, said: str
     ) -> None:
         option = self.judged(study, verdict, reason, [])
-        assert option.worth is worth
-        assert reason in option.because
+        assert f"{option.worth}: {option.because}" == said
 
     def test_images_that_fail_are_harmful(self, study: StudyResult) -> None:
         self.judged(study, Verdict.PASS, "it pays", ["speedup"])

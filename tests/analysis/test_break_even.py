@@ -65,11 +65,13 @@ class TestBreakEven:
         comparison = result.first_comparison("bfloat16")
         assert comparison is not None
         assert comparison.break_even is not None
+        said = "bfloat16 198 s more than baseline before the first image, "
+        comparison.floor = 2.0
         [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
-        assert (
-            f"bfloat16 198 s more than baseline before the first image, {break_even_text(comparison.break_even)}"
-            in note
-        )
+        assert f"{said}and its calls differ from those by no more than the A/A floor" in note
+        comparison.floor = 1.0001
+        [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
+        assert f"{said}{break_even_text(comparison.break_even)}" in note
         flat = metrics_of(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s
         assert flat.get("break_even/images") == comparison.break_even.images

@@ -242,6 +242,7 @@ class TestSweep:
         assert [row.name for row in baseline.variants] == ["baseline", "baseline (A/A control)"]
         assert math_.variant("attention=math").status is Status.OK
         assert cudnn.variant("attention=cudnn").status is Status.SKIPPED
+        assert cudnn.variant("attention=cudnn").reason.startswith("the cudnn kernel needs a CUDA device")
         assert all(row.measurements == [] for row in cudnn.variants)
 
     def test_has_a_table_of_its_jobs(self, sweep: Finished, sweep_folder: Path) -> None:

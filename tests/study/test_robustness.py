@@ -1,5 +1,6 @@
 """What goes wrong around a study: disks, databases, memory, and others that are measured at the same time."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.pipelines.components import count_weights
 from sdopt.results.files import read_result, write_at_last
 from sdopt.results.records import Status
+from sdopt.schema import Model
 from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
 
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
@@ -60,6 +63,20 @@ class TestDisk:
             assert finished.code == 2
             assert "1 MiB are free there, and up to 4 MiB are needed; make room" in finished.shown
             assert not list(disk.rglob("result.json"))
+
+    def test_room_for_weights_that_options_keep_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        usage = shutil.disk_usage(tmp_path)._replace(free=6 * 2**20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+        offloads = "study=one_at_a_time", "study.options=[memory:group_offload]", "protocol.replicates=3"
+        finished = sdopt(tmp_path, "run", *SMOKE, "workload.size=64", *offloads)
+        assert finished.code == 2
+        weights = count_weights(Model()) * 4
+        assert f"up to {3 * weights / 2**20:.0f} MiB are needed; make room, or name another folder with TMPDIR=…" in (
+            finished.shown
+        )
+        finished = sdopt(tmp_path, "run", *SMOKE, "workload.size=64", *offloads, "protocol.schedule=blocks")
+        assert finished.code == 2
+        assert f"up to {weights / 2**20:.0f} MiB are needed" in finished.shown
 
     def test_a_full_one_before_the_start(self, tmp_path: Path) -> None:
         with small_disk(tmp_path / "disk", "1m") as disk:

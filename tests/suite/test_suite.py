@@ -100,7 +100,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
         f"+parts.options={{kind: options, limit_s: 200, again_s: 200, groups: [layout], overrides: {tiny}}}",
         f"+parts.study={{kind: study, limit_s: 200, overrides: {tiny}}}",
     )
-    first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "parts.study.least_s=9000")
+    first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "+parts.study.least_s=9000")
     assert first.code == 3
     before = record_of(first)
     assert [entry.ending for entry in before.entries] == [Ending.DONE, Ending.DONE, Ending.NOT_RUN, Ending.DONE]

@@ -21,7 +21,7 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError, require_mlflow, ui_pages
+from sdopt.tracking.store import TrackingError, cause_of, require_mlflow, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure
 
@@ -399,6 +399,12 @@ def dead() -> Iterator[str]:
 
 @needs_mlflow
 class TestNothingIsLost:
+    def test_an_error_is_told_by_what_happened(self) -> None:
+        full = "(sqlite3.OperationalError) database or disk is full"
+        how = "(raised as a result of Query-invoked autoflush; consider using a session.no_autoflush block)"
+        assert cause_of(OSError(f"{how}\n{full}\n[SQL: INSERT INTO tags]")) == full
+        assert cause_of(TimeoutError()) == "TimeoutError"
+
     @pytest.fixture
     def unlogged(self, tmp_path: Path, dead: str) -> Finished:
         return sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "tracking=mlflow", f"tracking.uri={dead}")

@@ -19,6 +19,7 @@ from tests.command import SMOKE, sdopt
         ([["workload.size=512"]], 1),
         ([["workload.batch_size=16"]], 16),
         ([[], ["compiler=inductor"]], None),
+        ([[], ["precision=int8_sdnq"]], None),
         ([[], ["workload.batch_size=4"]], None),
     ],
 )
