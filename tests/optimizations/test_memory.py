@@ -374,5 +374,5 @@ class TestStudy:
             *("run", *SMOKE, "study=one_at_a_time", "study.options=[memory:vae_slicing,memory:vae_tiling]"),
             *("dry_run=true", *BATCH),
         )
-        assert "memory=vae_tiling: no: memory=vae_tiling: a tile of 64 pixels holds the whole image" in finished.shown
+        assert "memory=vae_tiling: no: a tile of 64 pixels holds the whole image" in finished.shown
         assert "memory=vae_slicing: no" not in finished.shown

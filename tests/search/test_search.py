@@ -64,7 +64,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     said = (folder / "search.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
-        second = sdopt(cwd, *SEARCH)
+        # MLflow keeps a connection for each address, and another test may have used a relative one.
+        second = sdopt(cwd, *SEARCH, f"tracking.uri=sqlite:///{cwd}/outputs/mlflow.db")
     return Searched(first, said, second, folder)
 
 

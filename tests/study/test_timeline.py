@@ -57,7 +57,7 @@ class TestTimeline:
         for phase in ("starting", "loading", "cold start", "timing", "stages"):
             # Further processes are prepared, and all inspected, side by side: that time is nobody's.
             assert {span.variant for span in by_phase[phase]} - {""} == names
-        for phase in ("warm-up", "evidence", "images"):
+        for phase in ("discarded round", "evidence", "images"):
             assert "" in {span.variant for span in by_phase[phase]} <= names | {""}
         for row in measured:
             [timing] = [span for span in by_phase["timing"] if span.variant == row.name]
