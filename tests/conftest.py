@@ -44,11 +44,6 @@ LONGEST = (
 """Files that take longest. They are begun first, so that none keeps a single process busy at the end."""
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: those that wait for a worker or a limit leave a third of them idle."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(LONGEST)))
