@@ -122,7 +122,9 @@ class Search:
         found = self.findings(self.studies.measure(stage, candidates))
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
-            self.say(f"  {self.told(finding)}  {name}{f': {finding.out}' if finding.out else ''}")
+            first, *others = finding.out.split("; ")
+            more = f" (and {len(others)} more)" if others else ""
+            self.say(f"  {self.told(finding)}  {name}{f': {first}{more}' if first else ''}")
 
     def told(self, finding: Finding) -> str:
         """Writes the figures of a candidate in a line."""
