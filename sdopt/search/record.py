@@ -4,6 +4,12 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 
+def shortened(reasons: str) -> str:
+    """Returns the first of several reasons, and how many there are beside it."""
+    first, *others = reasons.split("; ")
+    return f"{first} (and {len(others)} more)" if others else first
+
+
 class Fate(StrEnum):
     """How far a candidate came."""
 

@@ -21,6 +21,7 @@ from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import Finding, control_of, findings_of
 from sdopt.search.racing import Noise, Standing, contenders
+from sdopt.search.record import shortened
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import FINAL, Studies
 from sdopt.search.trials import Trials
@@ -122,9 +123,7 @@ class Search:
         found = self.findings(self.studies.measure(stage, candidates))
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
-            first, *others = finding.out.split("; ")
-            more = f" (and {len(others)} more)" if others else ""
-            self.say(f"  {self.told(finding)}  {name}{f': {first}{more}' if first else ''}")
+            self.say(f"  {self.told(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
     def told(self, finding: Finding) -> str:
         """Writes the figures of a candidate in a line."""

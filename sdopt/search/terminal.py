@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.search.answer import cells, headings_of, load_line
-from sdopt.search.record import Fate, SearchRecord
+from sdopt.search.record import Entry, Fate, SearchRecord, shortened
 from sdopt.search.space import Space
 
 _STYLES = {Fate.WINNER: "bold green", Fate.PASSED: "green", Fate.NOT_PASSED: "red", Fate.RULED_OUT: "dim"}
@@ -31,7 +31,7 @@ def answer_table(record: SearchRecord) -> Group:
             table.add_row(*map(escape, figures), style=_STYLES.get(entry.fate, ""))
         parts.append(table)
         parts += [
-            Padding(Text(f"{entry.name}: {entry.because}", style=_STYLES.get(entry.fate, "")), (0, 0, 0, 2))
+            Padding(Text(f"{entry.name}: {_reason(entry)}", style=_STYLES.get(entry.fate, "")), (0, 0, 0, 2))
             for entry in record.entries[:_SHOWN]
             if entry.command or entry.fate is Fate.RULED_OUT
         ]
@@ -50,6 +50,11 @@ def answer_table(record: SearchRecord) -> Group:
         parts.append(Text("To measure again what was judged:"))
         parts += [Padding(Text(entry.command), (0, 0, 0, 4)) for entry in judged]
     return Group(*parts)
+
+
+def _reason(entry: Entry) -> str:
+    """All that is said of what was judged; of what was ruled out the first reason, because `search.md` has all."""
+    return entry.because if entry.command else shortened(entry.because)
 
 
 def space_table(space: Space) -> Group:
