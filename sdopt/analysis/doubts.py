@@ -162,6 +162,18 @@ def drawn_speedup(candidate: VariantResult, reference: VariantResult) -> float |
     return other / mine if mine and other else None
 
 
+def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
+    """Returns how far the log ratio of two single calls scatters, by the timed calls of both sides.
+
+    Their processes count as well as their rounds: the calls that draw images are a few of one process.
+    """
+    logs = [
+        np.log([seconds for measurement in side.measurements for seconds in measurement.deciding_s])
+        for side in (candidate, reference)
+    ]
+    return float(np.sqrt(sum(np.var(each, ddof=1) for each in logs if len(each) > 1)))
+
+
 def _drawn_s(variant: VariantResult) -> float | None:
     times = [seconds for measurement in variant.measurements for seconds in measurement.drawn_s]
     return float(np.median(times)) if times else None

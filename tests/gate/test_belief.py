@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sdopt.analysis.doubts import doubts_of
+from sdopt.analysis.doubts import call_deviation, doubts_of
+from sdopt.gate.belief import gain_when_drawn
 from sdopt.gate.judge import judge
 from sdopt.gate.trial import CONF
 from sdopt.gate.trial.caught import timed_variants
@@ -164,6 +165,18 @@ class TestGainWhenDrawn:
         result = study(candidate)
         assert ruling(result, "must pay").verdict is Verdict.PASS
         assert ruling(result, "gain when drawn").verdict is verdict
+
+    def test_is_open_where_single_calls_differ_by_as_much(self) -> None:
+        candidate, baseline = variant("it", seconds=0.075, claims=["latency"]), variant("baseline")
+        for measurement in (*candidate.measurements, *baseline.measurements):
+            noisy = [1.2, 0.85] * len(measurement.latency_s)
+            measurement.latency_s = [t * n for t, n in zip(measurement.latency_s, noisy, strict=False)]
+        assert call_deviation(candidate, baseline) > 0.2
+        for measurement in candidate.measurements:
+            measurement.drawn_s, measurement.drawn_batch = [0.1], 1
+        for measurement in baseline.measurements:
+            measurement.drawn_s, measurement.drawn_batch = [0.1], 1
+        assert gain_when_drawn(candidate, baseline).verdict is Verdict.INCONCLUSIVE
 
     def test_is_unproven_where_prompts_were_repeated(self) -> None:
         result = of_candidate(variant("it", seconds=0.05, claims=["latency"]), repeated=2)
