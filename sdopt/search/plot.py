@@ -77,11 +77,23 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], heading: str) -> S
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": shape},
             },
-            {
-                "mark": {"type": "text", "align": "left", "dx": 9, "dy": -9, "fontWeight": "bold", "limit": 420},
-                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-            },
+            *(_labels(points, x, y, on_the_right) for on_the_right in (False, True)),
         ],
+    }
+
+
+def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool) -> Spec:
+    """The names of points, written towards the middle of the plot."""
+    small, largest = _small(points), max(point["x"] for point in points)
+
+    def is_there(point: dict[str, Any]) -> bool:
+        return math.log1p(point["x"] / small) > 0.5 * math.log1p(largest / small)
+
+    align = {"align": "right", "dx": -9} if on_the_right else {"align": "left", "dx": 9}
+    return {
+        "data": {"values": [point for point in points if is_there(point) is on_the_right]},
+        "mark": {"type": "text", **align, "dy": -9, "fontWeight": "bold", "limit": 420},
+        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
     }
 
 
