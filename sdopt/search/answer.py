@@ -8,16 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
-from sdopt.analysis.figures import figures_of
+from sdopt.analysis.figures import figures_of, ratio_text
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
 from sdopt.results.files import write_atomically
-from sdopt.results.records import StudyResult
+from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import Finding, findings_of
-from sdopt.search.racing import Standing
 from sdopt.search.record import Entry, Fate, SearchRecord
-from sdopt.search.run import Search, front_of
+from sdopt.search.run import Search, front_of, standing_of
 from sdopt.search.space import Candidate
 from sdopt.search.studies import FINAL
 
@@ -49,13 +48,12 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
             fate = Fate.WINNER if name == winner else Fate.PASSED if name in passed else Fate.NOT_PASSED
             command = shlex.join(["sdopt", "run", *search.studies.given, *candidate.overrides])
             entry = _entry(candidate, fate, _because(answers[name], last[name]), [last[name]])
-            interval = rows[name].ratios["speedup"].interval if "speedup" in rows[name].ratios else None
-            low, high = (interval.low, interval.high) if interval else (None, None)
+            speedup = rows[name].speedup
+            low, high = (speedup.interval.low, speedup.interval.high) if speedup else (None, None)
             entries.append(replace(entry, low=low, high=high, on_front=name in front, command=command))
         else:
-            kind, _, why = search.dropped.get(name, "").partition(": ")
-            fate = _FATES.get(kind, Fate.DROPPED)
-            entries.append(_entry(candidate, fate, why if kind in _FATES else kind, found.get(name, [])))
+            fate, why = search.dropped.get(name, (Fate.OPEN, ""))
+            entries.append(_entry(candidate, fate, why, found.get(name, [])))
     started = search.trials.started
     shown = next(iter(search.results("screen-")), judged)
     return SearchRecord(
@@ -77,10 +75,6 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     )
 
 
-_FATES = {"": Fate.OPEN, "ruled out": Fate.RULED_OUT, "left out": Fate.LEFT_OUT}
-"""By how the reason begins for which a candidate takes no further part."""
-
-
 def _because(answer: OptionAnswer, finding: Finding) -> str:
     """Why a finalist passed or not."""
     return "; ".join(filter(None, (finding.out, f"{answer.worth}: {answer.because}", answer.images)))
@@ -88,14 +82,14 @@ def _because(answer: OptionAnswer, finding: Finding) -> str:
 
 def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
     """A candidate with the means of its studies; of memory the largest, of images the last."""
-    speeds = [(finding.losses["latency"], finding.processes) for finding in findings if "latency" in finding.losses]
+    timed = [finding for finding in findings if "latency" in finding.losses]
     last = findings[-1] if findings else None
     return Entry(
         name=candidate.name,
         overrides=list(candidate.overrides),
         fate=fate,
         because=because,
-        speedup=math.exp(-Standing.of(speeds).loss) if speeds else None,
+        speedup=math.exp(-standing_of(timed, "latency").loss) if timed else None,
         memory_ratio=last.memory_ratio if last else None,
         latency_s=last.latency_s if last else None,
         memory_gib=max((each.memory_gib for each in findings if each.memory_gib), default=None),
@@ -171,11 +165,10 @@ def headings_of(record: SearchRecord) -> tuple[str, ...]:
 
 def cells(entry: Entry) -> tuple[str, ...]:
     """A candidate's row."""
-    bounds = "" if entry.low is None else f" [{entry.low:.2f}, {entry.high:.2f}]"
     return (
         entry.name,
         f"{entry.fate}{', on the front' if entry.on_front else ''}",
-        "" if entry.speedup is None else f"{entry.speedup:.2f}×{bounds}",
+        "" if entry.speedup is None else ratio_text(Interval(entry.speedup, entry.low, entry.high)),
         "" if entry.latency_s is None else f"{entry.latency_s:.3g} s",
         "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB",
         "" if entry.distance is None else f"{entry.distance:.2g}",

@@ -8,7 +8,7 @@ them would not be.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import Finding, control_of, findings_of
 from sdopt.search.racing import Noise, Standing, contenders
-from sdopt.search.record import shortened
+from sdopt.search.record import Fate, shortened
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import FINAL, Studies
 from sdopt.search.trials import Trials
@@ -52,8 +52,8 @@ class Search:
     trials: Trials
     deadline: float
     say: Callable[[str], None]
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Why candidates take no further part, by their names."""
+    dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
+    """How candidates ended that take no further part, and why, by their names."""
     notes: list[str] = field(default_factory=list)
     _gaining: set[str] = field(default_factory=set)
     """Candidates that were measured to be better than the baseline, if that is what is looked for."""
@@ -151,16 +151,18 @@ class Search:
             if number == self.config.races or (judged and not ran) or len(order) <= self.config.finalists:
                 break
             most = max(self.config.side_by_side, self.config.finalists)
-            self._leave_out(order[most:], f"{most} others came first, and raced")
+            self._drop(order[most:], Fate.LEFT_OUT, f"{most} others came first, and raced")
             if judged is None:
                 self.say(f"{stage}: {len(order[:most])} cannot be told from the best one")
             self.studies.measure(stage, [known[name] for name in order[:most]])
         losing = [name for name in order if name not in self._gaining]
-        self._leave_out(losing, f"no gain in {self.config.objectives[0]} was measured")
+        self._drop(losing, Fate.LEFT_OUT, f"no gain in {self.config.objectives[0]} was measured")
         order = [name for name in order if name in self._gaining]
         there = [row.name for row in judged.candidates] if judged else []
         finalists = [name for name in there if name in known] or self._finalists(order, known)
-        self._leave_out([name for name in order if name not in finalists], "others came first: search.finalists")
+        self._drop(
+            [name for name in order if name not in finalists], Fate.LEFT_OUT, "others came first: search.finalists"
+        )
         return [known[name] for name in finalists]
 
     def _contenders(self, races: int) -> list[str]:
@@ -170,22 +172,20 @@ class Search:
         alive = {name: findings for name, findings in found.items() if name not in self.dropped}
         for name, findings in list(alive.items()):
             if out := next((finding.out for finding in findings if finding.out), ""):
-                self.dropped[name] = f"ruled out: {out}"
+                self._drop([name], Fate.RULED_OUT, out)
                 del alive[name]
         self._gaining = set(alive)
         if len(self.config.objectives) > 1 or self.config.objectives[0] not in _RACED:
             return self._ranked_by_front(alive)
         [objective] = self.config.objectives
-        standings = {
-            name: Standing.of([(finding.losses[objective], finding.processes) for finding in findings])
-            for name, findings in alive.items()
-        }
+        standings = {name: standing_of(findings, objective) for name, findings in alive.items()}
         noise = self.noise(stages)
         kept = contenders(standings, noise, self.config.error / max(1, self.config.races + 1))
-        for name in standings.keys() - set(kept):
-            self.dropped[name] = "cannot win any more: slower than the best one by more than the A/A controls differ"
-            if objective == "memory":
-                self.dropped[name] = "cannot win any more: more memory than the best one"
+        why = {
+            "latency": "cannot win any more: slower than the best one by more than the A/A controls differ",
+            "memory": "cannot win any more: more memory than the best one",
+        }
+        self._drop(standings.keys() - set(kept), Fate.DROPPED, why[objective])
         self._gaining = {name for name in kept if self._is_gain(standings[name])}
         return kept
 
@@ -196,20 +196,16 @@ class Search:
     def _ranked_by_front(self, found: dict[str, list[Finding]]) -> list[str]:
         """The candidates than which none is better in all objectives; for a single one, all by its order."""
         means = {
-            name: [
-                sum(finding.losses[objective] * finding.processes for finding in findings)
-                / sum(finding.processes for finding in findings)
-                for objective in self.config.objectives
-            ]
+            name: [standing_of(findings, objective).loss for objective in self.config.objectives]
             for name, findings in found.items()
         }
         order = sorted(means, key=lambda name: means[name])
         if len(self.config.objectives) == 1:
             return order
         front = front_of(means)
-        for name in order:
-            if name not in front:
-                self.dropped[name] = "another one is better in all objectives"
+        self._drop(
+            [name for name in order if name not in front], Fate.DROPPED, "another one is better in all objectives"
+        )
         # The best one of each objective first, so that the ends of the front are judged whatever is between them.
         ends = [min(front, key=lambda name: means[name][place]) for place in range(len(self.config.objectives))]
         return list(dict.fromkeys([*ends, *(name for name in order if name in front)]))
@@ -225,8 +221,8 @@ class Search:
     def _promises_equal(self, candidate: Candidate) -> bool:
         return self.space.contract(candidate) is not Contract.LOSSY
 
-    def _leave_out(self, names: Sequence[str], why: str) -> None:
-        self.dropped |= dict.fromkeys(names, f"left out: {why}")
+    def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
+        self.dropped |= dict.fromkeys(names, (fate, why))
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -264,6 +260,11 @@ class Search:
         """The results of the studies whose folders begin so, in their order."""
         for path in sorted(self.studies.folder.glob(f"{stage}*/result.json")):
             yield read_result(path)
+
+
+def standing_of(findings: Sequence[Finding], objective: str) -> Standing:
+    """Returns what several studies, in each of which it was measured, say of a candidate in one objective."""
+    return Standing.of([(finding.losses[objective], finding.processes) for finding in findings])
 
 
 def front_of(losses: dict[str, list[float]]) -> set[str]:
