@@ -103,8 +103,9 @@ class SequentialOffload(Offload):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
-        if getattr(ctx.chosen.get("precision"), "autocast", None):
-            # It keeps what it casts of a parameter until the call ends, and accelerate makes a new one each time.
+        precision = ctx.chosen.get("precision")
+        if getattr(precision, "autocast", None) and getattr(precision, "weights", None) == "float32":
+            # It keeps what it casts of such a parameter until the call ends, and accelerate makes a new one each time.
             copies = "autocast would keep a copy of each layer for each time that it is brought"
             found.append(f"{copies}: choose precision=fp16, bf16 or fp32")
         return found

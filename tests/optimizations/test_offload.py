@@ -111,6 +111,7 @@ class TestConflicts:
         [found] = variant("memory=sequential_offload", "precision=autocast_fp16").conflicts(GPU)
         assert "autocast would keep a copy of each layer for each time" in found
         assert variant("memory=model_offload", "precision=autocast_fp16").conflicts(GPU) == []
+        assert variant("memory=sequential_offload", "precision=fp16_autocast").conflicts(GPU) == []
 
     @pytest.mark.parametrize("caching", ["deepcache", "pyramid_attention"])
     def test_streams_follow_an_order_in_which_no_layer_is_passed_over(self, variant: Compose, caching: str) -> None:
