@@ -64,7 +64,11 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
     for process in run.processes:
         _end_rounds(run, process)
     starved: Starved = []
-    waiting = [process for process in run.processes if process.active]
+    # Those that draw images come first, so that they draw side by side; the baseline is the first of them.
+    waiting = sorted(
+        (process for process in run.processes if process.active),
+        key=lambda process: (not process.first, process.row.role == "control"),
+    )
     for group in batched(waiting, run.sharing.processes):
         starved += inspect_group(run, group)
         run.checkpoint()
