@@ -22,6 +22,7 @@ from tqdm import tqdm
 from sdopt.assembly import Assembly
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
+from sdopt.hardware.probe import usable_cores
 from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
@@ -129,6 +130,8 @@ class PipelineHost:
         start = time.perf_counter()
         if self._variant.hardware.threads is not None:
             torch.set_num_threads(self._variant.hardware.threads)
+        elif torch.get_num_threads() > usable_cores():
+            torch.set_num_threads(usable_cores())  # PyTorch sees the machine's, of which its container may use a few
         self._threads = torch.get_num_threads()
         if self._device.is_cuda:
             torch.cuda.set_device(self._device.index)
