@@ -123,7 +123,9 @@ class TestUndo:
         before = drawn(pipe, num_inference_steps=5)
         sdopt.optimize(pipe, "caching.start=0.0", caching="pyramid_attention")
         assert not np.array_equal(drawn(pipe, num_inference_steps=5), before)
+        assert any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
         sdopt.undo(pipe)
+        assert not any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
         assert np.array_equal(drawn(pipe, num_inference_steps=5), before)
 
     def test_weights_that_wait_elsewhere_stay_there(self, pipe: StableDiffusionPipeline) -> None:

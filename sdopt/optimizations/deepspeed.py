@@ -139,8 +139,8 @@ class ByHead(torch.nn.Module):
 def misfits(ctx: Context) -> list[str]:
     """Returns why DeepSpeed's attention cannot run: the card, packages, tools, other options, or the layers' sizes."""
     what = "DeepSpeed's attention"
-    # Triton's smallest.
-    found = ctx.device.needs_cuda(what, (7, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
+    # Its Triton kernel takes up to 96 KiB of shared memory: Turing has 64, and there it would take 128.
+    found = ctx.device.needs_cuda(what, (8, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
         found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
     found += other_than_float16(ctx, what) + records_autograd(ctx, what) + leaves_adapters_out(ctx)

@@ -154,7 +154,7 @@ class TestDeepSpeed:
             (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
             ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
             ([*FP16, *SD15, "grad_mode=enabled"], ["records nothing for autograd"]),
-            ([*FP16, *SD15, "caching=pyramid_attention"], ["which attention=deepspeed replaces"]),
+            ([*FP16, *SD15, "caching=pyramid_attention", "workload.steps=10"], ["which attention=deepspeed replaces"]),
             ([*FP16, *SD15, "caching=tome"], []),
             ([*FP16, *SD15, "caching=tome", "caching.ratio=0.3"], ["caching leaves 2868 of 4096 in some layers"]),
         ],
@@ -176,6 +176,10 @@ class TestDeepSpeed:
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "nvcc").touch()
         assert variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True)) == [packages]
+
+    def test_needs_the_shared_memory_of_newer_cards(self, variant: Compose) -> None:
+        [found] = variant(*self.FP16, *self.SD15).conflicts(card(7, 5))
+        assert "needs compute capability 8.0" in found
 
     def test_copies_heads_of_eight_channels_each(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(deepspeed, "head_dimensions_by_level", lambda model: {0: 40, 1: 20, 2: 160})
