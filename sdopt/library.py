@@ -254,8 +254,8 @@ class _State:
             for key in _own(module).keys() - attributes.keys():
                 del module.__dict__[key]
             module.__dict__.update(attributes)
-        for network in networks_of(pipe).values():
-            network.to(memory_format=torch.contiguous_format)
+        for name in networks_of(pipe):
+            self.parts[name].to(memory_format=torch.contiguous_format)
         if self.processors:
             denoiser_of(pipe).set_attn_processor(dict(self.processors))
 
