@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
-from sdopt.pipelines.parts import denoiser_of
+from sdopt.pipelines.parts import denoiser_of, hook_of, networks_of
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         observed(pipe, enter, leave),
         _observed_layers(denoiser_of(pipe), trace.denoiser),
         _observed_decoder(pipe.vae, trace.decoder_inputs),
-        torch.profiler.profile(activities=activities, record_shapes=True) as profile,
+        torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe)) as profile,
     ):
         call()
     with scratch_folder("trace") as folder:
@@ -179,6 +179,17 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         with _no_garbage():
             _sort(json.loads(path.read_text())["traceEvents"], trace)
     return trace
+
+
+def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
+    """Returns whether quantized weights are moved within a call.
+
+    PyTorch moves such a weight by `swap_tensors`, which fails while the profiler, recording shapes, refers to it.
+    """
+    layers = [layer for network in networks_of(pipe).values() for layer in network.modules()]
+    moved = any(hasattr(layer, "_hf_hook") or hook_of(layer, "group_offloading") is not None for layer in layers)
+    weights = (weight for layer in layers for weight in layer.parameters(recurse=False))
+    return moved and any(hasattr(weight, "__tensor_flatten__") for weight in weights)
 
 
 @contextmanager
@@ -289,7 +300,7 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     types = [_DTYPES[kind] for kind in inputs.get("Input type", []) if kind in _DTYPES]
     if types and any(word in name for word in _PRODUCTS):
         seen.product_dtypes[types[0]] += 1
-    if name == "aten::convolution":
+    if name == "aten::convolution" and "Input Dims" in inputs:
         seen.batches[inputs["Input Dims"][0][0]] += 1
 
 

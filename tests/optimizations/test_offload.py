@@ -261,6 +261,13 @@ class TestModels:
         assert evidence(loaded).facts["hooked"] == 3
         assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(session(), tmp_path / "plain"))
 
+    def test_whose_weights_are_quantized_are_moved_while_they_are_traced(self, session: Load) -> None:
+        """PyTorch swaps such weights for others, which nothing may refer to; on a CPU they move to where they are."""
+        pytest.importorskip("torchao")
+        loaded = session("memory=model_offload", "precision=int8_torchao")
+        [precision] = [item for item in loaded.prove() if item.axis == "precision"]
+        assert precision.engaged, precision
+
     def test_that_rest_where_they_compute_save_nothing(self, session: Load) -> None:
         """On a CPU, where the conflict was passed by."""
         found = evidence(session("memory=model_offload"))
