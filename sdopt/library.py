@@ -193,10 +193,14 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
 
     Raises:
         UsageError: no options were applied to it; or they changed what cannot be restored, as weights that were
-            rounded or fused: then nothing is taken back, and the pipeline has to be loaded anew.
+            rounded, fused or offloaded: then nothing is taken back, and the pipeline has to be loaded anew.
     """
     optimized = _optimized(pipe)
-    if lost := optimized.before.lost(pipe):
+    lost = optimized.before.lost(pipe)
+    for axis, option in optimized.assembly.options.items():
+        if option.loads_on_host:
+            lost.append(f"{as_choice(axis, optimized.choices[axis])} has taken its weights elsewhere")
+    if lost:
         raise UsageError([f"{problem}: load the pipeline anew" for problem in lost])
     optimized.before.restore(pipe)
     del _OPTIMIZED[pipe]
@@ -212,8 +216,9 @@ class _State:
 
     cls: type
     parts: dict[str, Any]
-    attributes: dict[str, dict[str, Any]]
-    """By network, attributes of its own that options replace: methods, flags of slicing and tiling."""
+    modules: list[tuple[torch.nn.Module, type, dict[str, Any]]]
+    """The modules of its networks, each with its class and with attributes of its own that options replace: methods,
+    hooks of diffusers, flags of slicing and tiling."""
     processors: dict[str, Any]
     """The denoiser's attention processors, by layer."""
     weights: dict[str, tuple[torch.dtype, int, tuple[int, ...]]]
@@ -225,14 +230,14 @@ class _State:
         return cls(
             type(pipe),
             dict(pipe.components),
-            {name: _own(network) for name, network in networks.items()},
+            [(module, type(module), _own(module)) for network in networks.values() for module in network.modules()],
             dict(getattr(denoiser_of(pipe), "attn_processors", {})),
             dict(_weights(networks)),
         )
 
     def lost(self, pipe: "DiffusionPipeline") -> list[str]:
         """Returns a line for each network whose weights are not what they were."""
-        networks = {name: unwrapped(part) for name, part in self.parts.items() if name in self.attributes}
+        networks = {name: unwrapped(part) for name, part in self.parts.items() if isinstance(part, torch.nn.Module)}
         now = dict(_weights(networks))
         changed = {
             key.partition(".")[0] for key in self.weights.keys() | now.keys() if self.weights.get(key) != now.get(key)
@@ -244,19 +249,20 @@ class _State:
         pipe.__class__ = self.cls
         for name, part in self.parts.items():
             setattr(pipe, name, part)
-        for name, attributes in self.attributes.items():
-            network = self.parts[name]
-            for key in _own(network).keys() - attributes.keys():
-                del network.__dict__[key]
-            network.__dict__.update(attributes)
-            network.to(memory_format=torch.contiguous_format)
+        for module, kind, attributes in self.modules:
+            module.__class__ = kind
+            for key in _own(module).keys() - attributes.keys():
+                del module.__dict__[key]
+            module.__dict__.update(attributes)
+        for name in networks_of(pipe):
+            self.parts[name].to(memory_format=torch.contiguous_format)
         if self.processors:
             denoiser_of(pipe).set_attn_processor(dict(self.processors))
 
 
-def _own(network: torch.nn.Module) -> dict[str, Any]:
-    """Returns the attributes of a network beside those that make it a module."""
-    return {key: value for key, value in vars(network).items() if key not in _MODULE}
+def _own(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the attributes of a module beside those that make it one."""
+    return {key: value for key, value in vars(module).items() if key not in _MODULE}
 
 
 _MODULE = set(vars(torch.nn.Module()))

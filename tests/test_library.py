@@ -119,6 +119,22 @@ class TestUndo:
         with pytest.raises(UsageError, match="no options were applied"):
             sdopt.undo(pipe)
 
+    def test_takes_hooks_off_the_layers(self, pipe: StableDiffusionPipeline) -> None:
+        before = drawn(pipe, num_inference_steps=5)
+        sdopt.optimize(pipe, "caching.start=0.0", caching="pyramid_attention")
+        assert not np.array_equal(drawn(pipe, num_inference_steps=5), before)
+        assert any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
+        sdopt.undo(pipe)
+        assert not any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
+        assert np.array_equal(drawn(pipe, num_inference_steps=5), before)
+
+    def test_weights_that_wait_elsewhere_stay_there(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, memory=["group_offload"])
+        with pytest.raises(UsageError, match="memory=group_offload has taken its weights elsewhere: load the pipeline"):
+            sdopt.undo(pipe)
+        drawn(pipe)
+        assert sdopt.prove(pipe).engaged
+
     def test_says_what_is_lost(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, precision="bf16", attention="vanilla")
         with pytest.raises(UsageError, match="the weights of its unet were changed: load the pipeline anew"):

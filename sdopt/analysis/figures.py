@@ -345,6 +345,7 @@ def _memory(variant: VariantResult) -> dict[str, float]:
         "peak_allocated": "cuda_peak_allocated_gib",
         "peak_reserved": "cuda_peak_reserved_gib",
         "graph_pools": "cuda_graph_pools_gib",
+        "elsewhere": "cuda_elsewhere_gib",
         "nvml_process": "nvml_process_gib",
     }
     memories = [memory for measurement in variant.measurements for memory in measurement.memories]

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,8 @@ _SLOWED = {
     0x20: "temperature (driver)",
     0x40: "temperature (hardware)",
     0x80: "external power brake",
+    0x200: "board limit",
+    0x400: "reliability",
 }
 
 # Policies of nvmlDeviceGetViolationStatus, which counts the time for which each held the clocks down.
@@ -52,8 +54,13 @@ def ask_nvml(question: Callable[[Any], T]) -> T | None:
             return question(pynvml)
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+    except _errors(pynvml):
         return None
+
+
+def _errors(nvml: Any) -> tuple[type[Exception], ...]:
+    """Returns what pynvml raises where NVML does not answer: its second kind, of a library too old, is no NVMLError."""
+    return nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
 
 
 def nvml_handle(nvml: Any, device: "Device") -> Any:
@@ -137,7 +144,7 @@ def _settings(nvml: Any, device: "Device") -> dict[str, Any]:
 def _answer(nvml: Any, question: Callable[[], T]) -> T | None:
     try:
         return question()
-    except nvml.NVMLError:
+    except _errors(nvml):
         return None
 
 
@@ -148,7 +155,12 @@ class GpuMonitor:
     """
 
     def __init__(self, device: "Device") -> None:
-        self._opened = _open(device) if device.is_cuda else None
+        self._device = device
+
+    @cached_property
+    def _opened(self) -> "_Opened | None":
+        # Not before a process answers for its errors: a card that cannot be used fails here.
+        return _open(self._device) if self._device.is_cuda else None
 
     def throttled_ns(self) -> Mapping[str, int]:
         """Returns for how long each policy has held the clocks down since the driver was loaded, in nanoseconds."""

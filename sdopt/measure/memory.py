@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,21 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 _EVERY_S = 0.02
 """So often it is looked what children hold: the kernel keeps no mark of all of them together."""
+
+
+_elsewhere: list[int] = []
+
+
+@contextmanager
+def allocating_elsewhere() -> Iterator[None]:
+    """Counts what a library takes of the current CUDA device within the block, or gives back, without PyTorch."""
+    before = _free_bytes()
+    yield
+    _elsewhere.append(before - _free_bytes())
+
+
+def _free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else 0
 
 
 def resident_gib() -> float:
@@ -91,6 +107,7 @@ class PeakMemory:
             memory.cuda_peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
             memory.cuda_graph_pools_gib = graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
+            memory.cuda_elsewhere_gib = sum(_elsewhere) / 2**30
             memory.nvml_process_gib = process_gib(self._device, [os.getpid()])
             memory.nvml_children_gib = process_gib(self._device, started_by(os.getpid()))
         return memory

@@ -159,6 +159,8 @@ class PyramidAttention(Caching):
         found = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
             found.append("caching.spatial and caching.cross are both null, so that nothing is taken over: set one")
+        if getattr(ctx.chosen.get("attention"), "replaces_layers", False):
+            found.append("takes outputs of diffusers' layers over, which attention=deepspeed replaces: choose another")
         return found
 
     @override
@@ -333,6 +335,10 @@ class TokenMerging(Caching):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         return super().conflicts(ctx) + missing_packages(ctx, "tome", "tomesd")
+
+    def left_of(self, tokens: int, level: int) -> int:
+        """Returns how many tokens of a self-attention are left where latents were halved `level` times."""
+        return tokens - int(tokens * self.ratio) if 2**level <= self.max_downsample else tokens
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

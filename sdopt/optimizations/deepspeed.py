@@ -4,30 +4,43 @@ What its kernels take for granted, as of DeepSpeed 0.19.8, is checked here or is
 
 - Projections without bias, an output with one, float16 alone, and hidden states (batch, tokens, channels) on CUDA.
 - The Triton kernel (`triton_ops.py`) serves heads of up to 128 channels; wider ones take two products and a softmax. It
-  reads whole tiles of 64 tokens and checks no border.
-- The workspace is sized by the layer of number 0, the first one made, for `max_out_tokens` of its configuration.
+  reads whole tiles of 64 tokens and checks no border. Heads are copied in units of 8 channels (`transform.cu`).
+- The workspace is sized by the layer of number 0, the first one made, for `max_out_tokens` of its configuration. Where
+  less memory is free it is made for fewer, down to `min_out_tokens`, and kernels write beyond its end: both are equal
+  here, so that DeepSpeed raises an error instead. It is no memory of PyTorch's allocator.
+- `pad_transform` leaves the last of an odd number of tokens out: see `ByHead`.
 - Masks and `cross_attention_kwargs` are dropped; nothing in these pipelines sets them.
 """
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from typing_extensions import override
 
+from sdopt.locks import exclusive
+from sdopt.measure.memory import allocating_elsewhere
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.attention import EquivalentAttention
 from sdopt.optimizations.base import Context, Finding, Proof
-from sdopt.optimizations.conflicts import compiles, leaves_adapters_out, missing_packages, other_than_float16
+from sdopt.optimizations.conflicts import (
+    compiles,
+    leaves_adapters_out,
+    missing_packages,
+    other_than_float16,
+    records_autograd,
+)
 from sdopt.pipelines.loading import head_dimensions_by_level, part_config
 from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-_TILE, _LARGEST_HEAD = 64, 128
+_TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8
 _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
 """The beginning of the name of DeepSpeed's attention, and a part of the name of the transposition before it."""
 
@@ -40,6 +53,11 @@ class Attention(EquivalentAttention):
     first used, with nvcc.
     """
 
+    # Another batch size would free the workspace and allocate it anew.
+    fixed_batch: ClassVar[bool] = True
+    replaces_layers: ClassVar[bool] = True
+    """Whether what hooks or patches were put on the layers of diffusers before is gone."""
+
     @property
     @override
     def claims(self) -> frozenset[str]:
@@ -50,7 +68,7 @@ class Attention(EquivalentAttention):
         found = misfits(ctx)
         if compiles(ctx):
             found.append("DeepSpeed's kernels are opaque to a compiler: choose compiler=eager")
-        return found + leaves_adapters_out(ctx)
+        return found
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -58,6 +76,10 @@ class Attention(EquivalentAttention):
 
         denoiser, kind = denoiser_of(pipe), attention_processor.Attention
         names = [name for name, layer in denoiser.named_modules() if isinstance(layer, kind)]
+        for name in names:
+            if missing := [what for what, lacking in lacks(denoiser.get_submodule(name)).items() if lacking]:
+                raise ValueError(f"DeepSpeed's attention needs {', '.join(missing)}, and the layer {name} has none")
+        compile_kernels("InferenceBuilder")
         begin_a_model()
         for name in names:
             denoiser.set_submodule(name, Layer(denoiser.get_submodule(name)))
@@ -94,19 +116,34 @@ class Layer(torch.nn.Module):
         if attention_mask is not None:
             raise ValueError("attention=deepspeed takes no mask")
         # The size of the workspace, which the first layer of a model allocates: it has the most latents.
-        self.attention.config.max_out_tokens = hidden_states.shape[1]
+        config = self.attention.config
+        config.max_out_tokens = config.min_out_tokens = hidden_states.shape[1]
         output: torch.Tensor = self.attention(hidden_states, context=encoder_hidden_states)
         return output
 
 
+class ByHead(torch.nn.Module):
+    """Takes queries, keys and values apart by heads, in place of DeepSpeed's `pad_transform`.
+
+    That copies `padded_seq_len / 2` pairs of tokens (`transform.cu`): of the 77 tokens of a text, the last one would be
+    what was left in the workspace.
+    """
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, _padded: bool
+    ) -> list[torch.Tensor]:
+        """Returns each as (batch, heads, tokens, channels of a head)."""
+        return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value)]
+
+
 def misfits(ctx: Context) -> list[str]:
-    """Returns why DeepSpeed's attention cannot run: the card, packages, tools, types, or the sizes of the layers."""
+    """Returns why DeepSpeed's attention cannot run: the card, packages, tools, other options, or the layers' sizes."""
     what = "DeepSpeed's attention"
-    # Triton's smallest.
-    found = ctx.device.needs_cuda(what, (7, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
-    if ctx.device.is_cuda and ctx.device.is_here and not (shutil.which("nvcc") or os.environ.get("CUDA_HOME")):
+    # Its Triton kernel takes up to 96 KiB of shared memory: Turing has 64, and there it would take 128.
+    found = ctx.device.needs_cuda(what, (8, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
+    if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
         found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
-    found += other_than_float16(ctx, what)
+    found += other_than_float16(ctx, what) + records_autograd(ctx, what) + leaves_adapters_out(ctx)
     if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
         found.append("this model computes its attention in float32, which DeepSpeed's kernels cannot")
     if ctx.shapes > 1:
@@ -114,17 +151,70 @@ def misfits(ctx: Context) -> list[str]:
     return found + _beyond_tiles(ctx)
 
 
+def _has_nvcc() -> bool:
+    """Returns whether nvcc is where PyTorch looks for it (`torch.utils.cpp_extension`)."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home is None and shutil.which("nvcc"):
+        return True
+    return Path(home or "/usr/local/cuda", "bin", "nvcc").is_file()
+
+
 def _beyond_tiles(ctx: Context) -> list[str]:
-    """Returns the conflict of layers whose latents are no whole number of tiles."""
-    side, wrong = (ctx.workload.size or ctx.model.size) // 8, []
+    """Returns the conflicts of layers whose latents are no whole number of tiles, or whose heads are cut off."""
+    side, wrong, found = (ctx.workload.size or ctx.model.size) // 8, [], []
+    # What merges tokens leaves fewer of them.
+    left_of: Callable[[int, int], int] = getattr(ctx.chosen.get("caching"), "left_of", lambda latents, level: latents)
+    what = "DeepSpeed's attention takes"
     for level, channels in head_dimensions_by_level(ctx.model).items():
         # A convolution halves the side and rounds up.
         latents = (-(-side // 2**level)) ** 2
-        if channels <= _LARGEST_HEAD and latents % _TILE:
+        if channels > _LARGEST_HEAD:
+            continue
+        if channels % _COPIED:
+            found.append(f"{what} heads of a multiple of {_COPIED} channels, and this model has heads of {channels}")
+        if latents % _TILE:
             wrong.append(str(latents))
-    sizes = f"layers of {', '.join(wrong)} latents"
-    found = f"DeepSpeed's attention takes multiples of {_TILE} latents, and this size has {sizes}: set workload.size"
-    return [found] if wrong else []
+        elif (left := left_of(latents, level)) % _TILE:
+            found.append(f"{what} multiples of {_TILE} latents, and caching leaves {left} of {latents} in some layers")
+    if wrong:
+        sizes = f"layers of {', '.join(wrong)} latents"
+        found.append(f"{what} multiples of {_TILE} latents, and this size has {sizes}: set workload.size")
+    return found
+
+
+def lacks(layer: Any) -> dict[str, bool]:
+    """Returns, for each thing that DeepSpeed's attention needs of a layer of diffusers, whether that lacks it."""
+    norms = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")
+    return {
+        "projections without bias": any(getattr(layer, f"to_{name}").bias is not None for name in "qkv"),
+        "an output with bias": layer.to_out[0].bias is None,
+        "nothing but projections": any(getattr(layer, name, None) is not None for name in norms)
+        or layer.residual_connection
+        or layer.rescale_output_factor != 1,
+    }
+
+
+def compile_kernels(*builders: str) -> None:
+    """Compiles kernels of DeepSpeed that are not compiled yet, in one process at a time.
+
+    PyTorch keeps other processes waiting by a file, which outlives a process that is killed while it compiles: without
+    another lock, which no dead process holds, all that came after would wait for ever.
+
+    Args:
+        builders: names of classes in `deepspeed.ops.op_builder`.
+    """
+    from torch.utils.cpp_extension import _get_build_directory
+
+    for builder in _builders(builders):
+        with exclusive(f"deepspeed {builder.name}"):
+            Path(_get_build_directory(builder.name, verbose=False), "lock").unlink(missing_ok=True)
+            builder.load()
+
+
+def _builders(names: tuple[str, ...]) -> list[Any]:
+    from deepspeed.ops import op_builder
+
+    return [getattr(op_builder, name)() for name in names]
 
 
 def begin_a_model() -> None:
@@ -140,7 +230,7 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
         tokens: how many the workspace has to hold, if this layer allocates it; may be set before a call.
     """
     kind, configure = _classes()
-    weight = layer.to_q.weight
+    weight, is_first = layer.to_q.weight, kind.layer_id == 0
     made = kind(
         configure(
             hidden_size=weight.shape[1],
@@ -148,8 +238,12 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
             dtype=weight.dtype,
             triangular_masking=False,
             max_out_tokens=tokens,
+            min_out_tokens=tokens,
         )
     )
+    made.pad_transform_func = ByHead()
+    if is_first:
+        made.allocate_workspace = _counted(made.allocate_workspace)
     # It multiplies from the right: its weights are those of diffusers, transposed.
     own = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
     if not layer.is_cross_attention:
@@ -160,6 +254,20 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
     made.attn_ow = _frozen(layer.to_out[0].weight.T)
     made.attn_ob = _frozen(layer.to_out[0].bias)
     return made
+
+
+def _counted(allocate: Callable[[torch.Size], None]) -> Callable[[torch.Size], None]:
+    """Makes the allocation of the workspace count as memory; it is asked for in every call, and grows by the batch."""
+    known: set[torch.Size] = set()
+
+    def counted(size: torch.Size) -> None:
+        if size in known:
+            return allocate(size)
+        known.add(size)
+        with allocating_elsewhere():
+            return allocate(size)
+
+    return counted
 
 
 def _classes() -> tuple[Any, Any]:

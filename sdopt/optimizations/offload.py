@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
+_AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
+"""What diffusers' `AutoencoderKL` names as its blocks; an `AutoencoderTiny` has the last two of them."""
+
+
 @dataclass(frozen=True)
 class Offload(Optimization):
     """The base class of options that keep weights elsewhere until they are used: the arithmetic stays the same."""
@@ -98,7 +102,15 @@ class SequentialOffload(Offload):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
+        found = super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
+        precision = ctx.chosen.get("precision")
+        inference = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "inference_mode"
+        if getattr(precision, "autocast", None) and getattr(precision, "weights", None) == "float32" and not inference:
+            # It keeps what it casts of such a parameter until the call ends, and accelerate makes a new one each time;
+            # PyTorch keeps nothing in inference mode (its issue 158232).
+            copies = "autocast would keep a copy of each layer for each time that it is brought"
+            found.append(f"{copies}: choose precision=fp16, bf16 or fp32, or grad_mode=inference_mode")
+        return found
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -124,7 +136,7 @@ class GroupOffload(Offload):
     offload_type: str = bounded("leaf_level", choices=("leaf_level", "block_level"))
     """What a group is: a single layer, or so many blocks of the denoiser as `num_blocks_per_group` says."""
     num_blocks_per_group: int = bounded(1, ge=1, le=10_000)
-    """Blocks of a group, with `block_level`."""
+    """Blocks of a group, with `block_level` and without a stream."""
     use_stream: bool | None = None
     """Whether a stream of its own brings the next group meanwhile; null is yes on a GPU."""
     wait_in: str | None = bounded(None, choices=("memory", "disk"))
@@ -141,11 +153,19 @@ class GroupOffload(Offload):
             )
         if not ctx.device.is_cuda and streams:
             found.append("memory.group_offload.use_stream=true: needs a CUDA device")
+        if self.num_blocks_per_group != 1 and (streams or self.offload_type != "block_level"):
+            found.append(
+                f"memory.group_offload.num_blocks_per_group={self.num_blocks_per_group}: groups of several blocks need "
+                "offload_type=block_level and use_stream=false"
+            )
         # A stream brings the layer that followed in the first call; one that is passed over stays on the device.
         kinds = (VaeTiling, DeepCaching, PyramidAttention)
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
         order = "the order of layers, which a stream follows, changes with"
         found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]
+        if streams and self.offload_type == "block_level" and "memory.tiny_vae" in ctx.chosen:
+            # Hooks that wait for a stream are put on a network that has more than a list of blocks.
+            found.append("no layer of memory.tiny_vae waits for a stream: set memory.group_offload.use_stream=false")
         if waits == "disk" or streams:
             found += _upcast(ctx)
         if isinstance(ctx.chosen.get("lora"), Hotswap):
@@ -181,24 +201,33 @@ class GroupOffload(Offload):
                 offload_type=self.offload_type,
                 num_blocks_per_group=self.num_blocks_per_group if self.offload_type == "block_level" else None,
                 use_stream=streams,
+                # A tiny VAE does not say where its blocks are; hooks on the VAE itself never run, which is not called.
+                block_modules=_AUTOENCODER if name == "vae" else None,
                 # Layers of two networks have the same names, after which files are named.
                 offload_to_disk_path=None if folder is None else str(folder / name),
             )
-        groups = {name: _groups(network) for name, network in networks_of(pipe).items()}
-        brought = _count_onloads(group for of_network in groups.values() for group in of_network)
+        # Not the groups themselves, which would keep the weights of a text encoder that is taken out.
+        groups = {name: [id(group) for group in _groups(network)] for name, network in networks_of(pipe).items()}
+        brought = Counter[str]()
+        for name, network in networks_of(pipe).items():
+            _count_onloads(name, _groups(network), brought)
 
         def proof(trace: Trace) -> Finding:
             # Text encoders may have been taken out since.
-            whole = all(_groups(network) == groups[name] for name, network in networks_of(pipe).items())
+            whole = all(
+                [id(group) for group in _groups(part)] == groups[name] for name, part in networks_of(pipe).items()
+            )
+            whole = whole and all(brought[name] for name in networks_of(pipe))
             number = sum(len(groups[name]) for name in networks_of(pipe))
             facts = {"groups": number, "brought": brought.total()}
             what = f"{number} groups of layers, brought {brought.total()} times so far"
             if folder is None:
-                return _finding(pipe, trace, whole and bool(brought), what, facts)
+                return _finding(pipe, trace, whole, what, facts)
             stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 2**30
             needed = sum(_size(network) for network in networks_of(pipe).values()) / 2**30
-            engaged = whole and bool(brought) and stored >= needed
-            return Finding(engaged, f"{what}; {stored:.2f} GiB on disk", facts | {"on_disk_gib": stored})
+            return Finding(
+                whole and stored >= needed, f"{what}; {stored:.2f} GiB on disk", facts | {"on_disk_gib": stored}
+            )
 
         return proof
 
@@ -265,17 +294,15 @@ def _groups(network: torch.nn.Module) -> list[Any]:
     return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
 
 
-def _count_onloads(groups: Iterable[Any]) -> Counter[int]:
-    """Counts how often each group is brought, by its number."""
-    brought: Counter[int] = Counter()
+def _count_onloads(name: str, groups: Iterable[Any], brought: Counter[str]) -> None:
+    """Counts how often groups of a network are brought, by the network's name."""
 
-    def counted(number: int, onload: Callable[[], None]) -> Callable[[], None]:
+    def counted(onload: Callable[[], None]) -> Callable[[], None]:
         def bring() -> None:
-            brought[number] += 1
+            brought[name] += 1
             onload()
 
         return bring
 
-    for number, group in enumerate(groups):
-        group.onload_ = counted(number, group.onload_)
-    return brought
+    for group in groups:
+        group.onload_ = counted(group.onload_)

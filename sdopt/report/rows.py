@@ -239,7 +239,7 @@ def _start_notes(result: StudyResult) -> list[str]:
 def _memory_notes(result: StudyResult) -> list[str]:
     names = {m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}
     memory = {
-        "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs hold",
+        "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs and DeepSpeed hold",
         "peak_process_gib": "peak resident set of the process during a call, with what it started, beyond its state "
         "before loading",
     }

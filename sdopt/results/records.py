@@ -143,6 +143,8 @@ class Memory:
     nvml_process_gib: float | None = None
     cuda_graph_pools_gib: float | None = None
     """What CUDA graphs hold for their replays beyond what PyTorch counts as allocated."""
+    cuda_elsewhere_gib: float | None = None
+    """What libraries are known to hold on the device without PyTorch's allocator, such as DeepSpeed's workspace."""
     children_peak_gib: float = 0.0
     """What processes that the worker started held on the host at most, all together."""
     nvml_children_gib: float | None = None
@@ -155,8 +157,8 @@ class Memory:
         It is that of the worker with all that it started.
         """
         if self.cuda_peak_allocated_gib is not None:
-            others = (self.cuda_graph_pools_gib or 0.0) + (self.nvml_children_gib or 0.0)
-            return "peak_allocated_gib", self.cuda_peak_allocated_gib + others
+            others = (self.cuda_graph_pools_gib, self.cuda_elsewhere_gib, self.nvml_children_gib)
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib + sum(other or 0.0 for other in others)
         return None if self.peak_process_gib is None else ("peak_process_gib", self.peak_process_gib)
 
     @property

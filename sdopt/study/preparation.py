@@ -347,7 +347,8 @@ def footprint_gib(memory: Memory) -> dict[str, float]:
     host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
     if memory.cuda_peak_reserved_gib is None:
         return {"host": host}
-    on_card = memory.nvml_process_gib or memory.cuda_peak_reserved_gib + CUDA_CONTEXT_GIB
+    counted = memory.cuda_peak_reserved_gib + (memory.cuda_elsewhere_gib or 0.0)
+    on_card = memory.nvml_process_gib or counted + CUDA_CONTEXT_GIB
     return {"host": host, "device": on_card}
 
 

@@ -11,6 +11,8 @@ _OUT_OF_MEMORY = (
     "cannot allocate memory",
     "status_alloc_failed",  # of cuBLAS and of cuDNN
     "device_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "workspace can't be allocated",  # of DeepSpeed
+    "workspace is null",  # of DeepSpeed, too
 )
 
 _MAYBE_OUT_OF_MEMORY = (

@@ -14,14 +14,18 @@ class NVMLError(Exception):
     value = 999
 
 
+class NVMLLibraryMismatchError(Exception):
+    """What pynvml raises where the driver's library lacks the version of a function that it calls."""
+
+
 class Nvml(ModuleType):
     """NVML of one card.
 
     Its `answers` go by the end of a function's name, as in `PowerUsage` or `ClockInfo:1`.
-    Everything else raises NVMLError.
+    Everything else raises NVMLError; an answer that is an exception is raised.
     """
 
-    NVMLError = NVMLError
+    NVMLError, NVMLLibraryMismatchError = NVMLError, NVMLLibraryMismatchError
     NVML_ERROR_NOT_FOUND = 6
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
@@ -54,6 +58,8 @@ class Nvml(ModuleType):
             found = self.answers.get(":".join([short, *map(str, arguments)]), self.answers.get(short))
             if found is None:
                 raise NVMLError(name)
+            if isinstance(found, Exception):
+                raise found
             return found
 
         if not name.startswith("nvml"):

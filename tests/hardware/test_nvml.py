@@ -6,12 +6,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, ask_nvml, describe_gpu, process_gib
 from sdopt.results.records import GpuState
 from tests.conftest import CPU
-from tests.hardware.stubs import UUID, Nvml, install
+from tests.hardware.stubs import UUID, Nvml, NVMLLibraryMismatchError, install
 
 CARD = Device("cuda", name="a card")
 GIB = 2**30
@@ -86,6 +87,7 @@ class TestMonitor:
             (0x1 | 0x2, []),
             (0x4, ["power limit"]),
             (0x40 | 0x8, ["hardware slowdown", "temperature (hardware)"]),
+            (0x200, ["board limit"]),
         ],
     )
     def test_idle_and_fixed_clocks_are_no_throttling(
@@ -133,6 +135,25 @@ class TestMonitor:
         assert GpuMonitor(CARD).energy_j() == 5.25
         nvml.known = {f"MIG-{UUID}": "slice"}
         assert GpuMonitor(CARD).energy_j() is None
+
+    def test_of_a_driver_that_lacks_a_function_reads_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvml = Nvml(PowerUsage=100_000, ComputeRunningProcesses=NVMLLibraryMismatchError())
+        install(monkeypatch, nvml)
+        found = self.state(nvml, {})
+        assert (found.power_w, found.others) == (100.0, None)
+        assert process_gib(CARD, [os.getpid()]) is None
+
+    def test_of_a_card_that_is_lost_fails_when_it_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker is built before it can answer that it failed."""
+        install(monkeypatch, Nvml())
+
+        def lost(index: int) -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lost)
+        monitor = GpuMonitor(CARD)
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            monitor.throttled_ns()
 
     def test_of_a_cpu_reads_nothing(self) -> None:
         monitor = GpuMonitor(CPU)

@@ -60,10 +60,11 @@ class TestGraphs:
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)
+        monkeypatch.setattr(memory_module, "_elsewhere", [4 * MIB, -1 * MIB])
         memory = PeakMemory(Device("cuda"))
         memory.loaded()
         memory.reset()
         found = memory.read()
         assert found.cuda_peak_allocated_gib == 20 * MIB / 2**30
         assert found.headline is not None
-        assert found.headline == ("peak_allocated_gib", (20 + 385.5) * MIB / 2**30)
+        assert found.headline == ("peak_allocated_gib", (20 + 385.5 + 3) * MIB / 2**30)

@@ -1,6 +1,7 @@
 """The kinds of attention that need another package or other weights: conflicts, wiring, and what shows them."""
 
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor2_0, XFormersAttnProcessor
 
 from sdopt.hardware.device import Device
+from sdopt.measure import memory
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations import attention, conflicts, deepspeed
 from sdopt.results.records import Evidence
@@ -112,6 +114,9 @@ class Reference(torch.nn.Module):
         self.config, self.number = config, Reference.layer_id
         Reference.layer_id += 1
 
+    def allocate_workspace(self, size: torch.Size) -> None:
+        pass
+
     def forward(self, states: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
         own: Any = self
         if context is None:
@@ -130,6 +135,7 @@ class TestDeepSpeed:
     @pytest.fixture(autouse=True)
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(deepspeed, "_classes", lambda: (Reference, Config))
+        monkeypatch.setattr(deepspeed, "_builders", lambda names: [])
 
     FP16 = ("attention=deepspeed", "precision=fp16")
     SD15 = ("model=sd15", "model.weights=random")
@@ -147,6 +153,10 @@ class TestDeepSpeed:
             (["attention=deepspeed", *SD15], ["choose precision=fp16"]),
             (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
             ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
+            ([*FP16, *SD15, "grad_mode=enabled"], ["records nothing for autograd"]),
+            ([*FP16, *SD15, "caching=pyramid_attention", "workload.steps=10"], ["which attention=deepspeed replaces"]),
+            ([*FP16, *SD15, "caching=tome"], []),
+            ([*FP16, *SD15, "caching=tome", "caching.ratio=0.3"], ["caching leaves 2868 of 4096 in some layers"]),
         ],
     )
     def test_conflicts(self, variant: Compose, overrides: list[str], reasons: list[str]) -> None:
@@ -154,13 +164,50 @@ class TestDeepSpeed:
         assert len(found) == len(reasons)
         assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 
-    def test_needs_what_compiles_its_kernels(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_needs_what_compiles_its_kernels(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
-        monkeypatch.setenv("PATH", "/nowhere")
-        monkeypatch.delenv("CUDA_HOME", raising=False)
+        # A toolkit that only runs what was compiled.
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
         packages, toolkit = variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True))
         assert "needs deepspeed, triton, ninja: pip install 'sdopt[deepspeed]'" in packages
         assert "install the CUDA toolkit, and set CUDA_HOME" in toolkit
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "nvcc").touch()
+        assert variant(*self.FP16, *self.SD15).conflicts(card(8, 0, known=True)) == [packages]
+
+    def test_needs_the_shared_memory_of_newer_cards(self, variant: Compose) -> None:
+        [found] = variant(*self.FP16, *self.SD15).conflicts(card(7, 5))
+        assert "needs compute capability 8.0" in found
+
+    def test_copies_heads_of_eight_channels_each(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(deepspeed, "head_dimensions_by_level", lambda model: {0: 40, 1: 20, 2: 160})
+        [found] = variant(*self.FP16, *self.SD15).conflicts(card(8, 0))
+        assert found.endswith("heads of a multiple of 8 channels, and this model has heads of 20")
+
+    def test_compiles_though_a_process_was_killed_while_it_compiled(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """PyTorch's lock is a file, for whose end every other process would wait."""
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        lock = tmp_path / "transformer_inference" / "lock"
+        lock.parent.mkdir()
+        lock.touch()
+        seen: list[bool] = []
+        builder = SimpleNamespace(name=lock.parent.name, load=lambda: seen.append(lock.exists()))
+        monkeypatch.setattr(deepspeed, "_builders", lambda names: [builder])
+        deepspeed.compile_kernels("InferenceBuilder")
+        assert seen == [False]
+
+    def test_its_workspace_is_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        held: list[int] = [0]
+        monkeypatch.setattr(memory, "_elsewhere", [])
+        monkeypatch.setattr(memory, "_free_bytes", lambda: 100 - max(held))
+        allocate = deepspeed._counted(lambda size: held.append(size[0]))
+        for batch in (2, 1, 2, 4, 2):
+            allocate(torch.Size([batch, 64, 320]))
+        assert sum(memory._elsewhere) == 4
 
     def test_every_layer_computes_what_it_did(self, session: Load) -> None:
         loaded = session()
@@ -170,9 +217,27 @@ class TestDeepSpeed:
         assert np.abs(found - expected).max() < 1e-3
         layers = [m for m in loaded._pipe.unet.modules() if isinstance(m, deepspeed.Layer)]
         assert [layer.attention.number for layer in layers] == list(range(len(layers)))
-        assert layers[0].attention.config.max_out_tokens == 64
+        config = layers[0].attention.config
+        assert config.max_out_tokens == config.min_out_tokens == 64
         assert proof(saw({}, {"_fwd_kernel": 4, "void transform_0213<__half>(...)": 4})).engaged
         assert not proof(saw({}, {"flash_fwd_kernel": 4})).engaged
+
+    def test_takes_the_last_of_an_odd_number_of_tokens(self, session: Load) -> None:
+        loaded = session()
+        deepspeed.Attention().apply(loaded._pipe)
+        layer = next(m for m in loaded._pipe.unet.modules() if isinstance(m, deepspeed.Layer))
+        taken: Any = layer.attention.pad_transform_func
+        query, key, value = (torch.randn(2, tokens, 24) for tokens in (64, 77, 77))
+        found = taken(query, key, value, 3, False)
+        assert [tuple(each.shape) for each in found] == [(2, 3, 64, 8), (2, 3, 77, 8), (2, 3, 77, 8)]
+        assert torch.equal(found[1][:, 2, 76], key[:, 76, 16:])
+
+    def test_a_layer_that_it_cannot_stand_in_for(self, session: Load) -> None:
+        loaded = session()
+        layer = next(m for name, m in loaded._pipe.unet.named_modules() if name.endswith("attn1"))
+        layer.residual_connection = True
+        with pytest.raises(ValueError, match=r"needs nothing but projections, and the layer .*attn1 has none"):
+            deepspeed.Attention().apply(loaded._pipe)
 
     def test_a_layer_put_back(self, session: Load) -> None:
         loaded = session()

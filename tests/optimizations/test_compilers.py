@@ -131,6 +131,8 @@ class TestConflicts:
             (["precision=fp16", "attention=vanilla"], "brings its own attention: choose attention=default"),
             (["precision=fp16", "workload.size=768"], "images of up to 512 pixels"),
             (["precision=fp16", "model=sdxl"], "not with SDXL"),
+            (["precision=fp16", "lora=loaded"], "would leave the LoRA out: choose lora=fused"),
+            (["precision=fp16", "grad_mode=enabled"], "choose another than grad_mode=enabled"),
             (["precision=fp16", "model=emoji", "model.weights=packaged"], "multiples of 64 latents, and this size"),
         ],
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sdopt.measure.trace import Trace
+from sdopt.optimizations import deepspeed as options
 from sdopt.optimizations.compiler.deepspeed import DeepSpeed, replace_blocks, require_fitting
 from tests.conftest import Load
 
@@ -53,14 +54,26 @@ class Kernels:
         parts = product.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)
         return torch.nn.functional.pad(parts, (0, padded - size))
 
+    def __init__(self) -> None:
+        self.allocated: list[tuple[Any, ...]] = []
+
+    def allocate_workspace_fp16(self, *given: Any) -> None:
+        self.allocated.append(given)
+
     def pad_transform_fp16(self, query: Any, key: Any, value: Any, heads: int, _flash: bool) -> list[torch.Tensor]:
-        return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value)]
+        """It copies tokens in pairs: the last of an odd number is what was there before."""
+        parts = [each.unflatten(-1, (heads, -1)).transpose(1, 2).clone() for each in (query, key, value)]
+        for part in parts:
+            part[:, :, part.shape[2] // 2 * 2 :] = torch.nan
+        return parts
 
     def gated_activation(self, given: torch.Tensor, bias: torch.Tensor, _kind: Any) -> torch.Tensor:
         hidden, gate = (given + bias).chunk(2, dim=-1)
         return hidden * torch.nn.functional.gelu(gate.float()).half()
 
     def layer_norm(self, given: torch.Tensor, gain: Any, bias: Any, epsilon: float) -> torch.Tensor:
+        """It reads the memory of a tensor from its start on, whatever its strides are."""
+        given = given.as_strided(given.shape, (given.shape[1] * given.shape[2], given.shape[2], 1))
         return torch.nn.functional.layer_norm(given, gain.shape, gain, bias, epsilon)
 
     def __getattr__(self, name: str) -> Any:
@@ -80,26 +93,31 @@ class Flash(torch.nn.Module):
 
 
 @pytest.fixture
-def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed package with its kernels replaced."""
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The installed package with its kernels replaced by those that it returns."""
     pytest.importorskip("deepspeed")
     from deepspeed.ops.transformer.inference import bias_add, diffusers_attention
     from deepspeed.ops.transformer.inference.op_binding.base import BaseOp
 
     spatial = SimpleNamespace(nhwc_bias_add_add=lambda given, bias, other: given + bias + other)
-    monkeypatch.setattr(BaseOp, "inference_module", Kernels())
+    kernels = Kernels()
+    monkeypatch.setattr(options, "_builders", lambda names: [])
+    monkeypatch.setattr(BaseOp, "inference_module", kernels)
     monkeypatch.setattr(diffusers_attention, "triton_flash_attn", Flash)
     monkeypatch.setattr(bias_add, "spatial_cuda_module", spatial)
+    return kernels
 
 
 @pytest.mark.usefixtures("deepspeed")
 class TestBlocks:
-    def test_compute_what_those_of_diffusers_do(self, half: Any) -> None:
+    def test_compute_what_those_of_diffusers_do(self, half: Any, deepspeed: Kernels) -> None:
         unet = half.unet
         width = first_block(unet).norm1.weight.shape[0]
         draw = torch.Generator().manual_seed(0)
-        hidden = torch.randn(2, 64, width, generator=draw).half()
-        states = torch.randn(2, 16, unet.config.cross_attention_dim, generator=draw).half()
+        # As it comes out of a convolution.
+        hidden = torch.randn(2, width, 8, 8, generator=draw).half().permute(0, 2, 3, 1).reshape(2, 64, width)
+        assert not hidden.is_contiguous()
+        states = torch.randn(2, 17, unet.config.cross_attention_dim, generator=draw).half()
         with torch.no_grad():
             expected = first_block(unet)(hidden, encoder_hidden_states=states)
             replace_blocks(unet)
@@ -107,6 +125,8 @@ class TestBlocks:
         assert type(first_block(unet)).__name__ == "DeepSpeedDiffusersTransformerBlock"
         assert torch.allclose(found, expected, atol=2e-2)
         assert not torch.equal(found, hidden)
+        [allocated] = deepspeed.allocated
+        assert allocated[-2:] == (4096, 4096), "it may cut the workspace to what is free"
 
     def test_the_first_layer_that_runs_allocates_for_all(self, half: Any) -> None:
         for _ in range(2):

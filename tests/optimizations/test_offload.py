@@ -1,5 +1,7 @@
 """Weights that wait elsewhere: on a CPU they wait on disk; what moves them to a GPU runs here with a CPU for one."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from diffusers import DiffusionPipeline
 from diffusers.hooks import HookRegistry
 
 from sdopt.hardware.device import Device
+from sdopt.measure.trace import Trace
 from sdopt.optimizations import Contract
-from sdopt.optimizations.offload import Offload, _size
+from sdopt.optimizations.offload import GroupOffload, Offload, _size
 from sdopt.pipelines.parts import hook_of
+from sdopt.reference import MODEL
 from sdopt.results.records import Evidence
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import timed_draw
@@ -88,6 +92,30 @@ class TestConflicts:
         assert variant(*options, "memory.group_offload.use_stream=false").conflicts(GPU) == []
         assert variant(*options).conflicts(CPU) == []
 
+    def test_streams_wait_for_nothing_in_a_list_of_blocks(self, variant: Compose) -> None:
+        options = ("memory=[group_offload,tiny_vae]", "memory.group_offload.offload_type=block_level")
+        [found] = variant(*options).conflicts(GPU)
+        assert found.endswith("set memory.group_offload.use_stream=false")
+        assert variant(*options, "memory.group_offload.use_stream=false").conflicts(GPU) == []
+        assert variant(options[0]).conflicts(GPU) == []
+
+    def test_a_number_of_blocks_that_diffusers_would_not_heed(self, variant: Compose) -> None:
+        options = ("memory=group_offload", "memory.group_offload.num_blocks_per_group=2")
+        block_level = (*options, "memory.group_offload.offload_type=block_level")
+        for chosen in (options, block_level):
+            [found] = variant(*chosen).conflicts(GPU)
+            assert found.endswith("need offload_type=block_level and use_stream=false")
+        assert variant(*block_level, "memory.group_offload.use_stream=false").conflicts(GPU) == []
+        assert variant(*block_level).conflicts(CPU) == []
+
+    def test_autocast_keeps_what_is_brought(self, variant: Compose) -> None:
+        [found] = variant("memory=sequential_offload", "precision=autocast_fp16").conflicts(GPU)
+        assert "autocast would keep a copy of each layer for each time" in found
+        assert variant("memory=model_offload", "precision=autocast_fp16").conflicts(GPU) == []
+        assert variant("memory=sequential_offload", "precision=fp16_autocast").conflicts(GPU) == []
+        without = ("memory=sequential_offload", "precision=autocast_fp16", "grad_mode=inference_mode")
+        assert variant(*without).conflicts(GPU) == []
+
     @pytest.mark.parametrize("caching", ["deepcache", "pyramid_attention"])
     def test_streams_follow_an_order_in_which_no_layer_is_passed_over(self, variant: Compose, caching: str) -> None:
         options = ("memory=group_offload", f"caching={caching}", "workload.steps=10")
@@ -149,6 +177,23 @@ class TestGroups:
         assert found.facts["on_disk_gib"] > 0.03
         assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(session(), tmp_path / "plain"))
 
+    def test_of_a_tiny_vae_are_brought_in_blocks(self, session: Load) -> None:
+        """Hooks of diffusers would wait for a call of the VAE itself, of which a pipeline calls the decoder alone."""
+        options = ("memory=[group_offload,tiny_vae]", "memory.group_offload.offload_type=block_level")
+        loaded = session(*options)
+        [found], [plain] = (each._call(output_type="np").images for each in (loaded, session("memory=tiny_vae")))
+        assert np.array_equal(found, plain)
+        assert evidence(loaded).engaged
+
+    def test_let_a_text_encoder_go(self) -> None:
+        pipe = DiffusionPipeline.from_pretrained(MODEL)
+        layer = weakref.ref(next(m for m in pipe.text_encoder.modules() if isinstance(m, torch.nn.Linear)))
+        proof = GroupOffload().apply(pipe)
+        pipe.text_encoder = None
+        gc.collect()
+        assert layer() is None
+        assert not proof(Trace()).engaged, "nothing was brought yet"
+
     def test_of_two_networks_with_the_same_names(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
         model = ("model=folder", f"model.path={small_xl}", "model.size=64")
         loaded = session(*model, "memory=group_offload")
@@ -170,8 +215,6 @@ class TestGroups:
         loaded = session("memory=group_offload")
         [folder] = set(own_folder().glob("offload-*")) - before
         assert len(list(folder.rglob("*.safetensors"))) > 100
-        import gc
-
         del loaded
         gc.collect()
         assert not folder.exists()

@@ -32,7 +32,9 @@ class TestBudget:
         assert excess([worker] * 10, budget) == "11 processes of 1.50 GiB exceed 16.00 GiB of host memory"
 
     def test_is_exceeded_by_workers_that_fill_the_card(self) -> None:
-        worker = footprint_gib(Memory(0.5, 1.0, cuda_peak_allocated_gib=9.0, cuda_peak_reserved_gib=9.4))
+        worker = footprint_gib(
+            Memory(0.5, 1.0, cuda_peak_allocated_gib=9.0, cuda_peak_reserved_gib=8.4, cuda_elsewhere_gib=1.0)
+        )
         assert worker["device"] == pytest.approx(10.0)
         assert "of device memory" in (excess([worker] * 7, {"host": 100.0, "device": 67.0}) or "")
 

@@ -134,6 +134,7 @@ class TestErrors:
             "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
             "[Errno 12] Cannot allocate memory",
+            "Workspace can't be allocated, not enough memory",
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 288230376151711744 bytes",
         ],
     )

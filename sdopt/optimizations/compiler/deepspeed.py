@@ -5,6 +5,8 @@ and that of the text encoder reads `text_model`, which transformers 5 has remove
 What they take for granted, as of DeepSpeed 0.19.8, is checked in `require_fitting` or is a conflict:
 
 - A block reads `norm1`–`norm3` (layer norms with weights), `ff.net[0].proj` (GEGLU), `ff.net[2]`, `attn1` and `attn2`.
+- Its first layer norm reads hidden states as if they were contiguous (`ds_layer_norm`), which they are after a
+  convolution in channels-last alone: DeepSpeed's own wrapper sets that layout. Here they are made so.
 - The workspace is made for `max_out_tokens` = 4096: images of up to 512×512.
 - What its attention takes stands in `sdopt.optimizations.deepspeed`.
 """
@@ -19,8 +21,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import Compiler
-from sdopt.optimizations.conflicts import records_autograd
-from sdopt.optimizations.deepspeed import attention_of, begin_a_model, misfits
+from sdopt.optimizations.deepspeed import attention_of, begin_a_model, compile_kernels, lacks, misfits
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of
 
@@ -47,7 +48,7 @@ class DeepSpeed(Compiler):
         attention = ctx.chosen.get("attention")
         if attention is not None and type(attention).__name__ != "Default":
             found.append("DeepSpeed's block brings its own attention: choose attention=default")
-        return found + records_autograd(ctx, "DeepSpeed's block")
+        return found
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -90,26 +91,29 @@ def replace_blocks(denoiser: torch.nn.Module) -> None:
     from deepspeed.ops.transformer.inference.diffusers_2d_transformer import Diffusers2DTransformerConfig
     from deepspeed.ops.transformer.inference.diffusers_transformer_block import DeepSpeedDiffusersTransformerBlock
 
-    begin_a_model()
     blocks = _blocks(denoiser)
     for _, name, block in blocks:
         require_fitting(name, block)
+    compile_kernels("InferenceBuilder", "SpatialInferenceBuilder")
+    begin_a_model()
     for owner, name, block in blocks:
         block.attn1, block.attn2 = attention_of(block.attn1, _TOKENS), attention_of(block.attn2, _TOKENS)
         replacement = DeepSpeedDiffusersTransformerBlock(block, Diffusers2DTransformerConfig(int8_quantization=False))
+        replacement.register_forward_pre_hook(_contiguous)
         setattr(owner, name, replacement)
+
+
+def _contiguous(_block: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return args[0].contiguous(), *args[1:]
 
 
 def require_fitting(name: str, block: Any) -> None:
     """Raises ValueError if a transformer block of diffusers is not what DeepSpeed's takes it for."""
-    attentions = [block.attn1, block.attn2]
+    attentions = [lacks(block.attn1), lacks(block.attn2)]
     wrong = {
         "norms with weights": any(norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)),
         "a GEGLU": type(block.ff.net[0]).__name__ != "GEGLU",
-        "projections without bias": any(
-            getattr(each, part).bias is not None for each in attentions for part in ("to_q", "to_k", "to_v")
-        ),
-        "an output with bias": any(each.to_out[0].bias is None for each in attentions),
+        **{what: any(each[what] for each in attentions) for what in attentions[0]},
         "attention to itself first": block.only_cross_attention,
         "float16 weights": any(weight.dtype != torch.float16 for weight in block.parameters()),
     }
