@@ -30,7 +30,9 @@ _PRODUCTS = ("mm", "conv", "linear", "matmul")
 _FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers")
 _FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_OPERATOR, _LAUNCH = "External id", "correlation"
 _LABEL = "sdopt/"
 
 
@@ -64,7 +66,7 @@ class Trace:
 
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
-    """Device kernels that the denoiser launched, or that no operator launched (a replayed graph); empty on a CPU."""
+    """Device kernels that the denoiser launched, those of its replayed graphs among them; empty on a CPU."""
     denoiser_busy_s: float | None = None
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
@@ -248,35 +250,41 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
     def stage_at(moment: float) -> str | None:
         return next((stage for start, end, stage in spans if start <= moment < end), None)
 
-    launched: dict[int, str | None] = {}
+    stages: dict[tuple[str, int], str | None] = {}
     for event in events:
-        if event.get("cat") != "cpu_op":
-            continue
-        stage = stage_at(event["ts"])
-        launched[event["args"].get("External id", -1)] = stage
-        if stage is not None:
-            _count_operator(event, trace.stages[stage])
-    _count_device_work(events, stage_at, launched, trace)
+        if event.get("cat") == "cpu_op":
+            stage = stage_at(event["ts"])
+            stages[_OPERATOR, event["args"].get(_OPERATOR, -1)] = stage
+            if stage is not None:
+                _count_operator(event, trace.stages[stage])
+        elif event.get("cat") in _LAUNCHES:
+            stage = stage_at(event["ts"])
+            stages[_LAUNCH, event["args"].get(_LAUNCH, -1)] = stage
+            if stage is not None and event["name"].startswith(_GRAPH_LAUNCHES):
+                trace.stages[stage].graph_launches += 1
+    _count_device_work(events, stages, trace)
 
 
-def _count_device_work(
-    events: list[dict[str, Any]],
-    stage_at: Callable[[float], str | None],
-    launched: dict[int, str | None],
-    trace: Trace,
-) -> None:
-    """Counts kernels and replayed graphs, given the stage at a moment and the stage of each operator by its number."""
+def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int], str | None], trace: Trace) -> None:
+    """Counts kernels, and the time that the device worked for the denoiser.
+
+    Work runs after it was launched: the launch tells its stage. That goes by the number that CUDA gives both. Kineto's
+    number of an operator is no match for a graph that no operator launched: it then writes CUDA's in its place, which
+    may be any operator's as well (`ChromeTraceLogger::handleActivity` in output_json.cpp).
+
+    Args:
+        events: all of the profile.
+        stages: of launches, and of operators, by their numbers.
+        trace: what is counted into.
+    """
     busy = []
     for event in events:
-        category = event.get("cat")
-        if category in ("cuda_runtime", "cuda_driver") and event["name"].startswith(_GRAPH_LAUNCHES):
-            stage = stage_at(event["ts"])
-            if stage is not None:
-                trace.stages[stage].graph_launches += 1
-        # Kernels run after they were launched: the operator that launched one tells its stage.
-        if category in _DEVICE_WORK and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
+        if event.get("cat") not in _DEVICE_WORK:
+            continue
+        numbers = [(kind, event["args"].get(kind, -2)) for kind in (_LAUNCH, _OPERATOR)]
+        if next((stages[number] for number in numbers if number in stages), DENOISER) == DENOISER:
             busy.append((event["ts"], event["ts"] + event["dur"]))
-            if category == "kernel":
+            if event["cat"] == "kernel":
                 trace.kernels[event["name"]] += 1
     if busy and trace.denoiser.calls:
         trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls

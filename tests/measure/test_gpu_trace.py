@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from sdopt.measure.trace import Trace, _sort
+from sdopt.optimizations.attention import backend_of
 
 EVENTS = json.loads((Path(__file__).parent / "gpu_trace.json").read_text())
-"""In the form of Kineto's Chrome traces: two calls of a denoiser that replays a graph, and a decoder."""
+"""In the form of Kineto's Chrome traces: a text encoder and two calls of a denoiser that replay graphs, and a decoder.
+
+No operator launches these graphs: Kineto gives them CUDA's number of the launch as that of an operator, and one of them
+so has that of an operator of the decoder.
+"""
 
 
 def trace_of(events: list[dict[str, Any]]) -> Trace:
@@ -27,7 +32,12 @@ def test_replayed_graphs_of_the_denoiser_are_counted() -> None:
 def test_kernels_are_those_of_the_denoiser() -> None:
     found = trace_of(EVENTS).kernels
     assert sum(found.values()) == 3
-    assert not [name for name in found if "xmma" in name]
+    assert not [name for name in found if "xmma" in name or "flash_fwd" in name]
+
+
+def test_fused_attention_is_not_that_of_a_text_encoders_graph() -> None:
+    [name] = trace_of(EVENTS).fused_attention
+    assert backend_of(name) == "cudnn"
 
 
 def test_work_that_overlaps_counts_once() -> None:
