@@ -105,8 +105,12 @@ class Trace:
 
     def images(self) -> np.ndarray:
         """Makes the traced call again; returns its images, of shape (n, height, width, 3) in 0…255."""
+        return np.stack([np.asarray(image) for image in self.call_again().images])
+
+    def call_again(self) -> Any:
+        """Makes the traced call again; returns what it returns."""
         assert self.call is not None
-        return np.stack([np.asarray(image) for image in self.call().images])
+        return self.call()
 
     @property
     def attention_calls(self) -> int:

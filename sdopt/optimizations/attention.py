@@ -42,8 +42,9 @@ _KERNELS = {
 }
 """Back ends by parts of the names of kernels."""
 
-_WIDE_HEADS = {(9, 0), (10, 0), (10, 3)}
-"""Compute capabilities on which cuDNN takes heads of more than 128 channels."""
+_WIDE_HEADS = {(9, 0)}
+"""Compute capabilities on which PyTorch passes heads of more than 128 channels to cuDNN: `check_cudnn_tensor_shapes` in
+sdp_utils.cpp. On Blackwell that is one pair of sizes alone, of 192 for keys and 128 for values."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,8 @@ class FusedProjections(EquivalentAttention):
 def _product_type(ctx: Context) -> str | None:
     """Returns the type that products are computed in."""
     precision = ctx.chosen.get("precision")
-    return getattr(precision, "autocast", None) or getattr(precision, "weights", None)
+    # What layers of 8-bit weights take and give is in the type of all others.
+    return next(filter(None, (getattr(precision, name, None) for name in ("autocast", "others", "weights"))), None)
 
 
 def backend_of(name: str) -> str | None:

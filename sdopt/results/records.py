@@ -142,7 +142,7 @@ class Memory:
     cuda_peak_reserved_gib: float | None = None
     nvml_process_gib: float | None = None
     cuda_graph_pools_gib: float | None = None
-    """What CUDA graphs hold for their replays beyond what PyTorch counts as allocated."""
+    """What CUDA graphs hold for their replays beyond what the peak of allocated memory counts."""
     children_peak_gib: float = 0.0
     """What processes that the worker started held on the host at most, all together."""
     nvml_children_gib: float | None = None

@@ -14,7 +14,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
-from sdopt.optimizations.conflicts import autocasts, records_autograd
+from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae
 from sdopt.pipelines.parts import denoiser_name, text_encoders_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,17 @@ def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
     if "text_encoder" in chosen and "memory.precomputed_embeddings" in ctx.chosen:
         return ["memory=precomputed_embeddings leaves no text encoder to compile: choose compiler.targets=[denoiser]"]
     return []
+
+
+def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
+    """Returns why CUDA graphs of some targets would not be those of a call: autograd, or weights that move."""
+    found = records_autograd(ctx, "a CUDA graph")
+    if "decoder" in chosen and upcasts_vae(ctx):
+        found.append(
+            "this model's VAE is cast to float32 in each call and back, which moves its weights: choose "
+            "compiler.targets=[text_encoder,denoiser], or precision=bf16"
+        )
+    return found
 
 
 def places_of(pipe: "DiffusionPipeline", target: str) -> Iterator[tuple[Any, str]]:
