@@ -30,6 +30,7 @@ _PRODUCTS = ("mm", "conv", "linear", "matmul")
 _FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers")
 _FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
+_KERNEL_LAUNCHES = (*_GRAPH_LAUNCHES, "cudaLaunchKernel", "cuLaunchKernel")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _OPERATOR, _LAUNCH = "External id", "correlation"
@@ -67,8 +68,12 @@ class Trace:
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
     """Device kernels that the denoiser launched, those of its replayed graphs among them; empty on a CPU."""
+    complete: bool = True
+    """Whether the profile has the work of each launch within the denoiser. With CUDA 12.6 to 13.0, CUPTI may lose some
+    after a GPU was idle (https://github.com/pytorch/pytorch/issues/192021)."""
     denoiser_busy_s: float | None = None
-    """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
+    """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU, and
+    where the profile is not complete."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
     call: Callable[[], Any] | None = None
@@ -99,7 +104,8 @@ class Trace:
             found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(stage.calls > 0)
             if name != DENOISER:
                 found[f"{name}: calls"] = stage.calls
-        found |= {f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3) for name, n in self.kernels.items()}
+        kernels = self.kernels if self.complete else {}
+        found |= {f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3) for name, n in kernels.items()}
         found |= {f"decoder input {'×'.join(map(str, shape))}": 1.0 for shape in self.decoder_inputs}
         return {name: count for name, count in found.items() if count}
 
@@ -255,6 +261,7 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
         return next((stage for start, end, stage in spans if start <= moment < end), None)
 
     stages: dict[tuple[str, int], str | None] = {}
+    awaited: set[int] = set()
     for event in events:
         if event.get("cat") == "cpu_op":
             stage = stage_at(event["ts"])
@@ -266,6 +273,10 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
             stages[_LAUNCH, event["args"].get(_LAUNCH, -1)] = stage
             if stage is not None and event["name"].startswith(_GRAPH_LAUNCHES):
                 trace.stages[stage].graph_launches += 1
+            if stage == DENOISER and event["name"].startswith(_KERNEL_LAUNCHES):
+                awaited.add(event["args"].get(_LAUNCH, -1))
+    worked = {event["args"].get(_LAUNCH) for event in events if event.get("cat") in _DEVICE_WORK}
+    trace.complete = awaited <= worked
     _count_device_work(events, stages, trace)
 
 
@@ -290,7 +301,7 @@ def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int
             busy.append((event["ts"], event["ts"] + event["dur"]))
             if event["cat"] == "kernel":
                 trace.kernels[event["name"]] += 1
-    if busy and trace.denoiser.calls:
+    if busy and trace.complete and trace.denoiser.calls:
         trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls
 
 

@@ -45,6 +45,17 @@ def test_work_that_overlaps_counts_once() -> None:
     assert trace_of(EVENTS).denoiser_busy_s == pytest.approx((20 + 100 + 80) / 2 * 1e-6)
 
 
+def test_what_a_profile_has_lost_is_no_time_without_work() -> None:
+    """CUPTI loses kernels: the device would seem idle, and two variants to run other kernels."""
+    whole = trace_of(EVENTS)
+    lost = trace_of([event for event in EVENTS if event["cat"] != "kernel" or event["args"]["correlation"] != 3])
+    assert whole.complete
+    assert not lost.complete
+    assert lost.denoiser_busy_s is None
+    assert any(name.startswith("kernel ") for name in whole.counts())
+    assert not any(name.startswith("kernel ") for name in lost.counts())
+
+
 def test_a_cpu_has_no_such_time() -> None:
     assert (
         trace_of([event for event in EVENTS if event["cat"] in ("user_annotation", "cpu_op")]).denoiser_busy_s is None
