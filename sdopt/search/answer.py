@@ -69,7 +69,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         entries=sorted(entries, key=_place),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
-        notes=[*search.notes, *_notes(search, judged)],
+        notes=_notes(search, judged),
         winner=winner,
         lines=list(answers[winner].lines) if winner else [],
     )
@@ -116,8 +116,13 @@ def _sentence(
 
 
 def _notes(search: Search, judged: StudyResult | None) -> list[str]:
-    notes = []
     config = search.config
+    notes = [search.trials.ended] if search.trials.ended else []
+    if spoiled := search.trials.spoiled:
+        notes.append(
+            "Not screened are combinations with what was ruled out for its images without the rest "
+            f"(search.skip_spoiled=false screens them, too): {'; '.join(spoiled)}."
+        )
     noise = search.noise(("screen-", "race-"))
     if config.objectives == ["latency"] and noise.degrees:
         spread = 100 * math.expm1(math.sqrt(noise.variance))

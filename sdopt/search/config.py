@@ -54,6 +54,10 @@ class SearchConfig:
     """Races among the candidates that screening cannot tell from the best one."""
     finalists: int = bounded(ge=1, le=100)
     """Candidates that the gate judges, on prompts, noise and processes that the search has not seen."""
+    skip_spoiled: bool = True
+    """Not to screen a combination of which a part was ruled out for its images, as in `caching=deepcache,layout=…`
+    where `caching=deepcache` was: approximations add up. What draws another image by intent, as a scheduler, a LoRA or
+    `workload.steps` do, may mend the rest, and is screened all the same."""
     seed: int = bounded(**SEEDS)
     """Seed of the proposals."""
     folder: str

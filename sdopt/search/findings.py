@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.results.records import StudyResult, VariantResult, Verdict
+from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 
@@ -29,6 +29,7 @@ class Finding:
         distance: of its images to the baseline's, in the unit of `search.distance`.
         excess: by limit, by which share it is exceeded; negative where it is kept.
         out: why it cannot be the winner; "" where it may be.
+        spoiled: whether that is because its images, which are all there, break a rule of the gate.
     """
 
     losses: dict[str, float]
@@ -38,6 +39,7 @@ class Finding:
     distance: float | None
     excess: dict[str, float]
     out: str
+    spoiled: bool = False
 
     @property
     def speedup(self) -> float | None:
@@ -62,24 +64,18 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
     if gate.judges and any(row.quality for row in result.variants):
         judge(result, gate, calibration_for(result, gate.calibration))
     failed = {
-        judged.candidate: "; ".join(
-            dict.fromkeys(
-                " ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason)))
-                for ruling in judged.rulings
-                if ruling.verdict is Verdict.FAIL
-            )
-        )
+        judged.candidate: [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
     rows = [row for row in figures_of(result) if row.comparison and row.variant.role != "control"]
     return {
-        row.variant.name: _finding(row, config, broken.get(row.variant.name) or failed.get(row.variant.name, ""))
+        row.variant.name: _finding(row, config, broken.get(row.variant.name, ""), failed.get(row.variant.name, []))
         for row in rows
     }
 
 
-def _finding(row: Figures, config: SearchConfig, out: str) -> Finding:
+def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling]) -> Finding:
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
         for objective, name in _RATIOS.items()
@@ -109,8 +105,14 @@ def _finding(row: Figures, config: SearchConfig, out: str) -> Finding:
         memory,
         distance,
         excess,
-        out or _why_out(row.variant, [*unknown, *missing], excess, config),
+        broken or _reasons(failed) or _why_out(row.variant, [*unknown, *missing], excess, config),
+        spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
     )
+
+
+def _reasons(failed: Sequence[Ruling]) -> str:
+    named = (" ".join(filter(None, (ruling.metric or ruling.rule, ruling.reason))) for ruling in failed)
+    return "; ".join(dict.fromkeys(named))
 
 
 def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, float], config: SearchConfig) -> str:

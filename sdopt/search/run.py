@@ -54,7 +54,6 @@ class Search:
     say: Callable[[str], None]
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """How candidates ended that take no further part, and why, by their names."""
-    notes: list[str] = field(default_factory=list)
     _gaining: set[str] = field(default_factory=set)
     """Candidates that were measured to be better than the baseline, if that is what is looked for."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
@@ -89,7 +88,8 @@ class Search:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
-                self.notes.append(f"All {len(self.trials.candidates)} combinations that can run were screened.")
+                which = "can run and hold none of those that spoil images" if self.trials.spoiled else "can run"
+                self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
                 return
             began = time.monotonic()
             self._screen(stage, candidates)
@@ -102,10 +102,10 @@ class Search:
         if self.config.trials is not None:
             count = min(count, self.config.trials - done)
             if count <= 0:
-                self.notes.append(f"Screened as many as search.trials={self.config.trials} allows.")
+                self.trials.ended = f"Screened as many as search.trials={self.config.trials} allows."
                 return 0
         if done and time.monotonic() + longest + self._reserved(longest) > self.deadline:
-            self.notes.append(
+            self.trials.ended = (
                 f"Screened {done}: no more fitted into search.budget_s={self.config.budget_s:g} with the judging."
             )
             return 0

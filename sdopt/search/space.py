@@ -23,7 +23,13 @@ Point = Mapping[str, Any]
 """A value for each variable that applies."""
 
 
+Settings = frozenset[tuple[str, Any]]
+"""The variables of a point that are not the baseline's, with their values."""
+
 OFF, ON = "off", "on"
+
+_REDRAWING = {"scheduler", "lora", *SECTIONS}
+"""Groups and sections of keys that draw another image, rather than approximate the same one."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,23 @@ class Space:
         if (composed.choices, composed.work, composed.hardware) == (baseline.choices, baseline.work, baseline.hardware):
             return None
         return Candidate(re.sub("['\"]", "", ", ".join(each.lstrip("+") for each in overrides)), tuple(overrides))
+
+    def settings(self, point: Point) -> Settings:
+        """Returns what a point changes of the baseline."""
+        named = {variable.name: variable for variable in self.variables}
+        return frozenset(
+            (name, value) for name, value in point.items() if named[name].is_key or value != named[name].plain
+        )
+
+    @staticmethod
+    def inherits(whole: Settings, part: Settings) -> bool:
+        """Whether a combination spoils its images because a part of it does.
+
+        Approximations of the same image add up. A scheduler, a LoRA or a key such as `workload.steps` draws another
+        image by intent, and may mend what it is combined with: few steps are spoiled, and with a LoRA for few steps
+        they are not.
+        """
+        return part < whole and not any(name.partition(".")[0] in _REDRAWING for name, _ in whole - part)
 
     def contract(self, candidate: Candidate) -> Contract:
         """Returns what a candidate promises about its images."""

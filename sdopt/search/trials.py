@@ -18,11 +18,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from sdopt.errors import UsageError
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import Finding
-from sdopt.search.space import Candidate, Space
+from sdopt.search.space import Candidate, Point, Settings, Space
 
-_NAME, _STUDY, _WHY = "variant", "study", "why"
+_NAME, _STUDY, _WHY, _SPOILED = "variant", "study", "why", "spoiled"
+_ENDED = "screening ended"
 
-_MISSES = 50
+_MISSES = 20
 """Proposals in a row that bring nothing new, after which what is left is taken in its own order."""
 
 _LOOKED_AT = 500
@@ -78,10 +79,15 @@ class Trials:
     def propose(self, count: int, begun: str) -> list[Candidate]:
         """Returns up to so many candidates that were not tried; fewer, or none, where the space has no more.
 
+        Each option alone comes first, and no combination beside them: what is found of the parts says which
+        combinations are worth the time.
+
         Args:
             count: how many are wanted.
             begun: the study that they are measured in, which is noted, so that another call knows of it.
         """
+        if alone := len(self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))):
+            count = min(count, alone)
         found: list[Candidate] = []
         misses = 0
         while len(found) < count:
@@ -114,6 +120,7 @@ class Trials:
                 continue
             live = optuna.trial.Trial(self.study, trial._trial_id)
             live.set_user_attr(_WHY, finding.out)
+            live.set_user_attr(_SPOILED, finding.spoiled)
             values = [finding.losses.get(objective) for objective in self.config.objectives]
             if None in values:
                 self.study.tell(trial.number, state=TrialState.FAIL)
@@ -132,6 +139,27 @@ class Trials:
             for trial in self.study.get_trials(deepcopy=False)
             if _NAME in trial.user_attrs
         ]
+
+    @property
+    def spoiled(self) -> dict[str, Settings]:
+        """The smallest combinations that were ruled out for their images, by their names: none holds another."""
+        if not self.config.skip_spoiled:
+            return {}
+        found = {
+            trial.user_attrs[_NAME]: self.space.settings(self._point(trial))
+            for trial in self.study.get_trials(deepcopy=False)
+            if trial.user_attrs.get(_SPOILED)
+        }
+        return {name: mine for name, mine in found.items() if not any(other < mine for other in found.values())}
+
+    @property
+    def ended(self) -> str:
+        """Why nothing more was screened; "" where that has not come so far."""
+        return str(self.study.user_attrs.get(_ENDED, ""))
+
+    @ended.setter
+    def ended(self, why: str) -> None:
+        self.study.set_user_attr(_ENDED, why)
 
     @property
     def stages(self) -> set[str]:
@@ -165,6 +193,9 @@ class Trials:
         for variable in self.space.variables:
             if self.space.applies(variable, point):
                 point[variable.name] = trial.suggest_categorical(variable.name, variable.values)
+        if self._is_spoiled(point):
+            self.study.tell(trial, state=TrialState.PRUNED)
+            return None
         known = self._known(but=trial.number)
         found = None if tuple(self.space.overrides(point)) in known else self.space.candidate(point)
         if isinstance(found, Candidate):
@@ -176,6 +207,11 @@ class Trials:
         # What cannot run is pruned, from which Optuna learns; of what it knows already it need not be told.
         self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
         return None
+
+    def _is_spoiled(self, point: Point) -> bool:
+        """Whether a part of a point was ruled out for its images, and the rest does not mend that."""
+        settings = self.space.settings(point)
+        return any(self.space.inherits(settings, part) for part in self.spoiled.values())
 
     def _known(self, but: int = -1) -> set[tuple[str, ...]]:
         """The overrides of all that was proposed, and the baseline's."""
@@ -189,7 +225,8 @@ class Trials:
     def _enqueue_untried(self) -> bool:
         """Makes the next proposal the first point of the space that is new and can run; whether there is one."""
         known = self._known()
-        new = (point for point in self.space.points() if tuple(self.space.overrides(point)) not in known)
+        left = (point for point in self.space.points() if not self._is_spoiled(point))
+        new = (point for point in left if tuple(self.space.overrides(point)) not in known)
         for point in islice(new, _LOOKED_AT):
             if isinstance(self.space.candidate(point), Candidate):
                 self.study.enqueue_trial(point)

@@ -1,5 +1,6 @@
 """What a search varies: options of groups, those that combine, keys; and what cannot run is known beforehand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,17 @@ from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.search.config import search_config
+from sdopt.search.findings import Finding
 from sdopt.search.space import Candidate, Space, Variable
 from sdopt.search.trials import Trials
 
 CPU = Device("cpu")
 GIVEN = ("workload.steps=4", "memory=[tiny_vae]", "tracking=none")
+
+
+def finding(spoiled: bool) -> Finding:
+    """What a study said of a candidate that is as fast as the baseline."""
+    return Finding({"latency": 0.0}, 1, 1.0, 1.0, 0.0, {}, "other images" if spoiled else "", spoiled)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +87,16 @@ class TestSpace:
         with pytest.raises(UsageError, match=r"search\.groups: no option of them can run here"):
             space_of(composer, "search.groups=[precision]", "search.options={precision: [tf32]}")
 
+    def test_a_combination_inherits_what_spoils_a_part_of_it(self) -> None:
+        deepcache, both = {("caching", "deepcache")}, {("caching", "deepcache"), ("layout", "channels_last")}
+        assert Space.inherits(frozenset(both), frozenset(deepcache))
+        assert not Space.inherits(frozenset(deepcache), frozenset(deepcache))
+        assert not Space.inherits(frozenset({("layout", "channels_last")}), frozenset(deepcache))
+
+    @pytest.mark.parametrize("mends", [("lora", "loaded"), ("scheduler", "lcm"), ("workload.steps", 8)])
+    def test_what_draws_another_image_may_mend_it(self, mends: tuple[str, object]) -> None:
+        assert not Space.inherits(frozenset({("precision", "int8"), mends}), frozenset({("precision", "int8")}))
+
 
 class TestConfig:
     @pytest.mark.parametrize(
@@ -124,11 +141,35 @@ class TestTrials:
         assert [candidate.overrides[0] for candidate in first] == ["layout=channels_last", "caching=deepcache"]
 
     def test_propose_each_combination_once_and_then_none(self, trials: Trials) -> None:
-        found = trials.propose(20, "screen-00")
+        found = [*trials.propose(20, "screen-00"), *trials.propose(20, "screen-01")]
         names = [candidate.name for candidate in found]
         # Two layouts with no cache or one of two, less the baseline.
         assert len(names) == len(set(names)) == 5
-        assert trials.propose(3, "screen-01") == []
+        assert trials.propose(3, "screen-02") == []
+
+    def test_propose_no_combination_beside_options_alone(self, trials: Trials) -> None:
+        assert len(trials.propose(20, "screen-00")) == 2
+
+    def test_propose_nothing_that_holds_what_spoils_images(self, trials: Trials) -> None:
+        first = trials.propose(2, "screen-00")
+        deepcache = first[1].name
+        trials.tell({each.name: finding(spoiled=each.name == deepcache) for each in first})
+        names = [candidate.name for candidate in trials.propose(20, "screen-01")]
+        [interval] = {"2", "3"} - {deepcache[-1]}
+        assert sorted(names) == [
+            f"caching=deepcache, caching.interval={interval}",
+            f"layout=channels_last, caching=deepcache, caching.interval={interval}",
+        ]
+        assert list(trials.spoiled) == [deepcache]
+
+    def test_propose_it_all_the_same_if_asked_to(self, trials: Trials) -> None:
+        whole = replace(trials, config=replace(trials.config, skip_spoiled=False))
+        whole.tell({each.name: finding(spoiled=True) for each in whole.propose(2, "screen-00")})
+        assert len(whole.propose(20, "screen-01")) == 3
+
+    def test_remember_why_nothing_more_was_screened(self, trials: Trials) -> None:
+        trials.ended = "enough"
+        assert Trials.open("some", trials.space, trials.config).ended == "enough"
 
     def test_know_after_a_crash_what_was_not_measured(self, trials: Trials) -> None:
         proposed = trials.propose(2, "screen-00")
