@@ -222,7 +222,9 @@ class Sliced(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             kinds = _processors(denoiser)
             sliced = [kind for kind in kinds if "Sliced" in kind]
-            products = trace.denoiser.operators["aten::baddbmm"]
+            # Of a replayed graph the softmaxes are seen, of which there are as many.
+            softmaxes = sum(count for name, count in trace.kernels.items() if "softmax" in name.lower())
+            products = trace.denoiser.operators["aten::baddbmm"] or softmaxes
             # One product per slice: with no more products than attention layers, nothing was sliced.
             calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.calls, 1)
             engaged = kinds == sliced and bool(kinds) and products > calls
@@ -265,6 +267,8 @@ class Xformers(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             kinds, operators = _processors(denoiser), trace.denoiser.operators
             ran = {name: n for name, n in operators.items() if name.startswith(_XFORMERS_OPERATORS)}
+            if not ran and trace.graph_launches:
+                ran = trace.fused_attention  # of a replayed graph kernels alone are seen
             # PyTorch's own attention runs the same operators of PyTorch, but within one of these.
             fallen_back = any(name.startswith("aten::_scaled_dot_product") for name in operators)
             engaged = kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
