@@ -30,6 +30,7 @@ _PRODUCTS = ("mm", "conv", "linear", "matmul")
 _FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers")
 _FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
+_CAPTURE = "StreamBeginCapture"
 _KERNEL_LAUNCHES = (*_GRAPH_LAUNCHES, "cudaLaunchKernel", "cuLaunchKernel")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -59,6 +60,8 @@ class StageTrace:
     """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
     graph_launches: int = 0
     """CUDA graphs that were replayed."""
+    graph_captures: int = 0
+    """CUDA graphs that were captured, which a call of a warm process has no cause for."""
 
 
 @dataclass
@@ -273,6 +276,8 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
             stages[_LAUNCH, event["args"].get(_LAUNCH, -1)] = stage
             if stage is not None and event["name"].startswith(_GRAPH_LAUNCHES):
                 trace.stages[stage].graph_launches += 1
+            if stage is not None and _CAPTURE in event["name"]:
+                trace.stages[stage].graph_captures += 1
             if stage == DENOISER and event["name"].startswith(_KERNEL_LAUNCHES):
                 awaited.add(event["args"].get(_LAUNCH, -1))
     worked = {event["args"].get(_LAUNCH) for event in events if event.get("cat") in _DEVICE_WORK}

@@ -29,6 +29,14 @@ def test_replayed_graphs_of_the_denoiser_are_counted() -> None:
     assert trace_of([event for event in EVENTS if "Graph" not in event["name"]]).graph_launches == 0
 
 
+def test_captures_are_counted_where_they_happen() -> None:
+    capture = {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamBeginCapture", "ts": 1510.0, "dur": 1.0}
+    found = trace_of([*EVENTS, capture | {"args": {"External id": 21, "correlation": 99}}])
+    assert found.denoiser.graph_captures == 1
+    assert found.complete
+    assert trace_of(EVENTS).denoiser.graph_captures == 0
+
+
 def test_kernels_are_those_of_the_denoiser() -> None:
     found = trace_of(EVENTS).kernels
     assert sum(found.values()) == 3

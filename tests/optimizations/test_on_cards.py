@@ -168,7 +168,13 @@ class TestGraphs:
     """`reduce-overhead` on a card: stand-ins for the compiler and the pipeline, and traces with and without replays."""
 
     def finding(
-        self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, device: str = "cuda", mode: str = ""
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        launches: int,
+        skips: int,
+        device: str = "cuda",
+        mode: str = "",
+        captures: int = 0,
     ) -> Finding:
         """Of a trace of two calls."""
         unet = torch.nn.Identity()
@@ -178,7 +184,7 @@ class TestGraphs:
         counters["stats"]["unique_graphs"] = 1
         counters["inductor"]["cudagraph_skips"] = skips
         trace = Trace()
-        trace.denoiser.calls, trace.denoiser.graph_launches = 2, launches
+        trace.denoiser.calls, trace.denoiser.graph_launches, trace.denoiser.graph_captures = 2, launches, captures
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
         found = proof(trace)
         counters.clear()
@@ -193,6 +199,12 @@ class TestGraphs:
         found = self.finding(monkeypatch, launches, skips)
         assert found.engaged == engaged
         assert f"{launches} CUDA graphs replayed, {skips} skipped" in found.summary
+
+    def test_must_not_be_recorded_in_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As Inductor does, and counts it as no skip, where weights have moved since the last call."""
+        found = self.finding(monkeypatch, 2, 0, captures=2)
+        assert not found.engaged
+        assert found.summary.endswith("2 CUDA graphs replayed, 0 skipped, 2 recorded anew in the traced call")
 
     @pytest.mark.parametrize(("device", "mode"), [("cpu", "reduce-overhead"), ("cuda", "default")])
     def test_are_not_asked_for_elsewhere(self, monkeypatch: pytest.MonkeyPatch, device: str, mode: str) -> None:

@@ -123,6 +123,14 @@ def regions_in(stage: StageTrace) -> int:
     return sum(count for name, count in stage.operators.items() if name.startswith(_REGION))
 
 
+def only_replays(stages: Iterable[StageTrace]) -> bool:
+    """Returns whether every call of some stages replayed a CUDA graph, and none was captured anew.
+
+    Where weights have moved, a graph is captured in each call, and then replayed once.
+    """
+    return all(stage.graph_launches >= stage.calls > 0 and not stage.graph_captures for stage in stages)
+
+
 class StandIn(torch.nn.Module):
     """Stands in for a module: it has the same attributes, and a `forward` of its own.
 

@@ -17,6 +17,7 @@ from sdopt.optimizations.compiler.base import (
     STAGE_OF,
     TARGETS,
     Compiler,
+    only_replays,
     regions_in,
     replace_modules,
     unfit_for_graphs,
@@ -254,12 +255,16 @@ def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
 
     stages = {target: trace.stages[STAGE_OF[target]] for target in chosen}
     launches = {target: stage.graph_launches for target, stage in stages.items()}
-    # A graph whose every operator runs outside of CUDA graphs is no skip: Inductor then has nothing to record.
-    always = all(stage.graph_launches >= stage.calls > 0 for stage in stages.values())
+    captures = sum(stage.graph_captures for stage in stages.values())
     skips = counters["inductor"]["cudagraph_skips"]
-    facts = found.facts | {"graph_launches": sum(launches.values()), "launches": launches, "cudagraph_skips": skips}
+    facts = {"graph_launches": sum(launches.values()), "launches": launches, "cudagraph_skips": skips}
     summary = f"{found.summary}; {facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
-    return Finding(found.engaged and always and not skips, summary, facts)
+    if captures:
+        facts["recorded_anew"] = captures
+        summary += f", {captures} recorded anew in the traced call"
+    # Counted as skips are neither graphs without an operator to record, nor those that are recorded in each call.
+    engaged = found.engaged and only_replays(stages.values()) and not skips
+    return Finding(engaged, summary, found.facts | facts)
 
 
 def _keep_outputs(compiled: Any) -> None:
