@@ -268,7 +268,7 @@ class TestAnyShape:
         self, session: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is around a call is a part of what is compiled: without it, the evidence would be a compilation."""
-        seen = []
+        seen: list[tuple[tuple[int, ...], bool]] = []
 
         class Noting(StandIn):
             def forward(self, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -335,7 +335,7 @@ class TestPackages:
 
     def test_run_for_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """For several, each run on a GPU would wait on the host for the end of the last one."""
-        made = []
+        made: list[Any] = []
 
         class Loader:
             def __init__(self, *how: Any) -> None:

@@ -10,7 +10,7 @@ from sdopt.study import inspection
 
 def test_nothing_is_timed_after_the_profiler_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays with a process on a GPU, whose launches are slower from then on."""
-    asked = []
+    asked: list[str] = []
 
     def ask(_self: Any, _group: Any, _phase: str, request: Any, *_: Any) -> list[Any]:
         asked.append(request.__name__)
