@@ -43,7 +43,7 @@ from sdopt.study.resume import is_elsewhere, merge_resumed
 from sdopt.study.run import run_study
 from sdopt.study.timeline import Timeline
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError, import_in_background, page_of, require_mlflow, require_store
+from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store, shown_by
 from sdopt.variant import Variant
 from sdopt.worker.calls import in_process
 from sdopt.worker.forkserver import StartContext
@@ -307,5 +307,5 @@ class Experiment:
             print_problems([f"not logged to {error}" if isinstance(error, TrackingError) else f"not logged: {error}"])
             print(f"Nothing is lost: `sdopt sync {self.folder}` logs it later.", file=sys.stderr)
             return
-        page = page_of(self.config.tracking, run)
-        self.console.print(f"MLflow: {page or 'sdopt ui'}", markup=False, highlight=False, soft_wrap=True)
+        shown = shown_by(self.config.tracking, run)
+        self.console.print(f"MLflow: {shown}", markup=False, highlight=False, soft_wrap=True)

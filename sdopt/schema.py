@@ -60,6 +60,8 @@ class Model:
     """Height and width that the model was trained at, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0, le=1000)
     """The default of `workload.guidance_scale`."""
+    threads: int | None = bounded(None, ge=1, le=4096)
+    """The default of `hardware.threads`."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class Hardware:
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     threads: int | None = bounded(None, ge=1, le=4096)
-    """Threads of a worker's CPU operations; null is PyTorch's choice."""
+    """Threads of a worker's CPU operations; null is `model.threads`, or else PyTorch's choice: one for each core."""
     price_per_hour: float | None = bounded(None, ge=0, le=1e9)
     """Price of this machine, in the currency of your choice, for the cost per image."""
     exclusive: bool = True

@@ -164,11 +164,12 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
 
 
 def _settled(sections: dict[str, Any]) -> dict[str, Any]:
-    """Fills null `replicates` and, where metrics are computed, `prompt_count` from the gate."""
+    """Fills what is null from other sections: replicates and prompts from the gate, threads from the model."""
     gate = sections["gate"]
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),
         ("quality", "prompt_count", gate.prompt_count if sections["quality"].metrics else None),
+        ("hardware", "threads", sections["model"].threads),
     ):
         if getattr(sections[section], key) is None:
             sections = sections | {section: replace(sections[section], **{key: value})}

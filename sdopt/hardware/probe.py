@@ -14,6 +14,9 @@ from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
 
+_GROUP = Path("/sys/fs/cgroup")
+"""What a container may use (cgroup v2)."""
+
 
 def probe_device(wanted: str) -> Device:
     """Describes the device that `hardware.device` names: `auto`, `cpu`, `cuda` or `cuda:N`.
@@ -152,9 +155,21 @@ def describe_cpu() -> dict[str, Any]:
     names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return {
         "name": names[0] if names else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def usable_cores(group: Path = _GROUP) -> int:
+    """Returns how many cores this process may use: those of its affinity, or what its container may use, if less.
+
+    Args:
+        group: of its container (cgroup v2).
+    """
+    affinity = len(os.sched_getaffinity(0))
+    file = group / "cpu.max"
+    quota, period = file.read_text().split() if file.is_file() else ("max", "")
+    return affinity if quota == "max" else max(1, min(affinity, round(int(quota) / int(period))))
 
 
 def _cpu() -> Device:
@@ -174,6 +189,6 @@ def host_memory_gib() -> tuple[float, float]:
 
 def _container_limit() -> float:
     """Returns the bytes that a container may hold (cgroup v2); infinity without a limit."""
-    limit = Path("/sys/fs/cgroup/memory.max")
+    limit = _GROUP / "memory.max"
     text = limit.read_text().strip() if limit.is_file() else "max"
     return float(text) if text.isdecimal() else float("inf")

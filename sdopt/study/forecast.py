@@ -52,7 +52,8 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
     each = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
-    drawn = sum(draw_of(variant, batch).calls for variant in variants)
+    draws = [draw_of(variant, batch) for variant in variants]
+    drawn = sum(draw.calls + draw.timed_again for draw in draws)
     return processes * each + len(variants) * protocol.stage_calls + drawn
 
 

@@ -15,18 +15,15 @@ from sdopt.quality.images import read_image
 from sdopt.results.records import ImageRecord, TimedImage
 from sdopt.study.fingerprint import OPTIONS
 from sdopt.study.image_cache import ImageCache, content_key
-from sdopt.study.preparation import Starved, ask_each, living
+from sdopt.study.preparation import Starved, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
-from sdopt.worker.protocol import SampledImage, WorkerError
+from sdopt.worker.protocol import WorkerError
 from sdopt.worker.session import PipelineHost
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_ALONE, _MANY = 3, 6
-"""So many calls of a quality pass are made while no other process works, where it has as many as `_MANY`; else one."""
 
 
 def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
@@ -77,8 +74,9 @@ class _Inspection:
 
     def _take_evidence(self) -> None:
         for place in self.run.shapes:
-            for process, evidence in self._ask(self.group, "evidence", PipelineHost.prove, place):
-                process.measurement.shapes[place].evidence = evidence
+            for part in batched(self.group, self.run.sharing.calls):
+                for process, evidence in self._ask(part, "evidence", PipelineHost.prove, place):
+                    process.measurement.shapes[place].evidence = evidence
             for process, (busy_s, counts) in self._ask(self.group, "evidence", PipelineHost.traced):
                 process.measurement.shapes[place].denoiser_busy_s = busy_s
                 process.measurement.shapes[place].traced = counts if process.first else {}
@@ -102,23 +100,40 @@ class _Inspection:
         """Draws the images of variants for the quality pass, or takes them from the cache, side by side."""
         run = self.run
         passes = [
-            _Pass(run, process, draw_of(process.variant, run.drawing_batch), run.slug(process.row), timed=True)
+            _Pass(
+                run,
+                process,
+                draw_of(process.variant, run.drawing_batch, run.sharing.drawing_threads),
+                run.slug(process.row),
+            )
             for process in living(group)
         ]
         for drawing in passes:
             drawing.fetch()
         for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
-            open_ones = [p for p in passes if p.wants(batch) and living([p.process])]
-            alone = [[drawing] for drawing in open_ones if batch in drawing.alone]
-            for together in [*alone, [drawing for drawing in open_ones if batch not in drawing.alone]]:
-                requests = [drawing.request(batch) for drawing in together]
-                found = self._answered([drawing.process for drawing in together], "images", requests)
-                for process, records in found:
-                    next(drawing for drawing in together if drawing.process is process).take(batch, records)
-                    run.progress.advance()
+            for drawing in passes:
+                if batch == drawing.moment:
+                    self._time_again(drawing)
+            together = [drawing for drawing in passes if drawing.wants(batch) and living([drawing.process])]
+            requests = [drawing.request(batch) for drawing in together]
+            found = self._answered([drawing.process for drawing in together], "images", requests)
+            for process, records in found:
+                next(drawing for drawing in together if drawing.process is process).records += records
+                run.progress.advance()
         for drawing in passes:
             if living([drawing.process]):
                 drawing.process.row.content_key, drawing.process.row.images = drawing.finish()
+
+    def _time_again(self, drawing: "_Pass") -> None:
+        """Makes some calls of a pass once more, as timed calls are made, and compares their images."""
+        process, measurement = drawing.process, drawing.process.measurement
+        for batch in drawing.alone:
+            for _, images in self._ask([process], "images", PipelineHost.draw_again, batch, drawing.draw):
+                process.images += images
+                if process.worker.observed_s is not None:
+                    measurement.drawn_s.append(process.worker.observed_s)
+                    measurement.drawn_batch = drawing.draw.batch_size
+            self.run.progress.advance()
 
     def _ask(
         self,
@@ -153,10 +168,9 @@ class _Pass:
         process: draws the images.
         draw: which ones.
         name: of their folder, below the run's images.
-        timed: whether some calls are made while no other process works, and timed.
     """
 
-    def __init__(self, run: StudyRun, process: VariantProcess, draw: Draw, name: str, timed: bool = False) -> None:
+    def __init__(self, run: StudyRun, process: VariantProcess, draw: Draw, name: str) -> None:
         self.process, self.draw = process, draw
         self._run = run
         self._place = Path("images") / name
@@ -169,9 +183,11 @@ class _Pass:
         # At random, so that no option knows which: and, as far as there are any, of prompts that were not timed.
         given = {number for place, number in process.given if not place}
         fresh = [batch for batch in range(draw.calls) if batch not in given]
-        count = min(draw.calls, _ALONE if draw.calls >= _MANY else 1) if timed else 0
-        self.alone = set(random.sample(fresh if len(fresh) >= count else range(draw.calls), count))
-        """Batches that are drawn while no other process works, and so timed."""
+        enough = len(fresh) >= draw.timed_again
+        self.alone = random.sample(fresh if enough else range(draw.calls), draw.timed_again)
+        """Batches that are drawn once more while no other process works, and timed."""
+        self.moment = random.randrange(max(1, draw.calls))
+        """The batch before which that is done."""
 
     @property
     def whole(self) -> bool:
@@ -184,35 +200,16 @@ class _Pass:
         if records is None:
             return False
         self.records, self._cached = records, True
-        self._run.progress.advance(self.draw.calls - len(self.alone))
+        self._run.progress.advance(self.draw.calls)
         return True
 
     def wants(self, batch: int) -> bool:
-        """Whether a batch is to be drawn: of those in the cache only what is timed, and compared with them."""
-        return batch < self.draw.calls and (not self._cached or batch in self.alone)
+        """Whether a batch is to be drawn."""
+        return batch < self.draw.calls and not self._cached
 
     def request(self, batch: int) -> Callable[[], Callable[[], list[ImageRecord]]]:
         """Returns what begins one batch."""
-        folder = self._again if self._cached else self._folder
-        return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, folder)
-
-    def take(self, batch: int, records: list[ImageRecord]) -> None:
-        """Takes over what was drawn of a batch."""
-        measurement = self.process.measurement
-        if batch in self.alone and self.process.worker.observed_s is not None:
-            measurement.drawn_s.append(self.process.worker.observed_s)
-            measurement.drawn_batch = self.draw.batch_size
-        if not self._cached:
-            self.records += records
-            return
-        for record in records:
-            drawn = SampledImage(record.prompt_index, record.image_index, read_image(self._again / record.path))
-            self.process.images.append(drawn)
-
-    @property
-    def _again(self) -> Path:
-        """Where images are drawn that are in the cache already."""
-        return self._run.scratch / self.process.slug / "drawn-again"
+        return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, self._folder)
 
     def finish(self) -> tuple[str, list[ImageRecord]]:
         """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
@@ -255,8 +252,8 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
 
     A floor that cannot be drawn is left out and noted: it says nothing of the control, whose timings stay.
     """
-    threads = process.variant.hardware.threads or int(run.machine.cpu["cores"])
-    for kind, draws in floor_draws(process.variant, run.quality.floor_prompts, threads, run.drawing_batch).items():
+    drawn = draw_of(process.variant, run.drawing_batch, run.sharing.drawing_threads)
+    for kind, draws in floor_draws(drawn, process.variant, run.quality.floor_prompts, run.sharing.threads).items():
         problems = []
         for draw in draws:
             drawing = _Pass(run, process, draw, f"floor-{kind}")
@@ -274,7 +271,7 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
                 if not process.worker.alive:
                     break
         if problems:
-            drawn = "drawn in smaller batches" if kind in run.result.redrawn else "not drawn"
-            process.row.reason = append_reason(process.row, f"the {kind} floor was {drawn}; {'; '.join(problems)}")
+            how = "drawn in smaller batches" if kind in run.result.redrawn else "not drawn"
+            process.row.reason = append_reason(process.row, f"the {kind} floor was {how}; {'; '.join(problems)}")
         if not process.worker.alive:
             return

@@ -21,15 +21,12 @@ T = TypeVar("T")
 Starved = list[tuple[VariantProcess, str]]
 """Processes that ran out of memory beside others, each with what is known of it."""
 
-_SIDE_BY_SIDE = 2
-"""So many processes work at once on a CPU where nothing is timed: a single one leaves a part of it idle."""
-
 
 def prepare_processes(run: StudyRun) -> None:
     """Brings each process to its steady state, and measures its memory.
 
-    The first process of each variant is loaded, and called for the first time, while no other works. Warm-up calls, and
-    all calls of further processes, are made two at a time on a CPU if memory allows it.
+    The first process of each variant is loaded, and called for the first time, while no other works. Further ones are
+    loaded two at a time on a CPU if memory allows it, and called so if there are cores for both.
 
     Blocks are chosen if the processes do not fit in memory together. A variant that runs out of memory beside others is
     tried alone first: if it runs out alone too, it has failed, and the others stay interleaved.
@@ -58,14 +55,9 @@ def _next_group(
         if too_much is not None:
             use_blocks(run, too_much)
     # What the first one needs tells what the others may need.
-    if not run.interleaved or not living or excess(living, budget_gib, _SIDE_BY_SIDE) is not None:
+    if not run.interleaved or not living or excess(living, budget_gib, run.sharing.processes) is not None:
         return waiting[:1]
-    return waiting[: side_by_side(run)]
-
-
-def side_by_side(run: StudyRun) -> int:
-    """Returns how many processes may work at once where nothing is timed: one on a GPU, which they would share."""
-    return 1 if run.machine.device.is_cuda else _SIDE_BY_SIDE
+    return waiting[: run.sharing.processes]
 
 
 def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
@@ -168,7 +160,7 @@ def next_batch(run: StudyRun, process: VariantProcess, place: int, call: int) ->
 def call_group(
     run: StudyRun, group: Sequence[VariantProcess], phase: str, place: int, call: int, memory: bool = False
 ) -> tuple[list[tuple[VariantProcess, TimedCall]], Starved]:
-    """Calls those workers of a group that live at once, at a shape; returns what `ask_group` does.
+    """Calls those workers of a group that live, as many at once as have cores; returns what `ask_group` does.
 
     Args:
         run: the study.
@@ -178,24 +170,26 @@ def call_group(
         call: how many calls each worker has made at that shape.
         memory: whether to measure the peak memory, too.
     """
-    asked = living(group)
-    requests = [
-        partial(
-            process.worker.begin,
-            PipelineHost.time_once,
-            place,
-            next_batch(run, process, place, call),
-            memory=memory,
-        )
-        for process in asked
-    ]
-    found, starved = ask_each(run, asked, phase, requests)
-    believed = []
-    for process, answer in found:
-        if answer.absurd:
-            run.fail(process, WorkerError(Status.FAILED, answer.absurd))
-        else:
-            believed.append((process, answer))
+    believed: list[tuple[VariantProcess, TimedCall]] = []
+    starved: Starved = []
+    for asked in batched(living(group), run.sharing.calls):
+        requests = [
+            partial(
+                process.worker.begin,
+                PipelineHost.time_once,
+                place,
+                next_batch(run, process, place, call),
+                memory=memory,
+            )
+            for process in asked
+        ]
+        found, missing = ask_each(run, asked, phase, requests)
+        starved += missing
+        for process, answer in found:
+            if answer.absurd:
+                run.fail(process, WorkerError(Status.FAILED, answer.absurd))
+            else:
+                believed.append((process, answer))
     return believed, starved
 
 

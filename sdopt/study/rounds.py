@@ -20,7 +20,6 @@ from sdopt.study.preparation import (
     living,
     next_batch,
     note_call,
-    side_by_side,
     starvation,
     warm_up_again,
 )
@@ -65,8 +64,12 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
     for process in run.processes:
         _end_rounds(run, process)
     starved: Starved = []
-    waiting = [process for process in run.processes if process.active]
-    for group in batched(waiting, side_by_side(run)):
+    # Those that draw images come first, so that they draw side by side; the baseline is the first of them.
+    waiting = sorted(
+        (process for process in run.processes if process.active),
+        key=lambda process: (not process.first, process.row.role == "control"),
+    )
+    for group in batched(waiting, run.sharing.processes):
         starved += inspect_group(run, group)
         run.checkpoint()
         with run.progress.timeline.during("ending workers"):
@@ -227,7 +230,7 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     """
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
-    for group, place in product(batched(waiting, side_by_side(run)), run.shapes):
+    for group, place in product(batched(waiting, run.sharing.processes), run.shapes):
         number, memory = 1 + run.protocol.warmup, run.protocol.warmup > 0
         calls, starved = call_group(run, group, "discarded round", place, number, memory=memory)
         for process, call in calls:

@@ -21,6 +21,7 @@ from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import Plan
 from sdopt.study.image_cache import ImageCache
 from sdopt.study.progress import Progress
+from sdopt.study.sharing import Sharing
 from sdopt.study.status import append_reason
 from sdopt.variant import Variant
 from sdopt.worker.draws import drawing_batch, timed_draw
@@ -121,6 +122,12 @@ class StudyRun:
         skipped = {row.name for row in self.result.variants if row.status is Status.SKIPPED}
         running = [variant for variant in self.plan.variants if variant.name not in skipped]
         return drawing_batch(running, self.quality.batch_size, self.result.config.gate.judges)
+
+    @property
+    def sharing(self) -> Sharing:
+        """How its processes share the machine where nothing is timed."""
+        cores = int(self.machine.cpu["cores"])
+        return Sharing(cores, self.plan.baseline.hardware.threads or cores, self.machine.device.is_cuda)
 
     @property
     def extra_rounds(self) -> int:

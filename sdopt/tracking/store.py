@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import socket
 import sqlite3
 import threading
@@ -137,16 +138,18 @@ def is_server(tracking: Tracking) -> bool:
     return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
-def page_of(tracking: Tracking, run: str) -> str | None:
-    """The address of the leaderboard that holds a run, on a tracking server that answers; None of a local database."""
+def shown_by(tracking: Tracking, run: str) -> str:
+    """What shows a run: the address of its leaderboard on a tracking server, or else the command that opens it."""
+    store = [] if tracking.uri == Tracking().uri else [f"tracking.uri={tracking.uri}"]
+    command = shlex.join(["sdopt", "ui", *store])
     if urlparse(tracking.uri).scheme not in ("http", "https"):
-        return None
+        return command
     from mlflow.exceptions import MlflowException
 
     try:
         experiment = connect(tracking).get_run(run).info.experiment_id
     except (MlflowException, TrackingError):
-        return None
+        return command
     return f"{tracking.uri.rstrip('/')}/{_page(experiment)}"
 
 

@@ -11,6 +11,9 @@ _OTHER_NOISE = 1_000_000
 _LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
 """On two cores a batch of 12 images of 64×64 pixels draws 5.5 times as many a second as single calls do."""
 
+_ALONE, _MANY = 3, 6
+"""So many calls of a quality pass are made again while no other process works, if it has `_MANY` or more; else one."""
+
 LATENTS = "latents.safetensors"
 """Beside the images: `latents`, the final ones, float32 (n, channels, height, width), in the order of the images."""
 
@@ -32,6 +35,11 @@ class Draw:
     def calls(self) -> int:
         """How many calls of the pipeline it takes."""
         return -(-len(self.prompts) // self.batch_size)
+
+    @property
+    def timed_again(self) -> int:
+        """How many of them are made once more, alone and with all threads, to be timed."""
+        return min(self.calls, _ALONE if self.calls >= _MANY else 1)
 
 
 def timed_draw(variant: Variant, place: int = 0) -> Draw:
@@ -71,23 +79,30 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
     return max(main.batch_size, min(_LARGEST_BATCH, _BATCH_PIXELS // main.size**2))
 
 
-def draw_of(variant: Variant, batch_size: int | None = None) -> Draw:
+def draw_of(variant: Variant, batch_size: int | None = None, threads: int | None = None) -> Draw:
     """Returns the draw of the images of a variant, in batches of its main shape's size unless another is given."""
     main = variant.shapes[0]
-    return Draw(variant.pictured, batch_size or main.batch_size, variant.workload.seed, main.size)
+    return Draw(variant.pictured, batch_size or main.batch_size, variant.workload.seed, main.size, threads)
 
 
-def floor_draws(variant: Variant, prompts: int, threads: int, batch_size: int | None = None) -> dict[str, list[Draw]]:
-    """Returns how the baseline is drawn once more for each floor, of so many prompts: the preferred way first.
+def floor_draws(draw: Draw, variant: Variant, prompts: int, threads: int) -> dict[str, list[Draw]]:
+    """Returns how the baseline is drawn once more for each floor: the preferred way first.
 
     `sampling` starts from other noise. `numerical` has another batch size and number of threads, which changes the
     order of sums and nothing else; it comes last, because a larger batch may find no memory.
+
+    Args:
+        draw: how its images were drawn.
+        variant: the baseline.
+        prompts: how many.
+        threads: that its calls are timed with.
     """
-    first = replace(draw_of(variant, batch_size), prompts=variant.pictured[:prompts])
+    first = replace(draw, prompts=draw.prompts[:prompts])
     # The timed calls' batch, where images are drawn in another: the floor then tells what that change makes.
     timed = variant.shapes[0].batch_size
     batches = (timed,) if timed != first.batch_size else (4, 2) if timed == 1 else (1,)
-    draws = {"numerical": [replace(first, batch_size=size, threads=max(1, threads // 2)) for size in batches]}
+    others = max(1, threads // 2) if draw.threads in (None, threads) else threads
+    draws = {"numerical": [replace(first, batch_size=size, threads=others) for size in batches]}
     if variant.workload.latents is not None:
         return draws
     return {"sampling": [replace(first, seed=first.seed + _OTHER_NOISE)]} | draws

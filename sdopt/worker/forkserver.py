@@ -18,8 +18,6 @@ StartContext = ForkServerContext | SpawnContext
 _ENVIRONMENT = {
     # Importing xformers asks torch.cuda.is_available(), which would initialise CUDA and spoil every later fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # Idle siblings of the worker that is being timed must sleep, not spin.
-    "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     # In what starts with `python -c`, as the fork server does, the working folder would come first.

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from sdopt.assembly import Assembly
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
+from sdopt.hardware.probe import usable_cores
 from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
@@ -108,6 +109,7 @@ class PipelineHost:
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None
+        self._threads = 1
         self.in_calls_s = 0.0
         """Seconds spent in calls of the pipeline, from prompts to images."""
 
@@ -128,6 +130,9 @@ class PipelineHost:
         start = time.perf_counter()
         if self._variant.hardware.threads is not None:
             torch.set_num_threads(self._variant.hardware.threads)
+        elif torch.get_num_threads() > usable_cores():
+            torch.set_num_threads(usable_cores())  # PyTorch sees the machine's, of which its container may use a few
+        self._threads = torch.get_num_threads()
         if self._device.is_cuda:
             torch.cuda.set_device(self._device.index)
         hardware = self._variant.hardware
@@ -265,10 +270,9 @@ class PipelineHost:
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents = []
-        if draw.threads is not None:
-            torch.set_num_threads(draw.threads)
         count = self._variant.workload.images_per_prompt
         # Floats too, because bytes cannot tell a NaN from black.
+        self._use_threads(draw.threads)
         images, pixels, _ = self._read_call(batch, draw)
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
@@ -285,6 +289,24 @@ class PipelineHost:
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
+
+    def draw_again(self, batch: int, draw: Draw) -> list[SampledImage]:
+        """Makes the images of one batch of a draw once more, with all threads, and returns them."""
+        self._use_threads(None)
+        _, pixels, _ = self._read_call(batch, draw)
+        count = self._variant.workload.images_per_prompt
+        places = ((batch * draw.batch_size + number // count, number) for number in range(len(pixels)))
+        return [
+            SampledImage(prompt, number % count, pixels[number])
+            for prompt, number in places
+            if prompt < len(draw.prompts)  # the rest fills up a short batch
+        ]
+
+    def _use_threads(self, count: int | None) -> None:
+        """Computes with so many threads from now on; None is as many as timed calls have."""
+        wanted = count or self._threads
+        if torch.get_num_threads() != wanted:  # PyTorch forgets what it has prepared, whatever the number was before
+            torch.set_num_threads(wanted)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
         """Prompts and initial noise of one call; a last, short batch is filled up from the start.

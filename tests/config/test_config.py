@@ -181,6 +181,24 @@ class TestMistakes:
         assert not list(tmp_path.rglob("result.json"))
 
 
+class TestThreads:
+    @pytest.mark.parametrize(
+        ("overrides", "threads"),
+        [
+            (["model=emoji"], 1),
+            (["model=emoji", "hardware.threads=2"], 2),
+            (["model=emoji", "model.threads=null"], None),
+            (["model=sd15", "model.weights=random"], None),
+        ],
+    )
+    def test_are_as_many_as_the_model_has_use_for(
+        self, composer: Composers, overrides: list[str], threads: int | None
+    ) -> None:
+        variant = composer(overrides).variant(None)
+        assert variant.hardware.threads == threads
+        assert variant.config.hardware.threads == threads
+
+
 class TestReplacedGroups:
     def test_drop_what_was_said_of_their_keys(self, composer: Composers) -> None:
         job = composer(["compiler=inductor", "compiler.mode=max-autotune", "workload.steps=3"])

@@ -25,7 +25,7 @@ from sdopt.hardware.cards import (
     sheet_of,
 )
 from sdopt.hardware.device import Device
-from sdopt.hardware.probe import runs_on
+from sdopt.hardware.probe import runs_on, usable_cores
 from sdopt.measure.memory import cap_memory
 from sdopt.report.rows import notes_of
 from sdopt.results.records import Status, StudyResult
@@ -300,3 +300,13 @@ class TestPeak:
 def test_the_reference_lists_the_cards() -> None:
     readme = (ROOT / "conf" / "README.md").read_text()
     assert all(f"`{path.stem}`" in readme for path in (CONF / "hardware").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(("said", "cores"), [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), (None, 64)])
+def test_cores_are_those_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    if said:
+        (tmp_path / "cpu.max").write_text(f"{said}\n")
+    assert usable_cores(tmp_path) == cores

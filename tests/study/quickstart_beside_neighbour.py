@@ -4,8 +4,9 @@
     python -m tests.study.quickstart_beside_neighbour --before /tmp/before730 --output /tmp/neighbour
 
 Each run is a command of its own, from its tree, with that tree's defaults. Runs of the two trees alternate, and both
-have the same neighbours. Reference runs, without a neighbour and with more processes, stand for the truth. What is
-there is not measured again. It takes hours; on a machine that does other work it tells nothing.
+have the same neighbours. Reference runs stand for the truth: those of the later tree, without a neighbour and with more
+processes; for the earlier tree with the threads that it has by default, which make another truth. What is there is not
+measured again. It takes an hour; on a machine that does other work it tells nothing.
 """
 
 import argparse
@@ -34,6 +35,9 @@ from sdopt.results.files import read_result
 HERE = Path(__file__).parents[2]
 STUDY = ("experiment=quickstart", "quality=none", "tracking=none")
 REFERENCE = ("protocol.rounds=6", "protocol.replicates=5")
+AS_EARLIER = ("hardware.threads=null", "model.threads=null")
+"""The earlier tree computes with a thread for each core, and lets those sleep that wait for others."""
+SLEEPING = {"OMP_WAIT_POLICY": "passive"}
 BUSY_S, IDLE_S = 2.0, 6.0
 """Mean seconds for which the neighbour burns a core, and rests."""
 
@@ -86,8 +90,16 @@ def neighbour(seed: int | None) -> Iterator[None]:
         process.join()
 
 
-def measure(arm: str, number: int, tree: Path, overrides: Sequence[str], seed: int | None, output: Path) -> Run:
-    """Measures one run, unless it is there."""
+def measure(
+    arm: str,
+    number: int,
+    tree: Path,
+    overrides: Sequence[str],
+    seed: int | None,
+    output: Path,
+    variables: Mapping[str, str] | None = None,
+) -> Run:
+    """Measures one run, with variables of the environment, unless it is there."""
     folder = output / arm / f"{number:02d}"
     kept = folder / "run.json"
     if kept.is_file():
@@ -99,7 +111,12 @@ def measure(arm: str, number: int, tree: Path, overrides: Sequence[str], seed: i
     with neighbour(seed), (folder / "log.txt").open("w") as log:
         began = time.monotonic()
         subprocess.run(
-            command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, stdout=log, stderr=log, check=True
+            command,
+            cwd=tree,
+            env={**os.environ, **(variables or {}), "PYTHONPATH": str(tree)},
+            stdout=log,
+            stderr=log,
+            check=True,
         )
         wall_s = time.monotonic() - began
     result = read_result(folder / "study")
@@ -184,19 +201,22 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of all runs, as in workload.steps=5")
     given = parser.parse_args()
     output: Path = given.output.resolve()
-    reference = [
-        measure("reference", number, given.after.resolve(), [*REFERENCE, *given.overrides], None, output)
-        for number in range(given.references)
-    ]
+    later = given.after.resolve()
+    reference: dict[str, list[Run]] = {"before": [], "after": []}
+    for number in range(given.references):
+        for arm, own, variables in (("before", AS_EARLIER, SLEEPING), ("after", (), {})):
+            said = [*REFERENCE, *own, *given.overrides]
+            reference[arm].append(measure(f"reference-{arm}", number, later, said, None, output, variables))
     arms: dict[str, list[Run]] = {"before": [], "after": []}
     for number in range(given.runs):
         for arm, tree in (("before", given.before), ("after", given.after)):
             arms[arm].append(measure(arm, number, tree.resolve(), given.overrides, number, output))
             print(f"{arm} {number}: {arms[arm][-1].wall_s:.0f} s", file=sys.stderr)
-    truth = truth_of(reference)
-    rows = [summary(arm, runs, truth) for arm, runs in arms.items() if runs]
-    print(markdown(HEADINGS, rows, [f"{name}: {found[0]:.3f}× in the reference" for name, found in truth.items()]))
-    found = {"truth": truth, "runs": [asdict(run) for runs in (reference, *arms.values()) for run in runs]}
+    truth = {arm: truth_of(runs) for arm, runs in reference.items()}
+    rows = [summary(arm, runs, truth[arm]) for arm, runs in arms.items() if runs]
+    notes = [f"{name}, {arm}: {each[0]:.3f}× in the reference" for arm in truth for name, each in truth[arm].items()]
+    print(markdown(HEADINGS, rows, notes))
+    found = {"truth": truth, "runs": [asdict(run) for runs in (*reference.values(), *arms.values()) for run in runs]}
     (output / "comparison.json").write_text(json.dumps(found, indent=1))
 
 

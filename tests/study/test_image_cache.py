@@ -49,7 +49,8 @@ def test_a_gate_says_how_many_where_nothing_else_does(composer: type[HydraCompos
 
 
 def test_floors_change_the_order_of_computation_or_the_noise(composer: type[HydraComposer]) -> None:
-    draws = floor_draws(composer([]).variant(None), 5, threads=2)
+    variant = composer([]).variant(None)
+    draws = floor_draws(draw_of(variant), variant, 5, threads=2)
     assert {len(draw.prompts) for ways in draws.values() for draw in ways} == {5}
     assert [(draw.batch_size, draw.seed, draw.threads) for draw in draws["numerical"]] == [(4, 0, 1), (2, 0, 1)]
     assert [draw.batch_size for draw in draws["sampling"]] == [1]
@@ -66,7 +67,7 @@ def test_floors_change_the_order_of_computation_or_the_noise(composer: type[Hydr
         ["workload.guidance_scale=2"],
         ["workload.batch_size=2"],
         ["scheduler=euler"],
-        ["hardware.threads=1"],
+        ["hardware.threads=2"],
         ["quality.prompt_count=9"],
         ["compiler=inductor", "compiler.mode=max-autotune"],
     ],

@@ -22,6 +22,7 @@ def test_nothing_is_timed_after_the_profiler_has_looked(monkeypatch: pytest.Monk
     monkeypatch.setattr(inspection, "_inspected", lambda process: False)
     run: Any = SimpleNamespace(
         shapes=[0],
+        sharing=SimpleNamespace(calls=1),
         operations={},
         progress=SimpleNamespace(advance=lambda *_: None),
         protocol=SimpleNamespace(stage_calls=1),

@@ -21,7 +21,7 @@ from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError, cause_of, require_mlflow, ui_pages
+from sdopt.tracking.store import TrackingError, cause_of, require_mlflow, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure
 
@@ -525,3 +525,13 @@ class TestUi:
         found = sdopt(tmp_path, "ui", "tracking.uri=http://somewhere:5000")
         assert found.code == 0
         assert "http://somewhere:5000" in found.out
+
+    @pytest.mark.parametrize(
+        ("uri", "said"),
+        [
+            (Tracking().uri, "sdopt ui"),
+            ("sqlite:////some where/m.db", "sdopt ui 'tracking.uri=sqlite:////some where/m.db'"),
+        ],
+    )
+    def test_is_what_shows_a_run_of_a_local_database(self, uri: str, said: str) -> None:
+        assert shown_by(Tracking(uri=uri), "0123") == said

@@ -1,11 +1,13 @@
 """Timed calls and those that draw images are made alike, and their images are read within their time."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from sdopt.gate.trial.measuring import Call, called
@@ -56,6 +58,20 @@ class TestTimedCall:
         assert [type(value) for value in timed.values()] == [type(value) for value in drawn.values()]
         assert timed["output_type"] == drawn["output_type"]
         assert timed["callback_on_step_end"] == drawn["callback_on_step_end"]
+
+    def test_is_made_again_for_an_image_that_was_drawn_with_fewer_threads(self, session: Load, tmp_path: Path) -> None:
+        loaded = session(*BATCHES, "hardware.threads=2")
+        draw = replace(timed_draw(loaded._variant), threads=1)
+        records = loaded.generate(2, draw, tmp_path)
+        assert torch.get_num_threads() == 1
+        again = loaded.draw_again(2, draw)
+        assert torch.get_num_threads() == 2
+        # The batch is the last, and short: what fills it up is no image of the pass.
+        assert [(image.prompt_index, image.image_index) for image in again] == [(4, 0), (4, 1)]
+        for image, record in zip(again, records, strict=True):
+            drawn = np.asarray(Image.open(tmp_path / record.path), dtype=float)
+            assert (record.prompt_index, record.image_index) == (image.prompt_index, image.image_index)
+            assert np.abs(drawn - image.pixels).max() <= 2
 
     def test_takes_the_time_of_a_result_that_comes_late(self, session: Load) -> None:
         loaded = session()

@@ -36,10 +36,18 @@ def test_the_batch_suits_all_variants(
 
 def test_the_numerical_floor_makes_the_change_from_the_timed_batch(composer: type[HydraComposer]) -> None:
     variant = composer([]).variant(None)
-    [numerical] = floor_draws(variant, 5, threads=2, batch_size=12)["numerical"]
+    floors = floor_draws(draw_of(variant, 12), variant, 5, threads=2)
+    [numerical], [sampling] = floors["numerical"], floors["sampling"]
     assert (numerical.batch_size, numerical.threads) == (1, 1)
-    [sampling] = floor_draws(variant, 5, threads=2, batch_size=12)["sampling"]
-    assert sampling.batch_size == 12
+    assert (sampling.batch_size, sampling.threads) == (12, None)
+
+
+def test_the_numerical_floor_has_the_threads_of_timed_calls_where_images_are_drawn_with_fewer(
+    composer: type[HydraComposer],
+) -> None:
+    variant = composer([]).variant(None)
+    floors = floor_draws(draw_of(variant, 12, threads=1), variant, 5, threads=2)
+    assert [draw.threads for draws in floors.values() for draw in draws] == [1, 2]
 
 
 def test_images_are_the_same_whether_drawn_together_or_one_by_one(tmp_path: Path) -> None:
