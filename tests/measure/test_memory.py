@@ -79,4 +79,7 @@ class TestGraphs:
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
         found = memory.read()
         assert found.cuda_peak_allocated_gib == peak * MIB / 2**30
-        assert found.headline == ("peak_allocated_gib", pytest.approx((peak + pools) * MIB / 2**30))
+        assert found.headline is not None
+        name, gib = found.headline
+        assert name == "peak_allocated_gib"
+        assert gib == pytest.approx((peak + pools) * MIB / 2**30)
