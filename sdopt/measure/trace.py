@@ -317,8 +317,9 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     types = [_DTYPES[kind] for kind in inputs.get("Input type", []) if kind in _DTYPES]
     if types and any(word in name for word in _PRODUCTS):
         seen.product_dtypes[types[0]] += 1
-    if name == "aten::convolution":
-        seen.batches[inputs["Input Dims"][0][0]] += 1
+    # Where a compiler traces, sizes may be symbols, of which the profiler notes nothing.
+    if name == "aten::convolution" and (sizes := inputs["Input Dims"][0]):
+        seen.batches[sizes[0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
