@@ -62,6 +62,7 @@ class PeakMemory:
         self._idle = resident_gib()
         self._loaded: float = 0.0
         self._cuda_loaded: float | None = None
+        self._pools = 0.0
         self._marked = True
         self._children = 0.0
         self._over = threading.Event()
@@ -92,6 +93,7 @@ class PeakMemory:
         except OSError:
             self._marked = False
         if self._device.is_cuda:
+            self._pools = self._graph_pools_gib()
             torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> Memory:
@@ -106,7 +108,9 @@ class PeakMemory:
             memory.cuda_loaded_gib = self._cuda_loaded
             memory.cuda_peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
-            memory.cuda_graph_pools_gib = graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
+            # What was captured since the reset was allocated meanwhile, and is in the peak already.
+            now = torch.cuda.memory_allocated() / 2**30 + self._graph_pools_gib()
+            memory.cuda_graph_pools_gib = max(self._pools, now - memory.cuda_peak_allocated_gib)
             memory.cuda_elsewhere_gib = sum(_elsewhere) / 2**30
             memory.nvml_process_gib = process_gib(self._device, [os.getpid()])
             memory.nvml_children_gib = process_gib(self._device, started_by(os.getpid()))
@@ -117,6 +121,9 @@ class PeakMemory:
         if self._device.is_cuda:
             return torch.cuda.memory_allocated() / 2**30
         return resident_gib() + held_by_children(os.getpid())
+
+    def _graph_pools_gib(self) -> float:
+        return graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
 
     def _host_peak(self) -> float | None:
         try:

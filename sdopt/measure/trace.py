@@ -30,7 +30,11 @@ _PRODUCTS = ("mm", "conv", "linear", "matmul")
 _FUSED_OPERATORS = ("aten::_scaled_dot_product", "xformers")
 _FUSED_KERNELS = ("flash_fwd", "FlashAttnFwd", "fmha_cutlass", "sdpa")
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
+_CAPTURE = "StreamBeginCapture"
+_KERNEL_LAUNCHES = (*_GRAPH_LAUNCHES, "cudaLaunchKernel", "cuLaunchKernel")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_OPERATOR, _LAUNCH = "External id", "correlation"
 _LABEL = "sdopt/"
 
 
@@ -56,6 +60,8 @@ class StageTrace:
     """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
     graph_launches: int = 0
     """CUDA graphs that were replayed."""
+    graph_captures: int = 0
+    """CUDA graphs that were captured, which a call of a warm process has no cause for."""
 
 
 @dataclass
@@ -64,9 +70,13 @@ class Trace:
 
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
-    """Device kernels that the denoiser launched, or that no operator launched (a replayed graph); empty on a CPU."""
+    """Device kernels that the denoiser launched, those of its replayed graphs among them; empty on a CPU."""
+    complete: bool = True
+    """Whether the profile has the work of each launch within the denoiser. With CUDA 12.6 to 13.0, CUPTI may lose some
+    after a GPU was idle (https://github.com/pytorch/pytorch/issues/192021)."""
     denoiser_busy_s: float | None = None
-    """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU."""
+    """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU, and
+    where the profile is not complete."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
     call: Callable[[], Any] | None = None
@@ -97,14 +107,19 @@ class Trace:
             found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(stage.calls > 0)
             if name != DENOISER:
                 found[f"{name}: calls"] = stage.calls
-        found |= {f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3) for name, n in self.kernels.items()}
+        kernels = self.kernels if self.complete else {}
+        found |= {f"kernel {name}": round(n / max(self.denoiser.calls, 1), 3) for name, n in kernels.items()}
         found |= {f"decoder input {'×'.join(map(str, shape))}": 1.0 for shape in self.decoder_inputs}
         return {name: count for name, count in found.items() if count}
 
     def images(self) -> np.ndarray:
         """Makes the traced call again; returns its images, of shape (n, height, width, 3) in 0…255."""
+        return np.stack([np.asarray(image) for image in self.call_again().images])
+
+    def call_again(self) -> Any:
+        """Makes the traced call again; returns what it returns."""
         assert self.call is not None
-        return np.stack([np.asarray(image) for image in self.call().images])
+        return self.call()
 
     @property
     def attention_calls(self) -> int:
@@ -259,37 +274,50 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
     def stage_at(moment: float) -> str | None:
         return next((stage for start, end, stage in spans if start <= moment < end), None)
 
-    launched: dict[int, str | None] = {}
+    stages: dict[tuple[str, int], str | None] = {}
+    awaited: set[int] = set()
     for event in events:
-        if event.get("cat") != "cpu_op":
-            continue
-        stage = stage_at(event["ts"])
-        launched[event["args"].get("External id", -1)] = stage
-        if stage is not None:
-            _count_operator(event, trace.stages[stage])
-    _count_device_work(events, stage_at, launched, trace)
+        if event.get("cat") == "cpu_op":
+            stage = stage_at(event["ts"])
+            stages[_OPERATOR, event["args"].get(_OPERATOR, -1)] = stage
+            if stage is not None:
+                _count_operator(event, trace.stages[stage])
+        elif event.get("cat") in _LAUNCHES:
+            stage = stage_at(event["ts"])
+            stages[_LAUNCH, event["args"].get(_LAUNCH, -1)] = stage
+            if stage is not None and event["name"].startswith(_GRAPH_LAUNCHES):
+                trace.stages[stage].graph_launches += 1
+            if stage is not None and _CAPTURE in event["name"]:
+                trace.stages[stage].graph_captures += 1
+            if stage == DENOISER and event["name"].startswith(_KERNEL_LAUNCHES):
+                awaited.add(event["args"].get(_LAUNCH, -1))
+    worked = {event["args"].get(_LAUNCH) for event in events if event.get("cat") in _DEVICE_WORK}
+    trace.complete = awaited <= worked
+    _count_device_work(events, stages, trace)
 
 
-def _count_device_work(
-    events: list[dict[str, Any]],
-    stage_at: Callable[[float], str | None],
-    launched: dict[int, str | None],
-    trace: Trace,
-) -> None:
-    """Counts kernels and replayed graphs, given the stage at a moment and the stage of each operator by its number."""
+def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int], str | None], trace: Trace) -> None:
+    """Counts kernels, and the time that the device worked for the denoiser.
+
+    Work runs after it was launched: the launch tells its stage. That goes by the number that CUDA gives both. Kineto's
+    number of an operator is no match for a graph that no operator launched: it then writes CUDA's in its place, which
+    may be any operator's as well (`ChromeTraceLogger::handleActivity` in output_json.cpp).
+
+    Args:
+        events: all of the profile.
+        stages: of launches, and of operators, by their numbers.
+        trace: what is counted into.
+    """
     busy = []
     for event in events:
-        category = event.get("cat")
-        if category in ("cuda_runtime", "cuda_driver") and event["name"].startswith(_GRAPH_LAUNCHES):
-            stage = stage_at(event["ts"])
-            if stage is not None:
-                trace.stages[stage].graph_launches += 1
-        # Kernels run after they were launched: the operator that launched one tells its stage.
-        if category in _DEVICE_WORK and launched.get(event["args"].get("External id", -2), DENOISER) == DENOISER:
+        if event.get("cat") not in _DEVICE_WORK:
+            continue
+        numbers = [(kind, event["args"].get(kind, -2)) for kind in (_LAUNCH, _OPERATOR)]
+        if next((stages[number] for number in numbers if number in stages), DENOISER) == DENOISER:
             busy.append((event["ts"], event["ts"] + event["dur"]))
-            if category == "kernel":
+            if event["cat"] == "kernel":
                 trace.kernels[event["name"]] += 1
-    if busy and trace.denoiser.calls:
+    if busy and trace.complete and trace.denoiser.calls:
         trace.denoiser_busy_s = _covered(busy) / 1e6 / trace.denoiser.calls
 
 
@@ -300,8 +328,9 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     types = [_DTYPES[kind] for kind in inputs.get("Input type", []) if kind in _DTYPES]
     if types and any(word in name for word in _PRODUCTS):
         seen.product_dtypes[types[0]] += 1
-    if name == "aten::convolution" and "Input Dims" in inputs:
-        seen.batches[inputs["Input Dims"][0][0]] += 1
+    # Sizes may be symbols where a compiler traces, of which the profiler notes nothing; or shapes are not recorded.
+    if name == "aten::convolution" and (sizes := inputs.get("Input Dims", [()])[0]):
+        seen.batches[sizes[0]] += 1
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

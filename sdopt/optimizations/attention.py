@@ -42,8 +42,9 @@ _KERNELS = {
 }
 """Back ends by parts of the names of kernels."""
 
-_WIDE_HEADS = {(9, 0), (10, 0), (10, 3)}
-"""Compute capabilities on which cuDNN takes heads of more than 128 channels."""
+_WIDE_HEADS = {(9, 0)}
+"""Compute capabilities on which PyTorch passes heads of more than 128 channels to cuDNN: `check_cudnn_tensor_shapes` in
+sdp_utils.cpp. On Blackwell that is one pair of sizes alone, of 192 for keys and 128 for values."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ class Sliced(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             kinds = _processors(denoiser)
             sliced = [kind for kind in kinds if "Sliced" in kind]
-            products = trace.denoiser.operators["aten::baddbmm"]
+            # Of a replayed graph the softmaxes are seen, of which there are as many.
+            softmaxes = sum(count for name, count in trace.kernels.items() if "softmax" in name.lower())
+            products = trace.denoiser.operators["aten::baddbmm"] or softmaxes
             # One product per slice: with no more products than attention layers, nothing was sliced.
             calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.calls, 1)
             engaged = kinds == sliced and bool(kinds) and products > calls
@@ -264,6 +267,8 @@ class Xformers(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             kinds, operators = _processors(denoiser), trace.denoiser.operators
             ran = {name: n for name, n in operators.items() if name.startswith(_XFORMERS_OPERATORS)}
+            if not ran and trace.graph_launches:
+                ran = trace.fused_attention  # of a replayed graph kernels alone are seen
             # PyTorch's own attention runs the same operators of PyTorch, but within one of these.
             fallen_back = any(name.startswith("aten::_scaled_dot_product") for name in operators)
             engaged = kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
@@ -315,7 +320,8 @@ class FusedProjections(EquivalentAttention):
 def _product_type(ctx: Context) -> str | None:
     """Returns the type that products are computed in."""
     precision = ctx.chosen.get("precision")
-    return getattr(precision, "autocast", None) or getattr(precision, "weights", None)
+    # What layers of 8-bit weights take and give is in the type of all others.
+    return next(filter(None, (getattr(precision, name, None) for name in ("autocast", "others", "weights"))), None)
 
 
 def backend_of(name: str) -> str | None:

@@ -2,7 +2,11 @@
 
 from importlib.util import find_spec
 
+import torch
+
 from sdopt.optimizations.base import Context, Optimization
+from sdopt.optimizations.precision import FixedVae, FullVae
+from sdopt.pipelines.loading import is_sdxl, part_config
 
 
 def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
@@ -29,6 +33,15 @@ def autocasts(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of something that autocast does not reach."""
     kind = getattr(ctx.chosen.get("precision"), "autocast", None)
     return [f"{what} runs without autocast: choose precision=fp16, bf16 or fp32"] if kind else []
+
+
+def upcasts_vae(ctx: Context) -> bool:
+    """Returns whether diffusers casts the VAE to float32 in each call, and back: SDXL's own in float16."""
+    precision = ctx.chosen.get("precision")
+    if precision is None or isinstance(precision, FixedVae | FullVae) or "memory.tiny_vae" in ctx.chosen:
+        return False
+    loaded_in_half = precision.load_kwargs().get("dtype") == torch.float16
+    return loaded_in_half and is_sdxl(ctx.model) and bool((part_config(ctx.model, "vae") or {}).get("force_upcast"))
 
 
 def other_than_float16(ctx: Context, what: str) -> list[str]:

@@ -16,12 +16,10 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.caching import DeepCaching, PyramidAttention
-from sdopt.optimizations.conflicts import compiles
+from sdopt.optimizations.conflicts import compiles, upcasts_vae
 from sdopt.optimizations.lora import Hotswap
 from sdopt.optimizations.memory import VaeTiling
-from sdopt.optimizations.precision import Precision
 from sdopt.optimizations.quantization import TorchAo
-from sdopt.pipelines.loading import is_sdxl, part_config
 from sdopt.pipelines.parts import denoiser_of, device_of, hook_of, layers_with_weights, networks_of
 from sdopt.schema import bounded
 from sdopt.scratch import own_folder
@@ -246,10 +244,7 @@ def _needs_a_gpu(device: Device) -> list[str]:
 
 def _upcast(ctx: Context) -> list[str]:
     """Returns the conflict, if any, with diffusers' own cast of SDXL's VAE to float32, which offloaded weights miss."""
-    precision = ctx.chosen.get("precision")
-    casts = type(precision) is Precision and precision.weights == "float16"
-    upcast = is_sdxl(ctx.model) and (part_config(ctx.model, "vae") or {}).get("force_upcast")
-    if not casts or not upcast or "memory.tiny_vae" in ctx.chosen:
+    if not upcasts_vae(ctx):
         return []
     found = "diffusers casts this model's VAE to float32 in each call, which weights that wait elsewhere do not follow"
     return [f"{found}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]

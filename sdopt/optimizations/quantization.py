@@ -3,6 +3,8 @@
 import os
 from collections import Counter
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,6 +13,8 @@ from typing_extensions import override
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.compiler import CudaGraphs
+from sdopt.optimizations.compiler.toolchain import missing_for_triton
 from sdopt.optimizations.conflicts import missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
@@ -126,7 +130,9 @@ class Quantized(Optimization):
 class TorchAo(Quantized):
     """Quantizes linear layers with TorchAO, one scale for each row; convolutions keep their type.
 
-    Layers that embed the time step keep theirs too: they take fewer rows than a product of 8-bit numbers needs.
+    Layers that embed the time step keep theirs too: they take fewer rows than a product of 8-bit numbers needs. So do
+    those of a LoRA whose rank is no multiple of 8. TorchAO changes settings of Inductor as it recommends for such
+    products (tuning by coordinate descent, and scales that join a product), which a compiler beside it then has.
     """
 
     package: ClassVar[str] = "torchao"
@@ -136,6 +142,11 @@ class TorchAo(Quantized):
         found = super().conflicts(ctx)
         if self.activations and self.weights == "float8_e4m3fn" and self.others != "bfloat16":
             found.append("products of rows in fp8 give bfloat16 alone: choose precision.others=bfloat16")
+        graphs = ctx.chosen.get("compiler")
+        captured = isinstance(graphs, CudaGraphs) and "denoiser" in graphs.targets
+        if captured and self.activations and self.weights == "int8":
+            # `safe_int_mm` looks for FakeTensor in what Python prints of each input, whose numbers that fetches.
+            found.append("TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor")
         return found
 
     @override
@@ -150,7 +161,7 @@ class TorchAo(Quantized):
             config = quantization.Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
         else:
             config = quantization.Float8WeightOnlyConfig()
-        quantization.quantize_(denoiser, config, filter_fn=_takes_many_rows)
+        quantization.quantize_(denoiser, config, filter_fn=_multiplies_in_8_bits)
 
     @override
     def _is_quantized(self, layer: torch.nn.Module) -> bool:
@@ -159,9 +170,12 @@ class TorchAo(Quantized):
         return isinstance(getattr(layer, "weight", None), TorchAOBaseTensor)
 
 
-def _takes_many_rows(layer: torch.nn.Module, name: str) -> bool:
-    few = ("time_embedding", "time_emb_proj", "add_embedding")
-    return isinstance(layer, torch.nn.Linear) and not any(part in name for part in few)
+def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
+    """Returns whether cuBLAS has a product of 8-bit numbers for a layer; TorchAO moves all others to the host."""
+    few_rows = ("time_embedding", "time_emb_proj", "add_embedding")
+    if not isinstance(layer, torch.nn.Linear) or any(part in name for part in few_rows):
+        return False
+    return layer.in_features % 8 == 0 and layer.out_features % 8 == 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +198,9 @@ class Sdnq(Quantized):
             found.append("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
         if isinstance(ctx.chosen.get("lora"), Loaded):
             found.append("SDNQ replaces layers that a LoRA's lie beside: choose lora=fused or precision=int8_torchao")
+        # Its products are Triton's wherever there is Triton.
+        if self.activations and ctx.device.is_cuda and ctx.device.is_here and find_spec("triton") is not None:
+            found += missing_for_triton("SDNQ on CUDA")
         return found
 
     @override
@@ -192,6 +209,8 @@ class Sdnq(Quantized):
         os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
         from sdnq import sdnq_post_load_quant
 
+        if torch.cuda.is_available() and find_spec("triton") is not None:
+            _give_triton_memory()
         sdnq_post_load_quant(
             denoiser,
             weights_dtype=self.weights,
@@ -205,3 +224,13 @@ class Sdnq(Quantized):
     @override
     def _is_quantized(self, layer: torch.nn.Module) -> bool:
         return hasattr(layer, "sdnq_dequantizer")
+
+
+def _give_triton_memory() -> None:
+    """Lets Triton allocate what kernels need at their launch, as Inductor does before it launches one.
+
+    From Hopper on, SDNQ's products describe their matrices in such memory. Without an allocator Triton raises an error.
+    """
+    triton = import_module("triton")
+    if hasattr(triton, "set_allocator"):
+        triton.set_allocator(lambda size, _align, _stream: torch.empty(size, dtype=torch.int8, device="cuda"))

@@ -142,7 +142,7 @@ class Memory:
     cuda_peak_reserved_gib: float | None = None
     nvml_process_gib: float | None = None
     cuda_graph_pools_gib: float | None = None
-    """What CUDA graphs hold for their replays beyond what PyTorch counts as allocated."""
+    """What CUDA graphs hold for their replays beyond what the peak of allocated memory counts."""
     cuda_elsewhere_gib: float | None = None
     """What libraries are known to hold on the device without PyTorch's allocator, such as DeepSpeed's workspace."""
     children_peak_gib: float = 0.0

@@ -47,18 +47,11 @@ class _Inspection:
         first = [process for process in self.group if process.first and not _inspected(process)]
         for process in first:
             self._take_stages(process)
-        for place in self.run.shapes:
-            for part in batched(self.group, self.run.sharing.calls):
-                for process, evidence in self._ask(part, "evidence", PipelineHost.prove, place):
-                    process.measurement.shapes[place].evidence = evidence
-            for process, (busy_s, counts) in self._ask(self.group, "evidence", PipelineHost.traced):
-                process.measurement.shapes[place].denoiser_busy_s = busy_s
-                process.measurement.shapes[place].traced = counts if process.first else {}
-            self.run.progress.advance(len(self.group))
-        for process in first:
             self._take_energy(process)
             self._count_operations(process)
         self._draw_images([process for process in first if process.row.role != "control" or not self._scored])
+        # After all that is timed: on a GPU the profiler stays with a process, and slows its launches from then on.
+        self._take_evidence()
         for process in living(first):
             if process.row.role == "control" and self._scored:
                 # Its images are the baseline's; what tells something is how they differ when drawn in another way.
@@ -78,6 +71,16 @@ class _Inspection:
                 for stage, samples in stages.items():
                     process.measurement.stages_s.setdefault(stage, []).extend(samples)
             self.run.progress.advance()
+
+    def _take_evidence(self) -> None:
+        for place in self.run.shapes:
+            for part in batched(self.group, self.run.sharing.calls):
+                for process, evidence in self._ask(part, "evidence", PipelineHost.prove, place):
+                    process.measurement.shapes[place].evidence = evidence
+            for process, (busy_s, counts) in self._ask(self.group, "evidence", PipelineHost.traced):
+                process.measurement.shapes[place].denoiser_busy_s = busy_s
+                process.measurement.shapes[place].traced = counts if process.first else {}
+            self.run.progress.advance(len(self.group))
 
     def _take_energy(self, process: VariantProcess) -> None:
         for _, joules in self._ask([process], "energy", PipelineHost.measure_energy):

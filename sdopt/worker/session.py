@@ -228,6 +228,7 @@ class PipelineHost:
         Args:
             place: of the call's shape among the variant's.
         """
+        self._use_threads(None)
         steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
 
         def call() -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,17 +55,32 @@ class TestGraphs:
         assert graph_pools_gib(SNAPSHOT, 1) == pytest.approx(64 * MIB / 2**30)
         assert graph_pools_gib([s for s in SNAPSHOT if s["segment_pool_id"] == [0, 0]], 0) == 0
 
-    def test_are_part_of_the_figure_that_ratios_are_made_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, amount in (("memory_allocated", 17), ("max_memory_allocated", 20), ("max_memory_reserved", 420)):
+    @pytest.mark.parametrize(
+        ("before", "peak", "pools"),
+        [
+            pytest.param(SNAPSHOT, 20, 385.5, id="captured before"),
+            # The activations of the capture were allocated in its pool, and are counted.
+            pytest.param(SNAPSHOT[:1], 450, 0, id="captured meanwhile"),
+            pytest.param(SNAPSHOT[:2], 200, 256, id="one more captured meanwhile"),
+            pytest.param(SNAPSHOT[:1], 350, 52.5, id="several captured meanwhile, one after the other"),
+        ],
+    )
+    def test_are_part_of_the_figure_that_ratios_are_made_of(
+        self, monkeypatch: pytest.MonkeyPatch, before: Any, peak: int, pools: float
+    ) -> None:
+        for name, amount in (("memory_allocated", 17), ("max_memory_allocated", peak), ("max_memory_reserved", 420)):
             monkeypatch.setattr(torch.cuda, name, lambda amount=amount: amount * MIB)
-        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: before)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)
         monkeypatch.setattr(memory_module, "_elsewhere", [4 * MIB, -1 * MIB])
         memory = PeakMemory(Device("cuda"))
         memory.loaded()
         memory.reset()
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: SNAPSHOT)
         found = memory.read()
-        assert found.cuda_peak_allocated_gib == 20 * MIB / 2**30
+        assert found.cuda_peak_allocated_gib == peak * MIB / 2**30
         assert found.headline is not None
-        assert found.headline == ("peak_allocated_gib", (20 + 385.5 + 3) * MIB / 2**30)
+        name, gib = found.headline
+        assert name == "peak_allocated_gib"
+        assert gib == pytest.approx((peak + pools + 3) * MIB / 2**30)

@@ -71,10 +71,28 @@ class TestXformers:
         layer.set_processor(AttnProcessor2_0())
         assert not proof(saw(operators)).engaged
 
+    def test_is_told_by_its_kernels_within_a_graph(self, session: Load) -> None:
+        proof = attention.Xformers().apply(session()._pipe)
+        kernel = {"fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)": 14}
+        assert not proof(saw({}, kernel)).engaged
+        for kernels, engaged in ((kernel, True), ({"triton_poi_fused_add_0": 14}, False)):
+            trace = saw({}, kernels)
+            trace.denoiser.graph_launches = 2
+            assert proof(trace).engaged == engaged
+
     def test_sets_its_processor_everywhere(self, session: Load) -> None:
         loaded = session()
         attention.Xformers().apply(loaded._pipe)
         assert all(isinstance(p, XFormersAttnProcessor) for p in loaded._pipe.unet.attn_processors.values())
+
+
+class TestSliced:
+    @pytest.mark.parametrize(("each", "engaged"), [(1, False), (2, True)])
+    def test_is_told_by_its_softmaxes_within_a_graph(self, session: Load, each: int, engaged: bool) -> None:
+        pipe = session()._pipe
+        softmaxes = each * 2 * len(pipe.unet.attn_processors)
+        trace = saw({}, {"void (anonymous namespace)::softmax_warp_forward<float, float, float, 6>": softmaxes})
+        assert attention.Sliced().apply(pipe)(trace).engaged == engaged
 
 
 class TestFusedProjections:

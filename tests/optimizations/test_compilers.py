@@ -2,8 +2,6 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+from torch._dynamo.utils import counters
 
 from sdopt.errors import UnavailableError
 from sdopt.hardware.device import Device
@@ -19,11 +18,12 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations import Contract
 from sdopt.optimizations.compiler import CudaGraphs, Inductor, aot
 from sdopt.optimizations.compiler.base import PerShape, StandIn, Tensors
+from sdopt.optimizations.compiler.cuda_graphs import Capture
 from sdopt.optimizations.compiler.whole_step import Steps
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
-from tests.optimizations.compilers import TWO_STEPS, evidence, latents
+from tests.optimizations.compilers import TWO_STEPS, StubGraphs, evidence, latents
 
 CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0, memory_free_gib=80.0)
 """Planned, so that what is installed here is no matter."""
@@ -102,12 +102,24 @@ class TestConflicts:
         options = ("compiler=cuda_graphs", "compiler.targets=[denoiser]", "memory=precomputed_embeddings")
         assert variant(*options).conflicts(CARD) == []
 
-    def test_a_decoder_whose_weights_move(self, variant: Compose) -> None:
-        sdxl = ("model=sdxl", "model.weights=random", "compiler=cuda_graphs")
-        [found] = variant(*sdxl, "precision=fp16").conflicts(CARD)
-        assert "cast to float32 in each call and back, which moves its weights" in found
-        assert variant(*sdxl, "precision=bf16").conflicts(CARD) == []
-        assert variant(*sdxl, "precision=fp16", "compiler.targets=[denoiser]").conflicts(CARD) == []
+    @pytest.mark.parametrize("option", ["compiler=cuda_graphs", "compiler=inductor compiler.mode=reduce-overhead"])
+    def test_a_decoder_whose_weights_move(self, variant: Compose, option: str) -> None:
+        def conflicts(precision: str, targets: str = "denoiser,decoder") -> list[str]:
+            chosen = f"model=sdxl model.weights=random {option} precision={precision} compiler.targets=[{targets}]"
+            return variant(*chosen.split()).conflicts(CARD)
+
+        for precision in ("fp16", "int8_sdnq precision.others=float16"):
+            [found] = conflicts(precision)
+            assert "cast to float32 in each call and back, which moves its weights" in found
+            assert conflicts(precision, "denoiser") == []
+        for precision in ("bf16", "fp16_vae_fp32", "fp16_vae_fix", "fp16 memory=tiny_vae"):
+            assert conflicts(precision) == []
+
+    @pytest.mark.parametrize(("mode", "fits"), [("reduce-overhead", False), ("default", True)])
+    def test_graphs_record_nothing_for_autograd(self, variant: Compose, mode: str, fits: bool) -> None:
+        found = variant("compiler=inductor", f"compiler.mode={mode}", "grad_mode=enabled").conflicts(CARD)
+        assert fits == (found == [])
+        assert fits or "a CUDA graph records nothing for autograd" in found[0]
 
     @pytest.mark.parametrize("scheduler", ["dpmpp_2m", "plms", "unipc"])
     def test_a_whole_step_of_a_scheduler_with_a_memory(self, variant: Compose, scheduler: str) -> None:
@@ -189,62 +201,6 @@ class TestSteps:
             scheduler.set_timesteps(5)
 
 
-class StubGraphs:
-    """Stands in for `torch.cuda`: a graph that replays what was captured, by calling it again on the same tensors."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.captured: list[Any] = []
-        self.replayed = 0
-        stubs = self
-        current: list[Any] = []
-
-        class Stream:
-            def wait_stream(self, _other: Any) -> None:
-                pass
-
-        class Graph:
-            calls: list[Callable[[], None]]
-
-            def replay(self) -> None:
-                stubs.replayed += 1
-                for call in self.calls:
-                    call()
-
-        @contextmanager
-        def graph(made: Any, pool: Any = None) -> Iterator[None]:
-            made.calls = []
-            current.append(made)
-            stubs.captured.append(pool)
-            yield
-            current.pop()
-
-        @contextmanager
-        def stream(_stream: Any) -> Iterator[None]:
-            yield
-
-        forward = Tensors.forward
-
-        def recorded(call: Tensors, *tensors: torch.Tensor) -> Any:
-            results = forward(call, *tensors)
-            if current:
-                again: Callable[[], None] = lambda: [  # type: ignore[assignment]  # noqa: E731
-                    own.copy_(new) for own, new in zip(results, forward(call, *tensors), strict=True)
-                ]
-                current[-1].calls.append(again)
-            return results
-
-        monkeypatch.setattr(Tensors, "forward", recorded)
-        for name, stub in {
-            "Stream": Stream,
-            "CUDAGraph": Graph,
-            "graph": graph,
-            "stream": stream,
-            "current_stream": Stream,
-            "graph_pool_handle": object,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, stub)
-
-
 class TestCudaGraphs:
     """The wiring, with a stand-in for `torch.cuda`; what a card does is not seen here."""
 
@@ -273,8 +229,14 @@ class TestCudaGraphs:
         assert len(stubs.captured) == 2 * 3
         assert len({id(pool) for pool in stubs.captured}) == 3
 
+    def test_all_run_on_one_stream_beside_the_pipelines(self, captured: PipelineHost, stubs: StubGraphs) -> None:
+        """A library keeps a workspace for each stream: one for each warm-up would count for the option's memory."""
+        captured._call()
+        assert len(stubs.streams) == 2 * 3
+        assert len({id(stream) for stream in stubs.streams}) == 1
+
     def test_a_replay_reads_new_inputs_and_hands_out_copies(self, stubs: StubGraphs) -> None:
-        stand_in = PerShape(torch.nn.Linear(3, 2), CudaGraphs_capture())
+        stand_in = PerShape(torch.nn.Linear(3, 2), Capture())
         first = stand_in(torch.ones(1, 3))
         second = stand_in(torch.zeros(1, 3))
         assert not torch.equal(first, second)
@@ -284,7 +246,7 @@ class TestCudaGraphs:
         seen = []
         layer = torch.nn.Linear(3, 2)
         layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_cache_enabled()))
-        PerShape(layer, CudaGraphs_capture())(torch.ones(1, 3))
+        PerShape(layer, Capture())(torch.ones(1, 3))
         assert set(seen[:-1]) == {False}
         assert torch.is_autocast_cache_enabled()
 
@@ -303,10 +265,29 @@ class TestCudaGraphs:
         assert proof(trace).engaged == engaged
 
 
-def CudaGraphs_capture() -> Any:  # noqa: N802  (named after its class)
-    from sdopt.optimizations.compiler.cuda_graphs import Capture
+class TestAnyShape:
+    def test_another_shape_is_called_as_the_pipeline_calls(
+        self, session: Load, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is around a call is a part of what is compiled: without it, the evidence would be a compilation."""
+        seen: list[tuple[tuple[int, ...], bool]] = []
 
-    return Capture()
+        class Noting(StandIn):
+            def forward(self, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                seen.append((tuple(sample.shape), torch.is_inference_mode_enabled()))
+                return self._orig_mod(sample, *args, **kwargs)
+
+        monkeypatch.setattr(torch, "compile", lambda module, **_: Noting(module))
+        host = session("compiler=inductor_dynamic", "grad_mode=inference_mode", TWO_STEPS)
+        counters["stats"]["unique_graphs"] = 1
+        trace = Trace(call=host._call)
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
+        found = host._assembly.proofs["compiler"](trace)
+        counters.clear()
+        assert found.engaged
+        shapes, modes = zip(*seen, strict=True)
+        assert len(set(shapes)) == 2
+        assert set(modes) == {True}
 
 
 class TestTrace:
@@ -354,6 +335,25 @@ class TestPackages:
         with pytest.raises(UnavailableError, match="must be yours alone"):
             aot.private_folder()
 
+    def test_run_for_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """For several, each run on a GPU would wait on the host for the end of the last one."""
+        made: list[Any] = []
+
+        class Loader:
+            def __init__(self, *how: Any) -> None:
+                made.append(how)
+
+            def get_constant_fqns(self) -> list[str]:
+                return []
+
+            def load_constants(self, *_: Any) -> None:
+                pass
+
+        monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Loader)
+        monkeypatch.setattr(aot, "_constants", lambda *_: {})
+        aot._load(Tensors(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {}), Path("some.pt2"))
+        assert made == [("some.pt2", "model", True, 1, -1)]
+
     def test_are_told_apart_by_what_their_code_depends_on(self, session: Load) -> None:
         def digest(*overrides: str, rows: int = 2) -> str:
             unet = session(*overrides)._pipe.unet
@@ -384,8 +384,6 @@ class TestInductorTargets:
     def test_each_must_have_run(
         self, session: Load, monkeypatch: pytest.MonkeyPatch, regions: dict[str, int], engaged: bool
     ) -> None:
-        from torch._dynamo.utils import counters
-
         monkeypatch.setattr(torch, "compile", lambda module, **_: StandIn(module))
         pipe = session()._pipe
         proof = Inductor(targets=["denoiser", "decoder"]).apply(pipe)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils import cpp_extension
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
@@ -40,6 +41,7 @@ class TestHeads:
             ("sd15", card(9, 0), True),
             ("sd15", card(9, 0, cudnn_head_dimension=128), False),
             ("sd15", card(9, 0, cudnn_head_dimension=160), True),
+            ("sd15", card(10, 0), False),
             ("sd15", card(12, 0), False),
             ("sdxl", card(8, 0), True),
             ("emoji", card(8, 0), True),
@@ -60,6 +62,15 @@ class TestHeads:
     def test_flash_takes_all_of_these(self, variant: Compose) -> None:
         options = ("model=sd15", "model.weights=random", "precision=fp16", "attention=flash")
         assert variant(*options).conflicts(card(8, 0)) == []
+
+    @pytest.mark.parametrize(("others", "fits"), [("float32", False), ("float16", True)])
+    def test_layers_of_8_bit_weights_compute_them_in_the_type_of_the_others(
+        self, variant: Compose, others: str, fits: bool
+    ) -> None:
+        chosen = ("precision=int8_torchao", f"precision.others={others}", "attention=flash")
+        found = variant(*chosen).conflicts(card(8, 0))
+        assert fits == (found == [])
+        assert fits or "the flash kernel takes float16 or bfloat16" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +135,30 @@ class TestToolchain:
         [found] = variant("compiler=inductor").conflicts(self.HERE)
         assert found.endswith(f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
 
+    def test_of_products_by_sdnq(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are Triton's, where it is installed."""
+        monkeypatch.setattr("sdopt.optimizations.conflicts.find_spec", lambda name: object())
+        monkeypatch.setattr("sdopt.optimizations.quantization.find_spec", lambda name: object())
+        assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+        [found] = variant("precision=int8_sdnq").conflicts(self.HERE)
+        assert found.startswith("precision=int8_sdnq: SDNQ on CUDA needs a C compiler")
+        assert variant("precision=int8_sdnq", "precision.activations=false").conflicts(self.HERE) == []
+        monkeypatch.setattr("sdopt.optimizations.quantization.find_spec", lambda name: None)
+        assert variant("precision=int8_sdnq").conflicts(self.HERE) == []
+
+    def test_of_packages(self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """They are C++, compiled against CUDA's own headers."""
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+        compiler, headers = variant("compiler=aot").conflicts(self.HERE)
+        assert "AOTInductor on CUDA needs a C++ compiler" in compiler
+        assert "AOTInductor on CUDA needs the headers of the CUDA toolkit" in headers
+        (tmp_path / "include").mkdir()
+        (tmp_path / "include" / "cuda_runtime.h").touch()
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+        assert variant("compiler=aot").conflicts(self.HERE) == []
+
     def test_is_not_that_of_a_card_that_is_planned(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(toolchain, "find_spec", lambda name: None)
         assert variant("compiler=inductor").conflicts(card(8, 0)) == []
@@ -133,8 +168,15 @@ class TestGraphs:
     """`reduce-overhead` on a card: stand-ins for the compiler and the pipeline, and traces with and without replays."""
 
     def finding(
-        self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, device: str = "cuda", mode: str = ""
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        launches: int,
+        skips: int,
+        device: str = "cuda",
+        mode: str = "",
+        captures: int = 0,
     ) -> Finding:
+        """Of a trace of two calls."""
         unet = torch.nn.Identity()
         pipe: Any = SimpleNamespace(unet=unet, device=torch.device(device))
         monkeypatch.setattr(torch, "compile", lambda module, **_: module)
@@ -142,23 +184,40 @@ class TestGraphs:
         counters["stats"]["unique_graphs"] = 1
         counters["inductor"]["cudagraph_skips"] = skips
         trace = Trace()
-        trace.denoiser.graph_launches = launches
+        trace.denoiser.calls, trace.denoiser.graph_launches, trace.denoiser.graph_captures = 2, launches, captures
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
         found = proof(trace)
         counters.clear()
         return found
 
-    @pytest.mark.parametrize(("launches", "skips", "engaged"), [(2, 0, True), (0, 0, False), (2, 1, False)])
-    def test_must_be_replayed_and_none_skipped(
+    @pytest.mark.parametrize(
+        ("launches", "skips", "engaged"), [(2, 0, True), (5, 0, True), (0, 0, False), (1, 0, False), (2, 1, False)]
+    )
+    def test_must_be_replayed_in_each_call_and_none_skipped(
         self, monkeypatch: pytest.MonkeyPatch, launches: int, skips: int, engaged: bool
     ) -> None:
         found = self.finding(monkeypatch, launches, skips)
         assert found.engaged == engaged
         assert f"{launches} CUDA graphs replayed, {skips} skipped" in found.summary
 
+    def test_must_not_be_recorded_in_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As Inductor does, and counts it as no skip, where weights have moved since the last call."""
+        found = self.finding(monkeypatch, 2, 0, captures=2)
+        assert not found.engaged
+        assert found.summary.endswith("2 CUDA graphs replayed, 0 skipped, 2 recorded anew in the traced call")
+
     @pytest.mark.parametrize(("device", "mode"), [("cpu", "reduce-overhead"), ("cuda", "default")])
     def test_are_not_asked_for_elsewhere(self, monkeypatch: pytest.MonkeyPatch, device: str, mode: str) -> None:
         assert self.finding(monkeypatch, 0, 1, device, mode).engaged
+
+    @pytest.mark.parametrize(("mode", "big", "said"), [("max-autotune", False, True), ("max-autotune", True, False)])
+    def test_what_inductor_leaves_out_on_a_small_card_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, mode: str, big: bool, said: bool
+    ) -> None:
+        monkeypatch.setattr("torch._inductor.utils.is_big_gpu", lambda device: big)
+        found = self.finding(monkeypatch, 2, 0, mode=mode)
+        assert found.engaged
+        assert ("tried none of Triton's products" in found.summary) == said
 
 
 class TestTf32:

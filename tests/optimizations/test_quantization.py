@@ -1,6 +1,10 @@
 """Weights in 8 bits: what is quantized and what is left alone, and by which products it shows."""
 
+import os
+import sys
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ import torch
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations import Contract
+from sdopt.optimizations.quantization import Sdnq, TorchAo
 from sdopt.results.records import Evidence
 from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
@@ -75,6 +80,16 @@ class TestConflicts:
         assert variant(*chosen, "precision.convolutions=false").conflicts(CPU) == []
         assert variant("precision=int8_torchao", "layout=channels_last").conflicts(CPU) == []
 
+    def test_a_capture_of_inputs_that_are_read_on_the_host(self, variant: Compose) -> None:
+        def conflicts(precision: str, *more: str) -> list[str]:
+            return variant(f"precision={precision}", "compiler=cuda_graphs", *more).conflicts(card(9, 0))
+
+        [found] = conflicts("int8_torchao")
+        assert "int8 products read inputs on the host unless compiled: choose compiler=inductor" in found
+        assert conflicts("int8_torchao", "precision.activations=false") == []
+        assert conflicts("int8_torchao", "compiler.targets=[decoder]") == []
+        assert conflicts("fp8_torchao") == conflicts("int8_sdnq") == []
+
     @pytest.mark.parametrize("package", PACKAGES)
     def test_it_is_for_memory_and_where_products_are_in_8_bits_for_latency(
         self, variant: Compose, package: str
@@ -84,6 +99,36 @@ class TestConflicts:
         assert whole.contract is stored.contract is Contract.LOSSY
         assert whole.claims == {"latency", "memory"}
         assert stored.claims == {"memory"}
+
+
+class TestTorchAo:
+    def test_leaves_layers_alone_that_it_would_multiply_on_the_host(self) -> None:
+        """As those of a LoRA of rank 4: a product of 8-bit numbers on a GPU takes sides of multiples of 8."""
+        pytest.importorskip("torchao")
+        layers = torch.nn.ModuleDict(
+            {"to_q": torch.nn.Linear(64, 64), "lora_A": torch.nn.Linear(64, 4), "lora_B": torch.nn.Linear(4, 64)}
+        )
+        layers["time_emb_proj"] = torch.nn.Linear(64, 64)
+        option = TorchAo()
+        option._quantize(layers)
+        assert [name for name, layer in layers.items() if option._is_quantized(layer)] == ["to_q"]
+
+
+class TestSdnq:
+    @pytest.mark.parametrize("cuda", [True, False])
+    def test_lets_triton_allocate_memory_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+        """A kernel of SDNQ that describes its matrices on the card raises an error without it."""
+        allocators: list[Any] = []
+        sdnq, triton = ModuleType("sdnq"), ModuleType("triton")
+        monkeypatch.setattr(sdnq, "sdnq_post_load_quant", lambda *_, **__: None, raising=False)
+        monkeypatch.setattr(triton, "set_allocator", allocators.append, raising=False)
+        monkeypatch.setitem(sys.modules, "sdnq", sdnq)
+        monkeypatch.setitem(sys.modules, "triton", triton)
+        monkeypatch.setattr("sdopt.optimizations.quantization.find_spec", lambda name: object())
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+        Sdnq()._quantize(torch.nn.Linear(64, 64))
+        assert len(allocators) == cuda
 
 
 class TestProof:

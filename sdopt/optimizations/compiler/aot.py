@@ -25,7 +25,7 @@ from sdopt.optimizations.compiler.base import (
     exports,
     replace_modules,
 )
-from sdopt.optimizations.compiler.toolchain import missing_for_inductor
+from sdopt.optimizations.compiler.toolchain import missing_for_packages
 from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Aot(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_inductor(ctx) + exports(ctx, "a compiled package")
+        return missing_for_packages(ctx) + exports(ctx, "a compiled package")
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -127,9 +127,10 @@ def _load(call: Tensors, package: Path) -> Graph:
     half a minute, to learn what the processor can do. The digest of the package has that.
     """
     device = call.inputs[0].device
-    loader = torch._C._aoti.AOTIModelPackageLoader(
-        str(package), "model", False, 1, -1 if device.index is None else device.index
-    )
+    # For one thread: else each run waits on the host for the end of the last one (`reclaim_finished_models` in
+    # aoti_runtime/model_container.h), and a GPU is idle until its next kernels are launched.
+    one_thread, index = True, -1 if device.index is None else device.index
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", one_thread, 1, index)
     # The pipeline keeps the weights alive: the package takes their addresses, and no copies.
     loader.load_constants(_constants(call, package, loader.get_constant_fqns()), False, True, True)
 

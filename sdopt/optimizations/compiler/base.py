@@ -14,7 +14,7 @@ from sdopt.measure.compilation import compilation
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
-from sdopt.optimizations.conflicts import autocasts, records_autograd
+from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae
 from sdopt.pipelines.parts import denoiser_name, text_encoders_of
 
 if TYPE_CHECKING:
@@ -80,6 +80,17 @@ def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
     return []
 
 
+def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
+    """Returns why CUDA graphs of some targets would not be those of a call: autograd, or weights that move."""
+    found = records_autograd(ctx, "a CUDA graph")
+    if "decoder" in chosen and upcasts_vae(ctx):
+        found.append(
+            "this model's VAE is cast to float32 in each call and back, which moves its weights: choose "
+            "compiler.targets=[text_encoder,denoiser], or precision=bf16"
+        )
+    return found
+
+
 def places_of(pipe: "DiffusionPipeline", target: str) -> Iterator[tuple[Any, str]]:
     """Yields where the modules of a target sit, as owner and attribute: SDXL has two text encoders."""
     if target == "text_encoder":
@@ -110,6 +121,14 @@ def replace_modules(
 def regions_in(stage: StageTrace) -> int:
     """Returns how many regions compiled by TorchDynamo ran in a stage of a call."""
     return sum(count for name, count in stage.operators.items() if name.startswith(_REGION))
+
+
+def only_replays(stages: Iterable[StageTrace]) -> bool:
+    """Returns whether every call of some stages replayed a CUDA graph, and none was captured anew.
+
+    Where weights have moved, a graph is captured in each call, and then replayed once.
+    """
+    return all(stage.graph_launches >= stage.calls > 0 and not stage.graph_captures for stage in stages)
 
 
 class StandIn(torch.nn.Module):

@@ -18,11 +18,11 @@ from sdopt.optimizations.compiler.base import (
     Graph,
     PerShape,
     Tensors,
+    only_replays,
     replace_modules,
+    unfit_for_graphs,
     unfit_targets,
 )
-from sdopt.optimizations.conflicts import records_autograd
-from sdopt.pipelines.loading import part_config
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -44,47 +44,41 @@ class CudaGraphs(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        what = "a CUDA graph"
-        found = ctx.device.needs_cuda(what) + unfit_targets(ctx, self.targets)
-        found += records_autograd(ctx, what)
-        vae = part_config(ctx.model, "vae") or {}
-        if "decoder" in self.targets and vae.get("force_upcast") and _weights(ctx) == "float16":
-            found.append(
-                "this model's VAE is cast to float32 in each call and back, which moves its weights: choose "
-                "compiler.targets=[text_encoder,denoiser], or precision=bf16"
-            )
-        return found
+        found = ctx.device.needs_cuda("a CUDA graph") + unfit_targets(ctx, self.targets)
+        return found + unfit_for_graphs(ctx, self.targets)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        made = replace_modules(pipe, self.targets, lambda module: PerShape(module, Capture()))
+        capture = Capture()
+        made = replace_modules(pipe, self.targets, lambda module: PerShape(module, capture))
 
         def proof(trace: Trace) -> Finding:
             stages = {target: trace.stages[STAGE_OF[target]] for target in self.targets}
             launches = {target: stage.graph_launches for target, stage in stages.items()}
             captures = sum(len(stand_in.graphs) for stand_ins in made.values() for stand_in in stand_ins)
             shown = ", ".join(f"{target} {count}" for target, count in launches.items())
-            engaged = all(launches[target] >= stages[target].calls > 0 for target in self.targets)
             facts = {"captures": captures, "graph_launches": sum(launches.values()), "launches": launches}
-            return Finding(engaged, f"{captures} graphs captured; replayed: {shown}", facts)
+            return Finding(only_replays(stages.values()), f"{captures} graphs captured; replayed: {shown}", facts)
 
         return proof
 
 
 class Capture:
-    """Captures calls of one module as CUDA graphs, which share a pool of memory of their own."""
+    """Captures calls of modules as CUDA graphs; those of one module share a pool of memory of their own."""
 
     def __init__(self) -> None:
-        self._pool: Any = None
+        self._pools: dict[torch.nn.Module, Any] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, call: Tensors) -> Graph:
         """Returns a function that copies its inputs into the graph's, replays it, and returns copies of its outputs."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if call.module not in self._pools:
+            self._pools[call.module] = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps a workspace, of some 30 MiB on Hopper, for each stream that it ever ran on.
+        stream = self._stream = self._stream or torch.cuda.Stream()
         # A tensor that sits on the CPU, as a timestep may, would be a constant of the graph.
         held = [given.to(next(call.module.parameters()).device, copy=True) for given in call.inputs]
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with _without_autocast_cache():
             with torch.cuda.stream(stream):
@@ -92,7 +86,7 @@ class Capture:
                     call(*held)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pools[call.module], stream=stream):
                 results = call(*held)
 
         def replay(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -114,7 +108,3 @@ def _without_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def _weights(ctx: Context) -> str | None:
-    return getattr(ctx.chosen.get("precision"), "weights", None)

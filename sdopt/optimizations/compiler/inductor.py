@@ -17,8 +17,10 @@ from sdopt.optimizations.compiler.base import (
     STAGE_OF,
     TARGETS,
     Compiler,
+    only_replays,
     regions_in,
     replace_modules,
+    unfit_for_graphs,
     unfit_targets,
 )
 from sdopt.optimizations.compiler.toolchain import missing_for_inductor
@@ -83,7 +85,10 @@ class Inductor(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_inductor(ctx) + unfit_targets(ctx, self.targets) + too_many_shapes(ctx, self.dynamic)
+        found = missing_for_inductor(ctx) + unfit_targets(ctx, self.targets) + too_many_shapes(ctx, self.dynamic)
+        if ctx.device.is_cuda and records_cuda_graphs(self.mode):
+            found += unfit_for_graphs(ctx, self.targets)
+        return found
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -100,7 +105,7 @@ class Inductor(Compiler):
 
         def proof(trace: Trace) -> Finding:
             regions = {target: regions_in(trace.stages[STAGE_OF[target]]) for target in self.targets}
-            found = _compiled(regions)
+            found = _compiled(regions, self.mode, device_of(pipe))
             if not replays or device_of(pipe).type != "cuda":
                 return found
             return _replayed(found, trace, self.targets)
@@ -140,7 +145,7 @@ class Regional(Compiler):
         def proof(trace: Trace) -> Finding:
             blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
             regions, calls = regions_in(trace.denoiser), trace.denoiser.calls
-            found = _compiled({"denoiser": regions})
+            found = _compiled({"denoiser": regions}, self.mode, device_of(pipe))
             # Past its limit of recompilations Dynamo runs a block eagerly, and says so only in a log.
             everywhere = regions >= len(blocks) * calls > 0
             summary = f"{found.summary}, for {len(blocks)} blocks in {calls} calls"
@@ -176,23 +181,18 @@ class InductorDynamic(Compiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        last: list[tuple[Any, Any]] = []
 
         def compiled(module: torch.nn.Module) -> Any:
             return torch.compile(module, mode=self.mode, dynamic=True)
 
         replace_modules(pipe, ["denoiser"], compiled)
-        denoiser_of(pipe).register_forward_pre_hook(
-            lambda _module, args, kwargs: last.__setitem__(slice(None), [(args, kwargs)]), with_kwargs=True
-        )
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled({"denoiser": regions_in(trace.denoiser)})
+            found = _compiled({"denoiser": regions_in(trace.denoiser)}, self.mode, device_of(pipe))
             if not found.engaged:
                 return found
             before = compilation.compiled_so_far()[1]
-            with self.context(pipe):
-                shapes = _call_in_another_shape(denoiser_of(pipe), *last[0])
+            shapes = _call_in_another_shape(denoiser_of(pipe), trace)
             recompiled = compilation.compiled_so_far()[1] - before
             summary = f"{found.summary}; {shapes[0]} and then {shapes[1]}: {recompiled} compiled anew"
             return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
@@ -200,26 +200,38 @@ class InductorDynamic(Compiler):
         return proof
 
 
-def _call_in_another_shape(denoiser: Any, args: Any, kwargs: Any) -> list[tuple[int, ...]]:
-    """Calls the denoiser as it was called last, with another sample and a wider image; returns both shapes.
+def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]:
+    """Calls the denoiser with another sample and a wider image as well as in a call's own shape; returns both shapes.
 
-    The latents grow by eight columns, which three halvings of their width divide evenly.
+    That is within a call of the pipeline: what options put around it, such as autocast or inference mode, is a part of
+    what TorchDynamo compiles for. The latents grow by eight columns, which three halvings of their width divide evenly.
     """
-    sample, rows = args[0], args[0].shape[0]
+    shapes: list[tuple[int, ...]] = []
 
-    def repeated(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor, tensor[:1]]) if tensor.dim() and tensor.shape[0] == rows else tensor
+    def call_again(module: Any, args: Any, kwargs: Any, _output: Any) -> None:
+        hook.remove()
+        sample, rows = args[0], args[0].shape[0]
 
-    wider = torch.cat([sample, sample[..., :8]], dim=-1)
-    args, kwargs = tree_map_only(torch.Tensor, repeated, ((wider, *args[1:]), kwargs))
-    with torch.no_grad():
-        denoiser(*args, **kwargs)
-    return [tuple(sample.shape), tuple(args[0].shape)]
+        def repeated(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.cat([tensor, tensor[:1]]) if tensor.dim() and tensor.shape[0] == rows else tensor
+
+        wider = torch.cat([sample, sample[..., :8]], dim=-1)
+        args, kwargs = tree_map_only(torch.Tensor, repeated, ((wider, *args[1:]), kwargs))
+        shapes.extend([tuple(sample.shape), tuple(args[0].shape)])
+        module(*args, **kwargs)
+
+    hook = denoiser.register_forward_hook(call_again, with_kwargs=True)
+    trace.call_again()
+    return shapes
 
 
-def _compiled(regions: Mapping[str, int]) -> Finding:
-    """Judges whether regions that TorchDynamo compiled ran in each target, from their number."""
+def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Finding:
+    """Judges whether regions that TorchDynamo compiled ran in each target, from their number.
+
+    The summary adds what the mode leaves out on the device.
+    """
     from torch._dynamo.utils import counters
+    from torch._inductor import utils as inductor_utils
 
     facts: dict[str, Any] = {
         "graphs": counters["stats"]["unique_graphs"],
@@ -231,18 +243,28 @@ def _compiled(regions: Mapping[str, int]) -> Finding:
     summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run{shown and f' ({shown})'}"
     if len(regions) > 1:
         facts["regions"] = dict(regions)
+    if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
+        facts["templates"] = False
+        summary += "; Inductor tried none of Triton's products, as on all cards of fewer than 68 multiprocessors"
     return Finding(facts["graphs"] > 0 and all(regions.values()), summary, facts)
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
-    """Adds to a finding whether each target replayed CUDA graphs, and none was skipped."""
+    """Adds to a finding whether each call of each target replayed CUDA graphs, and none was skipped."""
     from torch._dynamo.utils import counters
 
-    launches = {target: trace.stages[STAGE_OF[target]].graph_launches for target in chosen}
+    stages = {target: trace.stages[STAGE_OF[target]] for target in chosen}
+    launches = {target: stage.graph_launches for target, stage in stages.items()}
+    captures = sum(stage.graph_captures for stage in stages.values())
     skips = counters["inductor"]["cudagraph_skips"]
-    facts = found.facts | {"graph_launches": sum(launches.values()), "cudagraph_skips": skips}
+    facts = {"graph_launches": sum(launches.values()), "launches": launches, "cudagraph_skips": skips}
     summary = f"{found.summary}; {facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
-    return Finding(found.engaged and all(launches.values()) and not skips, summary, facts)
+    if captures:
+        facts["recorded_anew"] = captures
+        summary += f", {captures} recorded anew in the traced call"
+    # Counted as skips are neither graphs without an operator to record, nor those that are recorded in each call.
+    engaged = found.engaged and only_replays(stages.values()) and not skips
+    return Finding(engaged, summary, found.facts | facts)
 
 
 def _keep_outputs(compiled: Any) -> None:

@@ -19,31 +19,50 @@ def missing_for_inductor(ctx: Context) -> list[str]:
     if not ctx.device.is_here:
         return found
     if ctx.device.is_cuda:
-        found += _missing_for_triton()
+        if find_spec("triton") is None:
+            found.append("Inductor on CUDA needs the package triton: pip install triton")
+        found += missing_for_triton("Inductor on CUDA")
     else:
-        # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
-        compilers = [os.environ.get("CXX"), "g++", "clang++"]
-        if not any(name and shutil.which(name) for name in compilers):
-            found.append("Inductor on a CPU needs a C++ compiler: install g++ (Debian: apt-get install g++)")
+        found += _missing_cxx("Inductor on a CPU")
     if sys.platform == "win32":
         found.append("Inductor is not tried on Windows")
     return found
 
 
-def _missing_for_triton() -> list[str]:
+def missing_for_packages(ctx: Context) -> list[str]:
+    """Returns what AOTInductor lacks on this device: on CUDA it compiles C++, with the headers of the CUDA toolkit."""
+    found = missing_for_inductor(ctx)
+    if not (ctx.device.is_cuda and ctx.device.is_here):
+        return found
+    from torch.utils import cpp_extension
+
+    what, home = "AOTInductor on CUDA", cpp_extension.CUDA_HOME
+    found += _missing_cxx(what)
+    # Included by torch/csrc/inductor/aoti_runtime/utils_cuda.h; PyTorch's wheels do not bring it.
+    if home is None or not (Path(home) / "include" / "cuda_runtime.h").is_file():
+        found.append(f"{what} needs the headers of the CUDA toolkit: install it, and set CUDA_HOME")
+    return found
+
+
+def _missing_cxx(what: str) -> list[str]:
+    # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
+    if any(name and shutil.which(name) for name in [os.environ.get("CXX"), "g++", "clang++"]):
+        return []
+    return [f"{what} needs a C++ compiler: install g++ (Debian: apt-get install g++)"]
+
+
+def missing_for_triton(what: str) -> list[str]:
     """Returns what Triton lacks here: it compiles its launcher as an extension of Python (triton/runtime/build.py)."""
     found = []
-    if find_spec("triton") is None:
-        found.append("Inductor on CUDA needs the package triton: pip install triton")
     own = os.environ.get("CC")
     if not any(shutil.which(name) for name in ([own] if own else ["gcc", "clang"])):
         found.append(
-            f"Inductor on CUDA needs a C compiler, and CC={own} is none"
+            f"{what} needs a C compiler, and CC={own} is none"
             if own
-            else "Inductor on CUDA needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
+            else f"{what} needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
         )
     scheme = sysconfig.get_default_scheme()
     headers = Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme))
     if not (headers / "Python.h").is_file():
-        found.append(f"Inductor on CUDA needs {headers / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
+        found.append(f"{what} needs {headers / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
     return found
