@@ -481,8 +481,9 @@ class TestOwnOptions:
         assert rows["plain"].status == "ok"
         assert rows["twice"].status == "ok"
         assert rows["once"].status == "not_engaged"
-        # The hook stays on from the first call to the evidence: cold start, discarded, 2 timed, 1 staged, 1 traced.
-        assert rows["once"].reason == "shading=mine(factor=1.0): scaled 6 predictions"
+        # The hook stays on from the first call to the evidence: cold start, discarded, 2 timed, 1 staged, 1 drawn and
+        # once more to be timed, 1 traced.
+        assert rows["once"].reason == "shading=mine(factor=1.0): scaled 8 predictions"
         assert "not_engaged: the option ran without evidence" in finished.shown
 
 

@@ -162,8 +162,9 @@ class TestDryRun:
 
     def test_says_what_it_takes_as_far_as_that_is_known(self, tmp_path: Path, finished: Finished) -> None:
         planned = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "precision=bf16")
-        # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image.
-        assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
+        # Three processes: a first call, a discarded round, evidence and its profile, two rounds, a stage and an image,
+        # which is drawn once more.
+        assert "calls of the pipeline: about 27, by 3 processes" in planned.shown
         assert "time: unknown; memory: about 0.02 GiB a process (no earlier run" in planned.shown
         work = ("workload.steps=2", "workload.size=64")
         known = sdopt(finished.cwd, "run", *SMOKE, *work, "dry_run=true", "precision=bf16")
