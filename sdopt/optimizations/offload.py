@@ -105,7 +105,7 @@ class SequentialOffload(Offload):
         inference = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "inference_mode"
         if getattr(precision, "autocast", None) and getattr(precision, "weights", None) == "float32" and not inference:
             # It keeps what it casts of such a parameter until the call ends, and accelerate makes a new one each time;
-            # PyTorch keeps nothing in inference mode (its issue 158232).
+            # PyTorch keeps nothing in inference mode: https://github.com/pytorch/pytorch/issues/158232
             copies = "autocast would keep a copy of each layer for each time that it is brought"
             found.append(f"{copies}: choose precision=fp16, bf16 or fp32, or grad_mode=inference_mode")
         return found

@@ -128,11 +128,9 @@ class PipelineHost:
             the seconds that it took.
         """
         start = time.perf_counter()
-        if self._variant.hardware.threads is not None:
-            torch.set_num_threads(self._variant.hardware.threads)
-        elif torch.get_num_threads() > usable_cores():
-            torch.set_num_threads(usable_cores())  # PyTorch sees the machine's, of which its container may use a few
-        self._threads = torch.get_num_threads()
+        # PyTorch sees the cores of the machine, of which its container may use a few.
+        self._threads = self._variant.hardware.threads or min(torch.get_num_threads(), usable_cores())
+        self._use_threads(None)
         if self._device.is_cuda:
             torch.cuda.set_device(self._device.index)
         hardware = self._variant.hardware
@@ -271,20 +269,16 @@ class PipelineHost:
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents = []
-        count = self._variant.workload.images_per_prompt
         # Floats too, because bytes cannot tell a NaN from black.
         self._use_threads(draw.threads)
         images, pixels, _ = self._read_call(batch, draw)
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
-        for number, image in enumerate(images):
-            position = batch * draw.batch_size + number // count
-            if position >= len(draw.prompts):
-                break  # what a short batch was filled up with
-            image_index, path = number % count, folder / f"{position:04d}_{number % count:02d}.png"
-            finite = bool(np.isfinite(image).all()) and bool(latents[number].isfinite().all())
+        for number, (position, image_index) in enumerate(self._places(batch, draw)):
+            path = folder / f"{position:04d}_{image_index:02d}.png"
+            finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())
             Image.fromarray(pixels[number]).save(path)
-            seed = draw.seed + position * count + image_index
+            seed = draw.seed + position * self._variant.workload.images_per_prompt + image_index
             records.append(ImageRecord(draw.prompts[position], position, image_index, seed, path.name, finite))
         self._latents.append(latents[: len(records)])
         if batch == draw.calls - 1:
@@ -295,13 +289,14 @@ class PipelineHost:
         """Makes the images of one batch of a draw once more, with all threads, and returns them."""
         self._use_threads(None)
         _, pixels, _ = self._read_call(batch, draw)
-        count = self._variant.workload.images_per_prompt
-        places = ((batch * draw.batch_size + number // count, number) for number in range(len(pixels)))
-        return [
-            SampledImage(prompt, number % count, pixels[number])
-            for prompt, number in places
-            if prompt < len(draw.prompts)  # the rest fills up a short batch
-        ]
+        places = self._places(batch, draw)
+        return [SampledImage(*place, image) for place, image in zip(places, pixels, strict=False)]
+
+    def _places(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
+        """Returns the prompt and the number of each image of a batch; not of those that fill up a short one."""
+        start = batch * draw.batch_size
+        prompts = range(start, min(start + draw.batch_size, len(draw.prompts)))
+        return [(prompt, image) for prompt in prompts for image in range(self._variant.workload.images_per_prompt)]
 
     def _use_threads(self, count: int | None) -> None:
         """Computes with so many threads from now on; None is as many as timed calls have."""
