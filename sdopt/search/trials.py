@@ -5,6 +5,7 @@ The first ones are each option alone. What cannot run is told to Optuna before a
 
 import logging
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -193,7 +194,7 @@ class Trials:
         for variable in self.space.variables:
             if self.space.applies(variable, point):
                 point[variable.name] = trial.suggest_categorical(variable.name, variable.values)
-        if self._is_spoiled(point):
+        if self._holds(point, self.spoiled.values()):
             self.study.tell(trial, state=TrialState.PRUNED)
             return None
         known = self._known(but=trial.number)
@@ -208,10 +209,10 @@ class Trials:
         self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
         return None
 
-    def _is_spoiled(self, point: Point) -> bool:
+    def _holds(self, point: Point, spoiled: Iterable[Settings]) -> bool:
         """Whether a part of a point was ruled out for its images, and the rest does not mend that."""
         settings = self.space.settings(point)
-        return any(self.space.inherits(settings, part) for part in self.spoiled.values())
+        return any(self.space.inherits(settings, part) for part in spoiled)
 
     def _known(self, but: int = -1) -> set[tuple[str, ...]]:
         """The overrides of all that was proposed, and the baseline's."""
@@ -225,7 +226,8 @@ class Trials:
     def _enqueue_untried(self) -> bool:
         """Makes the next proposal the first point of the space that is new and can run; whether there is one."""
         known = self._known()
-        left = (point for point in self.space.points() if not self._is_spoiled(point))
+        spoiled = list(self.spoiled.values())
+        left = (point for point in self.space.points() if not self._holds(point, spoiled))
         new = (point for point in left if tuple(self.space.overrides(point)) not in known)
         for point in islice(new, _LOOKED_AT):
             if isinstance(self.space.candidate(point), Candidate):
