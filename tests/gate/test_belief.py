@@ -196,7 +196,7 @@ class TestStages:
 
 
 CHEATS = {
-    "few": '"+trial=fewer_steps_at_first", "trial.calls=5"',
+    "few": '"+trial=fewer_steps_at_first", "trial.calls=4"',
     "back": '"+trial=backward_clock"',
     "child": '"+trial=memory_in_child"',
     "idle": '"+trial=burns_in_child"',
