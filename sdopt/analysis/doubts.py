@@ -28,6 +28,22 @@ IDLE_LIMIT = 0.05
 SMALLEST_GROWTH_MIB = 1.0
 """Memory that grows by less from call to call does not grow."""
 
+_AROUND_S, _AROUND = 0.05, 0.1
+"""What the study waits for around a timed call may take so much longer than for the reference, or such a share of the
+call, if that is more: garbage is collected there, and inputs are made."""
+
+_MORE_CORES = 0.25
+"""A call may use so many cores beyond the threads that the run gives it: the kernel counts what others do for it."""
+
+_FEWEST_CALLS = 8
+"""Of fewer calls of a quality pass, nothing is said of slow ones and of memory that grows."""
+
+SLOW, SLOW_SHARE = 2.0, 0.02
+"""A call of the quality pass is slow if it takes so many times the median; such a share of them may be."""
+
+KEPT_MIB, KEPT = 32.0, 0.05
+"""Memory may grow by so much over the quality pass, or by such a share of the peak, if that is more."""
+
 _STAGES_LIMIT = 1.5
 """Stages may take so many times as long as the timed calls that they are part of."""
 
@@ -156,6 +172,66 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
     return [f"memory grows by {found.estimate:.3g} MiB with each call (at least {found.low:.3g} at 95 %)"]
 
 
+def around_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says that a worker works longer than the reference's just before or after the calls that are timed."""
+    mine, other = _around_s(candidate), _around_s(reference)
+    call = [seconds for measurement in candidate.measurements for seconds in measurement.deciding_s]
+    if mine is None or other is None or not call:
+        return []
+    if mine - other <= max(_AROUND_S, _AROUND * float(np.median(call))):
+        return []
+    return [
+        f"a worker needs {mine - other:.2g} s more than the reference's around each timed call, which no time holds"
+    ]
+
+
+def _around_s(variant: VariantResult) -> float | None:
+    found = [seconds for measurement in variant.measurements for seconds in measurement.around_s]
+    return float(np.median(found)) if found else None
+
+
+def core_doubts(variant: VariantResult) -> list[str]:
+    """Says that timed calls kept more cores busy than the run gives a process."""
+    calls = [call.cores for m in variant.measurements for call in m.interference if call and call.cores is not None]
+    threads = variant.config.hardware.threads
+    if not calls or threads is None or float(np.median(calls)) <= threads + _MORE_CORES:
+        return []
+    said = f"the timed calls of '{variant.name}' kept {float(np.median(calls)):.2g} cores busy"
+    return [f"{said}, where each process has {threads} (hardware.threads)"]
+
+
+def slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
+    """Returns how many calls of the quality pass took more than `SLOW` times the median, of how many, and the longest.
+
+    None where no process drew the images, or in too few calls. A single one may be anything's doing.
+    """
+    for measurement in variant.measurements:
+        if len(measurement.pass_s) >= _FEWEST_CALLS:
+            ratios = np.array(measurement.pass_s) / np.median(measurement.pass_s)
+            return int((ratios > SLOW).sum()), ratios.size, float(ratios.max())
+    return None
+
+
+def kept_in_pass(variant: VariantResult) -> tuple[float, float] | None:
+    """Returns by how many MiB memory grew over the quality pass, and how many may be; None where it was not drawn.
+
+    Both ends are medians over a tenth of its calls.
+    """
+    for measurement in variant.measurements:
+        held = np.array(measurement.pass_held_gib)
+        if held.size >= _FEWEST_CALLS:
+            tenth = max(1, held.size // 10)
+            grown = 1024 * float(np.median(held[-tenth:]) - np.median(held[:tenth]))
+            return grown, max(KEPT_MIB, KEPT * 1024 * (measurement.peak[1] if measurement.peak else 0.0))
+    return None
+
+
+def noise_doubts(variant: VariantResult) -> list[str]:
+    """Says that a pipeline draws the same image from other noise."""
+    same = [error for measurement in variant.measurements for error in measurement.other_noise if not error > 0]
+    return [f"'{variant.name}' draws the same image from other noise"] if same else []
+
+
 def drawn_speedup(candidate: VariantResult, reference: VariantResult) -> float | None:
     """Returns the speed-up in calls of the quality pass that were made while no other process worked; None without."""
     mine, other = _drawn_s(candidate), _drawn_s(reference)
@@ -211,10 +287,11 @@ def doubts_of(result: StudyResult) -> list[str]:
     for variant in result.variants:
         if variant.status.timed:
             found += [f"{variant.name}: {doubt}" for doubt in image_doubts(result, variant)]
-            found += idle_doubts(variant)
+            found += [*idle_doubts(variant), *core_doubts(variant), *noise_doubts(variant)]
     for edge in result.comparisons:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
-            about = [*stage_doubts(candidate, reference), *growth_doubts(candidate, reference)]
+            pair = candidate, reference
+            about = [*stage_doubts(*pair), *growth_doubts(*pair), *around_doubts(*pair)]
             found += [f"{candidate.name}: {doubt}" for doubt in about]
     return list(dict.fromkeys(found))

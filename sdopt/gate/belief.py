@@ -2,15 +2,23 @@
 
 import math
 
+from sdopt.analysis.bounds import share_bounds
 from sdopt.analysis.doubts import (
     IDLE_LIMIT,
+    SLOW,
+    SLOW_SHARE,
+    around_doubts,
     call_deviation,
+    core_doubts,
     drawn_speedup,
     error_limit,
     growth,
     growth_doubts,
     idle_doubts,
     image_doubts,
+    kept_in_pass,
+    noise_doubts,
+    slow_calls,
     stage_doubts,
     uncompared,
 )
@@ -20,6 +28,8 @@ from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
 
 _CHANCE = 1.05
 """Factor by which a few drawn calls may fall short of what they should show."""
+
+_CONFIDENCE = 0.95
 
 _ONE_SIDED = 1.645
 """Deviations that 95 % of a normal distribution stay below."""
@@ -31,7 +41,12 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
         _drawn_alike(result, candidate, reference),
         _idle(candidate, reference),
         _growing(candidate, reference),
+        *_pass_slow(candidate, reference),
+        *_pass_growing(candidate, reference),
+        *(Ruling("cores", "", Verdict.FAIL, doubt) for doubt in core_doubts(candidate)),
+        *_noise(candidate, reference),
         *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(candidate, reference)),
+        *(Ruling("around", "", Verdict.INCONCLUSIVE, doubt) for doubt in around_doubts(candidate, reference)),
     ]
 
 
@@ -73,6 +88,42 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
         return Ruling(rule, "", Verdict.FAIL, "; ".join(doubts), *figures)
     said = f"{found.estimate:.3g} MiB with each call more than the reference, and {found.limit:.3g} counts"
     return Ruling(rule, "", Verdict.INCONCLUSIVE if found.estimate > found.limit else Verdict.PASS, said, *figures)
+
+
+def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """Rules on calls that are rarely slow: the quality pass has many more calls than those that are timed."""
+    mine, other = slow_calls(candidate), slow_calls(reference)
+    if mine is None:
+        return []
+    count, calls, longest = mine
+    found, share = share_bounds(count, calls, _CONFIDENCE), count / calls
+    said = (
+        f"{count} of {calls} calls that draw images took more than {SLOW:g} times the median, the longest {longest:.3g}"
+    )
+    if count <= 1 or share <= SLOW_SHARE:
+        verdict = Verdict.PASS
+    elif found.low <= SLOW_SHARE or other is None or other[0] / other[1] > SLOW_SHARE:
+        verdict = Verdict.INCONCLUSIVE
+    else:
+        verdict = Verdict.FAIL
+    return [Ruling("rarely slow", "", verdict, said, share, found.low, found.high, SLOW_SHARE)]
+
+
+def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    """Rules on memory that grows now and then: over the whole quality pass, in the process that draws it."""
+    mine, other = kept_in_pass(candidate), kept_in_pass(reference)
+    if mine is None:
+        return []
+    grown, limit = mine
+    more = grown - max(0.0, other[0] if other else 0.0)
+    said = f"over the quality pass memory grew by {more:.3g} MiB more than the reference's, and {limit:.3g} count"
+    verdict = Verdict.PASS if more <= limit else Verdict.INCONCLUSIVE if more <= 2 * limit else Verdict.FAIL
+    return [Ruling("growth when drawn", "", verdict, said, more, None, None, limit)]
+
+
+def _noise(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
+    doubts = [] if noise_doubts(reference) else noise_doubts(candidate)
+    return [Ruling("other noise", "", Verdict.FAIL, doubt) for doubt in doubts]
 
 
 def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Ruling:

@@ -6,6 +6,7 @@ others ran on the cores that the program may use.
 """
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class InterferenceMeter:
 
     def __init__(self, pid: int, proc: Path = PROC, cpus: Path = _CPUS) -> None:
         self._pid, self._proc, self._cpus = pid, proc, cpus
-        self._before = self._read()
+        self._start, self._before = time.perf_counter(), self._read()
 
     @property
     def off(self) -> str:
@@ -72,7 +73,7 @@ class InterferenceMeter:
         Args:
             seconds: how long the call took that the stretch was about.
         """
-        before, after = self._before, self._read()
+        before, after, passed_s = self._before, self._read(), time.perf_counter() - self._start
         if before is None or after is None:
             return None
         pairs = [(before.threads.get(tid, _Thread()), now) for tid, now in after.threads.items()]
@@ -87,6 +88,7 @@ class InterferenceMeter:
             major_faults=sum(now.major_faults - then.major_faults for then, now in pairs),
             switched_out=sum(now.switched_out - then.switched_out for then, now in pairs),
             cpu_mhz=self._mhz(),
+            cores=round(ran_s / passed_s, 3),
         )
 
     def _read(self) -> _Counts | None:

@@ -1,9 +1,10 @@
 """Memory of this process and of what it started: from the kernel, from PyTorch's allocator, and from NVML."""
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import process_gib
-from sdopt.measure.processes import held_by_children, started_by
+from sdopt.measure.processes import held_elsewhere, started_by
 from sdopt.results.records import Memory
 
 _STATUS = Path("/proc/self/status")
@@ -20,7 +21,7 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 _EVERY_S = 0.02
-"""So often it is looked what children hold: the kernel keeps no mark of all of them together."""
+"""So often it is looked what children hold, of which the kernel keeps no mark together, and what the mark is."""
 
 
 _elsewhere: list[int] = []
@@ -53,8 +54,9 @@ class PeakMemory:
     """Peak memory of a stretch of work, counted from what the process held when this was built.
 
     The kernel's high-water mark is reset by writing 5 to `/proc/self/clear_refs` (proc(5)); sampling would miss peaks.
-    Some sandboxes have no such file, or no mark: then the peak of the host is None. What the process started is looked
-    at every 20 ms while `watch` is on, and whenever a peak is read.
+    Some sandboxes have no such file, or no mark: then the peak of the host is None. What the process started, and the
+    files in memory that it has open, are looked at every 20 ms while `watch` is on, and whenever a peak is read. So are
+    the marks themselves: a pipeline may reset them, as programs do that measure their own memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -64,7 +66,8 @@ class PeakMemory:
         self._cuda_loaded: float | None = None
         self._pools = 0.0
         self._marked = True
-        self._children = 0.0
+        self._children = self._highest = 0.0
+        self._highest_cuda = 0
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -83,11 +86,19 @@ class PeakMemory:
 
     def _look_on(self) -> None:
         while not self._over.wait(_EVERY_S):
-            self._children = max(self._children, held_by_children(os.getpid()))
+            self._look()
+
+    def _look(self) -> None:
+        self._children = max(self._children, _held_elsewhere())
+        with suppress(OSError):
+            self._highest = max(self._highest, _status_field("VmHWM"))
+        if self._device.is_cuda:
+            self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated())
 
     def reset(self) -> None:
         """Starts a new peak."""
-        self._children = 0.0
+        self._children = self._highest = 0.0
+        self._highest_cuda = 0
         try:
             _CLEAR.write_text("5")
         except OSError:
@@ -102,11 +113,11 @@ class PeakMemory:
             self._over.set()
             self._watcher.join()
             self._watcher = None
-        self._children = max(self._children, held_by_children(os.getpid()))
+        self._look()
         memory = Memory(self._loaded, self._host_peak(), children_peak_gib=self._children)
         if self._device.is_cuda:
             memory.cuda_loaded_gib = self._cuda_loaded
-            memory.cuda_peak_allocated_gib = torch.cuda.max_memory_allocated() / 2**30
+            memory.cuda_peak_allocated_gib = self._highest_cuda / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
             # What was captured since the reset was allocated meanwhile, and is in the peak already.
             now = torch.cuda.memory_allocated() / 2**30 + self._graph_pools_gib()
@@ -120,16 +131,20 @@ class PeakMemory:
         """Returns what is held now: by PyTorch on a GPU, else resident, with what children hold."""
         if self._device.is_cuda:
             return torch.cuda.memory_allocated() / 2**30
-        return resident_gib() + held_by_children(os.getpid())
+        return resident_gib() + _held_elsewhere()
 
     def _graph_pools_gib(self) -> float:
         return graph_pools_gib(torch.cuda.memory_snapshot(), self._device.index)
 
     def _host_peak(self) -> float | None:
         try:
-            return _status_field("VmHWM") - self._idle if self._marked else None
+            return max(self._highest, _status_field("VmHWM")) - self._idle if self._marked else None
         except OSError:
             return None
+
+
+def _held_elsewhere() -> float:
+    return held_elsewhere(os.getpid(), Path(tempfile.tempdir) if tempfile.tempdir else None)
 
 
 def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:

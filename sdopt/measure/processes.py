@@ -2,7 +2,11 @@
 
 import ctypes
 import os
+import stat
 import time
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -13,6 +17,9 @@ _SET_CHILD_SUBREAPER = 36
 _TIMES = slice(11, 15)
 """Places in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
 itself and of the children that it has waited for (proc(5))."""
+
+_IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
+"""File systems that keep their files in memory."""
 
 _SLACK_S = 0.05
 """Processor time that an idle process may use in all: it ends its answers, and the kernel counts in ticks of 10 ms."""
@@ -47,9 +54,64 @@ def _group_of(pid: int) -> int | None:
         return None
 
 
-def held_by_children(pid: int, proc: Path = PROC) -> float:
-    """Returns the memory of what a process started, in GiB: its own pages, and its share of those that it shares."""
-    return sum(_own_gib(proc / str(child)) for child in started_by(pid, proc))
+def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> float:
+    """Returns the memory that is a process's doing and not in its own resident set, in GiB.
+
+    It is that of what the process started (its own pages, and its share of those that it shares), and of the files in
+    memory that these processes have open and not mapped, as in `/dev/shm`.
+
+    Args:
+        pid: the process.
+        files: a folder whose files are the process's, too.
+        proc: where the kernel's counters are.
+    """
+    children = started_by(pid, proc)
+    mapped = sum(_gib_of(proc / str(each), ("RssShmem:",)) for each in (pid, *children))
+    in_files = files_in_memory([proc / str(each) for each in (pid, *children)], files)
+    return sum(_own_gib(proc / str(child)) for child in children) + max(0.0, in_files - mapped)
+
+
+def files_in_memory(processes: Iterable[Path], folder: Path | None = None) -> float:
+    """Returns the size of the files in memory that processes have open or that lie below a folder, in GiB."""
+    found: dict[tuple[int, int], int] = {}
+    devices = _memory_devices()
+    for process in processes:
+        try:
+            opened = list((process / "fd").iterdir())
+        except OSError:  # it ended, or is another user's
+            continue
+        for handle in opened:
+            _note_file(found, handle, devices)
+    if folder is not None and folder.stat().st_dev in devices:
+        for path in folder.rglob("*"):
+            _note_file(found, path, devices)
+    return sum(found.values()) / 2**30
+
+
+def _note_file(found: dict[tuple[int, int], int], path: Path, devices: Set[int]) -> None:
+    with suppress(OSError):
+        there = path.stat()
+        in_memory = there.st_dev in devices or (path.is_symlink() and path.readlink().name.startswith("memfd:"))
+        if stat.S_ISREG(there.st_mode) and in_memory:
+            found[there.st_dev, there.st_ino] = there.st_blocks * 512
+
+
+@cache
+def _memory_devices() -> Set[int]:
+    """Returns the numbers of the file systems that keep their files in memory."""
+    with suppress(OSError):
+        lines = [line.partition(" - ") for line in (PROC / "self/mountinfo").read_text().splitlines()]
+        numbers = [before.split()[2].split(":") for before, _, after in lines if after.split()[0] in _IN_MEMORY]
+        return {os.makedev(int(major), int(minor)) for major, minor in numbers}
+    return frozenset()
+
+
+def waited_s(pid: int, proc: Path = PROC) -> float:
+    """Returns for how long the threads of a process have waited for a core, all together; 0 where nothing tells it."""
+    with suppress(OSError, ValueError):
+        counts = [(task / "schedstat").read_text().split() for task in (proc / str(pid) / "task").iterdir()]
+        return sum(int(waited) for _, waited, _ in counts) / 1e9
+    return 0.0
 
 
 class IdleMeter:
@@ -104,12 +166,12 @@ def _fields(folder: Path) -> list[str]:
 
 def _own_gib(folder: Path) -> float:
     """Returns the anonymous and shared memory of a process, each page divided by those that share it."""
-    for file, names in (("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")), ("status", ("RssAnon:", "RssShmem:"))):
-        try:
-            lines = (folder / file).read_text().splitlines()
-        except OSError:
-            continue
-        found = [int(line.split()[1]) for line in lines if line.startswith(names)]
-        if found:
-            return sum(found) / 2**20
+    return _gib_of(folder, ("Pss_Anon:", "Pss_Shmem:"), "smaps_rollup") or _gib_of(folder, ("RssAnon:", "RssShmem:"))
+
+
+def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:
+    """Returns the sum of some fields of a process, in GiB; 0 where there are none, or it has ended."""
+    with suppress(OSError):
+        lines = (folder / file).read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(names)) / 2**20
     return 0.0

@@ -204,6 +204,8 @@ class Interference:
     unaccounted: float = 0.0
     """Share of the call, as the study's own process timed it, that the worker's clock leaves out, beyond what messages
     take."""
+    cores: float | None = None
+    """Processor time that the worker used, over the time of the call: how many cores it kept busy."""
 
 
 @dataclass
@@ -238,6 +240,8 @@ class ShapeSamples:
     own rounds. The prompts and the noise are others in each round, and the same for all variants."""
     observed_s: list[float] = field(default_factory=list)
     """The same times by the clock of the study's own process, in the order of `latency_s`."""
+    around_s: list[float] = field(default_factory=list)
+    """Time from the request for each timed call to its answer, less the call itself, in the order of `latency_s`."""
     held_gib: list[float] = field(default_factory=list)
     """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
     PyTorch has allocated on a GPU, else the resident set."""
@@ -290,10 +294,17 @@ class Measurement(ShapeSamples):
     """Processor time that the worker, with all that it started, used between its timed calls, as a share of that time
     on one core; None where others do not work beside it, or the kernel does not count."""
     drawn_s: list[float] = field(default_factory=list)
-    """Times, by the clock of the study's own process, of some calls of the quality pass, made while no other process
-    worked; of the first process of a variant alone."""
+    """Times, by the clock of the study's own process, of some calls with prompts of the quality pass, from noise that
+    no study has used before, made while no other process worked; of the first process of a variant alone."""
     drawn_batch: int | None = None
     """Prompts in each of these calls."""
+    other_noise: list[float] = field(default_factory=list)
+    """Mean squared difference of each image of these calls from the one of the same prompt that is kept."""
+    pass_s: list[float] = field(default_factory=list)
+    """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
+    the first process of a variant alone; empty where images were cached."""
+    pass_held_gib: list[float] = field(default_factory=list)
+    """Memory held after each of these calls, as in `held_gib`."""
     complete: bool = False
     """Whether evidence, stages and images were taken after its rounds."""
     further: list[ShapeSamples] = field(default_factory=list)

@@ -19,7 +19,7 @@ from sdopt.study.preparation import Starved, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
-from sdopt.worker.protocol import WorkerError
+from sdopt.worker.protocol import SampledImage, WorkerError
 from sdopt.worker.session import PipelineHost
 
 P = ParamSpec("P")
@@ -70,6 +70,7 @@ class _Inspection:
                 process.row.denoiser_calls = len(stages.get("denoiser_step", [])) or process.row.denoiser_calls
                 for stage, samples in stages.items():
                     process.measurement.stages_s.setdefault(stage, []).extend(samples)
+                process.images += [image for _, image in self._ask([process], "stages", PipelineHost.by_seed) if image]
             self.run.progress.advance()
 
     def _take_evidence(self) -> None:
@@ -121,15 +122,23 @@ class _Inspection:
                 next(drawing for drawing in together if drawing.process is process).records += records
                 run.progress.advance()
         for drawing in passes:
+            if drawing.drawn:
+                for process, figures in self._ask([drawing.process], "images", PipelineHost.pass_figures):
+                    process.measurement.pass_s, process.measurement.pass_held_gib = figures
             if living([drawing.process]):
                 drawing.process.row.content_key, drawing.process.row.images = drawing.finish()
 
     def _time_again(self, drawing: "_Pass") -> None:
-        """Makes some calls of a pass once more, as timed calls are made, and compares their images."""
+        """Makes some calls of a pass as timed calls are made, and from noise that no run has used before.
+
+        What was remembered of an earlier run, as in a file, then helps nothing. Latents from a file are the same again.
+        """
         process, measurement = drawing.process, drawing.process.measurement
+        given = process.variant.workload.latents is not None
+        draw = drawing.draw if given else replace(drawing.draw, seed=self.run.unseen)
         for batch in drawing.alone:
-            for _, images in self._ask([process], "images", PipelineHost.draw_again, batch, drawing.draw):
-                process.images += images
+            for _, images in self._ask([process], "images", PipelineHost.draw_again, batch, draw):
+                (process.images if given else process.afresh).extend(images)
                 if process.worker.observed_s is not None:
                     measurement.drawn_s.append(process.worker.observed_s)
                     measurement.drawn_batch = drawing.draw.batch_size
@@ -194,6 +203,11 @@ class _Pass:
         """Whether every image is there."""
         return len(self.records) == len(self.draw.prompts) * self.process.variant.workload.images_per_prompt
 
+    @property
+    def drawn(self) -> bool:
+        """Whether its process drew every image, rather than found it in the cache."""
+        return self.whole and not self._cached and bool(living([self.process]))
+
     def fetch(self) -> bool:
         """Takes the images from the cache if they are there; returns whether they are."""
         records = self._images.fetch(self._key, self._folder)
@@ -224,16 +238,20 @@ class _Pass:
 
 
 def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
-    """Compares the images of a process's timed calls with those that the first process of its variant drew."""
+    """Compares the images of a process's calls with those that are kept, which the first one of its variant drew."""
     row = process.row
     if not row.images and row.role == "control":
         row = run.result.variant(run.result.baseline)  # whose images are the control's too
     drawn = {(record.prompt_index, record.image_index): record for record in row.images}
-    for image in process.images:
+
+    def error(image: SampledImage) -> float | None:
         record = drawn.get((image.prompt_index, image.image_index))
-        error = None if record is None else _squared_difference(image.pixels, run.folder / record.path)
-        process.measurement.timed_images.append(TimedImage(image.prompt_index, image.image_index, error))
-    process.images = []
+        return None if record is None else _squared_difference(image.pixels, run.folder / record.path)
+
+    measurement = process.measurement
+    measurement.timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    measurement.other_noise += [found for image in process.afresh if (found := error(image)) is not None]
+    process.images, process.afresh = [], []
 
 
 def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:

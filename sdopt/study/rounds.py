@@ -155,6 +155,7 @@ def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> No
         found.unaccounted = round(max(0.0, observed_s - call.seconds - MESSAGE_S) / observed_s, 5)
     samples.latency_s.append(call.seconds)
     samples.observed_s.append(observed_s)
+    samples.around_s.append(call.around_s or 0.0)
     samples.held_gib.append(call.held_gib)
     _keep_image(process, place, call)
     if call.gpu is not None:

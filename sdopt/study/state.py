@@ -1,6 +1,7 @@
 """Holds a study that is being measured: its processes, its current session, and what is written of it so far."""
 
 import math
+import random
 import re
 import shutil
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class VariantProcess:
     """Watches it between its timed calls, while other processes are timed."""
     images: list[SampledImage] = field(default_factory=list)
     """A sample of what its timed calls drew at the main shape."""
+    afresh: list[SampledImage] = field(default_factory=list)
+    """What it drew of prompts of the quality pass from other noise."""
     given: set[tuple[int, int]] = field(default_factory=set)
     """Of the calls of its worker, place of the shape and number of the batch."""
 
@@ -103,6 +106,8 @@ class StudyRun:
     """Rounds of the current session."""
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
+    unseen: int = field(default_factory=lambda: random.randrange(2**40, 2**52))
+    """A seed that no run has used before, and no option can have met: the same for all its variants."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
 

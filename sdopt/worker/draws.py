@@ -12,7 +12,8 @@ _LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
 """On two cores a batch of 12 images of 64×64 pixels draws 5.5 times as many a second as single calls do."""
 
 _ALONE, _MANY = 3, 6
-"""So many calls of a quality pass are made again while no other process works, if it has `_MANY` or more; else one."""
+"""So many calls with prompts of a quality pass are timed while no other process works, if it has `_MANY` or more; else
+one."""
 
 LATENTS = "latents.safetensors"
 """Beside the images: `latents`, the final ones, float32 (n, channels, height, width), in the order of the images."""
@@ -38,7 +39,7 @@ class Draw:
 
     @property
     def timed_again(self) -> int:
-        """How many of them are made once more, alone and with all threads, to be timed."""
+        """How many of them are made once more from other noise, alone and with all threads, to be timed."""
         return min(self.calls, _ALONE if self.calls >= _MANY else 1)
 
 

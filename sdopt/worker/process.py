@@ -98,7 +98,10 @@ class Worker:
         """
         asked = time.perf_counter()
         call = self._ask(PipelineHost.time_once, place, number, memory=memory)
-        return replace(call, observed_s=self.observed_s, over_after_s=self._marks.get(Mark.ENDED, asked) - asked)
+        observed_s, passed_s = self.observed_s, time.perf_counter() - asked
+        around_s = None if observed_s is None else passed_s - observed_s
+        over_after_s = self._marks.get(Mark.ENDED, asked) - asked
+        return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s)
 
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""

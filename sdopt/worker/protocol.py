@@ -72,6 +72,8 @@ class TimedCall:
     """Its time by the clock of the process that asked for it; that is right where no other was asked meanwhile."""
     over_after_s: float | None = None
     """Time by the same clock from the request to the end of the call."""
+    around_s: float | None = None
+    """Time by the same clock from the request to the answer, less the call itself."""
 
     @property
     def absurd(self) -> str:

@@ -27,18 +27,19 @@ from sdopt.measure.clocks import EventClock, WallClock
 from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
-from sdopt.measure.processes import adopt_orphans
+from sdopt.measure.processes import adopt_orphans, waited_s
+from sdopt.measure.settings import process_settings, require_restored
 from sdopt.measure.stages import DENOISER, observed
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Inputs
-from sdopt.pipelines.latents import read_latents, take
-from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.pipelines.tasks import inputs_of, noise_in_float32
+from sdopt.pipelines.latents import read_latents
+from sdopt.pipelines.tasks import noise_in_float32
 from sdopt.results.records import Evidence, ImageRecord, Memory
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw
 from sdopt.worker.failures import describe_error
+from sdopt.worker.inputs import prompts_and_noise
 from sdopt.worker.protocol import Compiled, Mark, SampledImage, TimedCall
 
 if TYPE_CHECKING:
@@ -109,6 +110,9 @@ class PipelineHost:
         self._given: torch.Tensor | None = None
         self._latents: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None
+        self._settings = process_settings()
+        self._by_seed: SampledImage | None = None
+        self._pass: tuple[list[float], list[float]] = [], []
         self._threads = 1
         self.in_calls_s = 0.0
         """Seconds spent in calls of the pipeline, from prompts to images."""
@@ -138,6 +142,7 @@ class PipelineHost:
             cap_memory(self._device, hardware.sheet.memory_gib)
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
         self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
+        require_restored(self._settings)
         places = range(len(self._variant.shapes))
         self._inputs = [self._prompts_and_noise(0, timed_draw(self._variant, place)) for place in places]
         self._synchronize()
@@ -184,8 +189,12 @@ class PipelineHost:
 
         Returns:
             the images as floats and as bytes, (n, height, width, 3), and the seconds that it took.
+
+        Raises:
+            RuntimeError: the call left something changed that it was lent.
         """
         inputs = self._prompts_and_noise(number, draw)
+        noise = inputs["latents"].clone() if "latents" in inputs else None
         self._last = None
         gc.collect()
         gc.disable()
@@ -199,6 +208,9 @@ class PipelineHost:
             self._mark(Mark.ENDED)
         finally:
             gc.enable()
+        require_restored(self._settings)
+        if noise is not None and not torch.equal(noise, inputs["latents"]):
+            raise RuntimeError("it changes the noise that it is given: a caller's tensor must stay as it is")
         return images, pixels, seconds
 
     def measure_energy(self) -> float | None:
@@ -242,17 +254,27 @@ class PipelineHost:
     def time_stages(self) -> dict[str, list[float]]:
         """Returns the seconds of each stage of one instrumented call; of the denoiser a sample per step.
 
+        The pipeline draws the noise of this call itself, from the seeds: so it does for whoever passes none.
         On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
         """
         clock = EventClock() if self._device.is_cuda else WallClock()
+        inputs = dict(self._inputs[0])
+        if self._variant.workload.latents is None and inputs.pop("latents", None) is not None:
+            seeds = [generator.initial_seed() for generator in inputs["generator"]]
+            inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
         with observed(self._pipe, clock.enter, clock.leave):
-            self._read()
+            _, pixels = self._read(inputs=inputs)
         self._synchronize()
+        self._by_seed = self._sample(0, timed_draw(self._variant), pixels)
         # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
         return {
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
             for stage, spans in clock.seconds().items()
         }
+
+    def by_seed(self) -> SampledImage | None:
+        """Returns an image of the last call that was instrumented."""
+        return self._by_seed
 
     def count_operations(self) -> float:
         """Returns the TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
@@ -268,10 +290,13 @@ class PipelineHost:
         """
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
-            self._latents = []
+            self._latents, self._pass = [], ([], [])
         # Floats too, because bytes cannot tell a NaN from black.
         self._use_threads(draw.threads)
-        images, pixels, _ = self._read_call(batch, draw)
+        waited = waited_s(os.getpid())
+        images, pixels, seconds = self._read_call(batch, draw)
+        self._pass[0].append(seconds - (waited_s(os.getpid()) - waited))
+        self._pass[1].append(self._memory.held_gib())
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
         for number, (position, image_index) in enumerate(self._places(batch, draw)):
@@ -284,6 +309,10 @@ class PipelineHost:
         if batch == draw.calls - 1:
             save_file({"latents": torch.cat(self._latents).contiguous()}, folder / LATENTS)
         return records
+
+    def pass_figures(self) -> tuple[list[float], list[float]]:
+        """Returns, of each call of the last pass, the seconds less what it waited for a core, and the GiB held then."""
+        return self._pass
 
     def draw_again(self, batch: int, draw: Draw) -> list[SampledImage]:
         """Makes the images of one batch of a draw once more, with all threads, and returns them."""
@@ -305,33 +334,10 @@ class PipelineHost:
             torch.set_num_threads(wanted)
 
     def _prompts_and_noise(self, index: int, draw: Draw) -> Inputs:
-        """Prompts and initial noise of one call; a last, short batch is filled up from the start.
-
-        The noise of each image is drawn on the CPU in float32 from a seed of its own, and only then cast: precision,
-        batch size and device do not change where an image starts.
-        """
-        variant, count = self._variant, self._variant.workload.images_per_prompt
-        chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
-        numbers = [prompt * count + image for prompt in chosen for image in range(count)]
-        inputs = inputs_of(variant.task, variant.model, draw.size, len(numbers))
-        inputs["prompt"] = [draw.prompts[i] for i in chosen]
-        generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
-        if variant.task.kind != "txt2img":
-            # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
-            return inputs | {"generator": generators}
-        side = draw.size // self._pipe.vae_scale_factor
-        shape = (1, self._pipe.vae.config.latent_channels, side, side)
-        if variant.workload.latents is None:
-            noise = [torch.randn(shape, generator=generator) for generator in generators]
-        else:
-            if self._given is None:
-                self._given = read_latents(variant.workload.latents)
-            noise = take(self._given, numbers, shape[1:], variant.workload.latents)
-        # Not that of the parameters, which may be stored in fewer bits than they compute in.
-        dtype = unwrapped(denoiser_of(self._pipe)).dtype
-        latents = torch.cat(noise).to(device=self._device.torch_name, dtype=dtype)
-        # Some schedulers draw noise at every step: each image's comes from its own seed as well.
-        return inputs | {"latents": latents, "generator": generators}
+        """Returns the prompts and the initial noise of one call."""
+        if self._given is None and self._variant.workload.latents is not None:
+            self._given = read_latents(self._variant.workload.latents)
+        return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
     def _read(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> tuple[np.ndarray, np.ndarray]:
         """Makes one call as `_call` does, and returns its images as floats and as bytes, (n, height, width, 3)."""

@@ -1,6 +1,7 @@
 """Memory in sandboxes that keep no high-water mark, and what CUDA graphs hold for their replays."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ class TestSandbox:
         result = parse_result(to_json(result))
         assert memory_ratio(result.variant("bfloat16"), result.variant("baseline"), 0.95) is None
         assert all(row.memory == "" for row in rows_of(result))
+
+
+def test_a_peak_that_the_program_resets_is_seen() -> None:
+    memory = PeakMemory(CPU)
+    memory.watch()
+    held = bytearray(b"x") * (96 * MIB)
+    time.sleep(0.1)
+    del held
+    Path("/proc/self/clear_refs").write_text("5")
+    found = memory.read()
+    assert found.process_peak_gib is not None
+    assert found.process_peak_gib > 0.09
 
 
 class TestGraphs:

@@ -1,15 +1,18 @@
 """What a worker started is counted with it, wherever it hides; and what it does while nobody asks it anything."""
 
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from sdopt.measure.processes import IdleMeter, held_by_children, started_by
+from sdopt.measure.processes import IdleMeter, files_in_memory, held_elsewhere, started_by
 
 HOLDING = "import time; held = b'x' * (64 << 20); print(flush=True); time.sleep(60)"
 BURNING = "print(flush=True)\nwhile True: pass"
@@ -38,10 +41,34 @@ def running(program: str) -> Iterator[int]:
 
 
 def test_a_child_counts_that_left_the_group() -> None:
-    before = held_by_children(os.getpid())
+    before = held_elsewhere(os.getpid())
     with running(HOLDING) as pid:
         assert pid in started_by(os.getpid())
-        assert held_by_children(os.getpid()) - before == pytest.approx(64 / 1024, abs=0.02)
+        assert held_elsewhere(os.getpid()) - before == pytest.approx(64 / 1024, abs=0.02)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_in_memory_counts_once(mapped: bool) -> None:
+    own, before = Path(f"/proc/{os.getpid()}"), held_elsewhere(os.getpid())
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x" * (32 << 20))
+        file.flush()
+        held = mmap.mmap(file.fileno(), 0) if mapped else b""
+        assert held[:: mmap.PAGESIZE].count(b"x") in (0, 8192)  # touched, it is in the resident set
+        more = held_elsewhere(os.getpid()) - before
+        assert more == pytest.approx(0 if mapped else 32 / 1024, abs=0.005)
+        assert files_in_memory([own]) >= 32 / 1024
+        if mapped:
+            held.close()  # type: ignore[union-attr]
+
+
+def test_files_below_a_folder_in_memory_count() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (Path(folder) / "there").write_bytes(b"x" * (1 << 20))
+        assert files_in_memory([], Path(folder)) == pytest.approx(1 / 1024)
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        (Path(folder) / "there").write_bytes(b"x" * (1 << 20))
+        assert files_in_memory([], Path(folder)) == 0
 
 
 def test_an_orphan_counts_too() -> None:

@@ -1,6 +1,7 @@
 """Timed calls and those that draw images are made alike, and their images are read within their time."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sdopt.gate.trial.beside import ChangesNoise, OwnNoise
 from sdopt.gate.trial.measuring import Call, called
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.protocol import Mark
@@ -17,6 +19,37 @@ from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
+
+
+class TestNoise:
+    @pytest.mark.parametrize(
+        "overrides",
+        [[], ["precision=bf16"], ["scheduler=lcm"], ["task=img2img", "task.strength=1"], BATCHES],
+        ids=str,
+    )
+    def test_a_pipeline_that_draws_its_own_draws_the_same(self, session: Load, overrides: Sequence[str]) -> None:
+        loaded = session(*overrides)
+        loaded.time_stages()
+        own, timed = loaded.by_seed(), loaded.time_once().image
+        assert own is not None
+        assert timed is not None
+        assert (own.prompt_index, own.image_index) == (timed.prompt_index, timed.image_index)
+        assert np.abs(own.pixels.astype(int) - timed.pixels).max() <= 1
+
+    def test_a_seed_that_is_ignored_shows(self, session: Load) -> None:
+        loaded = session()
+        OwnNoise().apply(loaded._pipe)
+        loaded.time_stages()
+        own, timed = loaded.by_seed(), loaded.time_once().image
+        assert own is not None
+        assert timed is not None
+        assert np.abs(own.pixels.astype(int) - timed.pixels).max() > 10
+
+    def test_what_is_given_must_stay(self, session: Load) -> None:
+        loaded = session()
+        ChangesNoise().apply(loaded._pipe)
+        with pytest.raises(RuntimeError, match="changes the noise that it is given"):
+            loaded.time_once()
 
 
 class TestTimedCall:

@@ -7,7 +7,18 @@ in `conf/experiment/gate_trial.yaml`. What harms images alone needs neither: it 
 from importlib import import_module
 from types import ModuleType
 
-from sdopt.gate.trial import appearance, compression, conditioning, few, geometry, measuring, speed, variety, weights
+from sdopt.gate.trial import (
+    appearance,
+    beside,
+    compression,
+    conditioning,
+    few,
+    geometry,
+    measuring,
+    speed,
+    variety,
+    weights,
+)
 from sdopt.gate.trial.base import Sabotage
 
 CLASSES: tuple[ModuleType, ...] = (
@@ -20,6 +31,7 @@ CLASSES: tuple[ModuleType, ...] = (
     compression,
     speed,
     measuring,
+    beside,
 )
 
 

@@ -1,0 +1,138 @@
+"""Harm beside what is timed: where no clock runs, in memory that is no process's own, or to the program around it."""
+
+import gc
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from typing_extensions import override
+
+from sdopt.gate.trial.base import Sabotage
+from sdopt.gate.trial.measuring import Call, called
+from sdopt.optimizations import Proof, denoiser_of
+
+TITLE = "beside what is timed"
+
+
+@dataclass(frozen=True)
+class ResetsPeak(Sabotage):
+    """Holds so many MiB during each call, and resets the marks of the highest memory at its end."""
+
+    mib: int = 256
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        held = torch.ones(self.mib * 2**18)
+        yield
+        del held
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+
+
+@dataclass(frozen=True)
+class MemoryInFile(Sabotage):
+    """Holds so many MiB in a file that is in memory and not mapped."""
+
+    mib: int = 256
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        file = vars(pipe)["_file"] = tempfile.TemporaryFile(dir="/dev/shm")  # noqa: SIM115 (it stays open)
+        file.write(b"x" * (self.mib * 2**20))
+        file.flush()
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class MoreThreads(Sabotage):
+    """Computes with as many threads as there are cores, whatever the run says, and with an operator more."""
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        denoiser_of(pipe).register_forward_hook(lambda _module, _args, output: (output[0].clone(), *output[1:]))
+        return super().apply(pipe)
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(os.cpu_count() or 1)
+        yield
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class WorksAfterwards(Sabotage):
+    """Works for so long once nobody holds the images of a call any more."""
+
+    seconds: float = 0.3
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def change(call: Call) -> Call:
+            def finished(**arguments: Any) -> Any:
+                output = call(**arguments)
+                weakref.finalize(output.images, time.sleep, self.seconds)
+                return output
+
+            return finished
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class OwnNoise(Sabotage):
+    """Ignores the seed where it is given no noise, as whoever measures gives it."""
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def change(call: Call) -> Call:
+            def seeded(**arguments: Any) -> Any:
+                if arguments.get("latents") is None:
+                    arguments["generator"] = [torch.Generator().manual_seed(9) for _ in arguments["generator"]]
+                return call(**arguments)
+
+            return seeded
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class ChangesNoise(Sabotage):
+    """Writes into the noise that it was given."""
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        def change(call: Call) -> Call:
+            def changing(**arguments: Any) -> Any:
+                output = call(**arguments)
+                arguments["latents"].mul_(0.97)
+                return output
+
+            return changing
+
+        called(pipe, change)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class NoCollection(Sabotage):
+    """Turns off Python's garbage collection, for the whole program."""
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        gc.disable()
+        return super().apply(pipe)
