@@ -33,7 +33,7 @@ _AROUND_S, _AROUND = 0.05, 0.1
 call, if that is more: garbage is collected there, and inputs are made."""
 
 _MORE_CORES = 0.25
-"""A call may use so many cores beyond the threads that the run gives it: the kernel counts what others do for it."""
+"""A call may ask for so many cores beyond the threads that the run gives it."""
 
 _FEWEST_CALLS = 8
 """Of fewer calls of a quality pass, nothing is said of slow ones and of memory that grows."""
@@ -191,12 +191,12 @@ def _around_s(variant: VariantResult) -> float | None:
 
 
 def core_doubts(variant: VariantResult) -> list[str]:
-    """Says that timed calls kept more cores busy than the run gives a process."""
+    """Says that timed calls asked for more cores than the run gives a process."""
     calls = [call.cores for m in variant.measurements for call in m.interference if call and call.cores is not None]
     threads = variant.config.hardware.threads
     if not calls or threads is None or float(np.median(calls)) <= threads + _MORE_CORES:
         return []
-    said = f"the timed calls of '{variant.name}' kept {float(np.median(calls)):.2g} cores busy"
+    said = f"the timed calls of '{variant.name}' asked for {float(np.median(calls)):.2g} cores"
     return [f"{said}, where each process has {threads} (hardware.threads)"]
 
 

@@ -88,7 +88,7 @@ class InterferenceMeter:
             major_faults=sum(now.major_faults - then.major_faults for then, now in pairs),
             switched_out=sum(now.switched_out - then.switched_out for then, now in pairs),
             cpu_mhz=self._mhz(),
-            cores=round(ran_s / passed_s, 3),
+            cores=round((ran_s + waited_s) / passed_s, 3),
         )
 
     def _read(self) -> _Counts | None:

@@ -205,7 +205,7 @@ class Interference:
     """Share of the call, as the study's own process timed it, that the worker's clock leaves out, beyond what messages
     take."""
     cores: float | None = None
-    """Processor time that the worker used, over the time of the call: how many cores it kept busy."""
+    """Time for which its threads ran or waited for a core, over the time of the call: how many cores it asked for."""
 
 
 @dataclass

@@ -258,14 +258,16 @@ class PipelineHost:
         On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
         """
         clock = EventClock() if self._device.is_cuda else WallClock()
-        inputs = dict(self._inputs[0])
+        draw = timed_draw(self._variant)
+        number = draw.calls // 2  # not the first, whose seed whoever ignores seeds may have hit upon
+        inputs = self._prompts_and_noise(number, draw)
         if self._variant.workload.latents is None and inputs.pop("latents", None) is not None:
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
             inputs["generator"] = [torch.Generator().manual_seed(seed) for seed in seeds]
         with observed(self._pipe, clock.enter, clock.leave):
             _, pixels = self._read(inputs=inputs)
         self._synchronize()
-        self._by_seed = self._sample(0, timed_draw(self._variant), pixels)
+        self._by_seed = self._sample(number, draw, pixels)
         # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
         return {
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]

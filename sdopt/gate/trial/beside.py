@@ -101,7 +101,7 @@ class OwnNoise(Sabotage):
         def change(call: Call) -> Call:
             def seeded(**arguments: Any) -> Any:
                 if arguments.get("latents") is None:
-                    arguments["generator"] = [torch.Generator().manual_seed(9) for _ in arguments["generator"]]
+                    arguments["generator"] = [torch.Generator().manual_seed(0) for _ in arguments["generator"]]
                 return call(**arguments)
 
             return seeded
