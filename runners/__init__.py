@@ -30,13 +30,14 @@ class Ended(KeyboardInterrupt):
 def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Turns what a command raises into a line for each problem and an exit code.
 
-    2 for a mistake of the user's, 3 for what cannot be had or done, 128 and the signal's number for a signal.
+    2 for a mistake of the user's, 3 for what cannot be had or done, as where the machine refuses a file, memory or a
+    process; 128 and the signal's number for a signal.
     `HYDRA_FULL_ERROR=1` shows the traceback as well.
     """
 
     @wraps(main)
     def command(argv: list[str]) -> int:
-        from sdopt.errors import UnavailableError, UsageError, print_problems
+        from sdopt.errors import UnavailableError, UsageError, print_problems, way_out
 
         with _endings_raised(), _patient_streams():
             try:
@@ -49,7 +50,11 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
             except KeyboardInterrupt as interrupt:
                 print(f"sdopt: interrupted{f' by {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
                 return exit_code_of(interrupt)
-            except Exception:
+            except Exception as error:
+                if os.environ.get("HYDRA_FULL_ERROR") != "1" and (todo := way_out(error)):
+                    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+                    print_problems([f"{where}{getattr(error, 'strerror', None) or 'out of memory'}{todo}"])
+                    return UnavailableError.exit_code
                 # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
                 traceback.print_exc()
                 return 3

@@ -74,7 +74,7 @@ def _judge(
 ) -> int:
     from rich.console import Console
 
-    from sdopt.errors import UsageError
+    from sdopt.errors import UnavailableError, UsageError
     from sdopt.gate.calibration import calibration_for
     from sdopt.gate.drift import WAIVERS, judge_drift
     from sdopt.gate.judge import exit_code, judge
@@ -100,8 +100,11 @@ def _judge(
     console = Console()
     console.print(verdict_table(result, judgements))
     target = output or folder
-    target.mkdir(parents=True, exist_ok=True)
-    write_verdicts(result, judgements, target)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        write_verdicts(result, judgements, target)
+    except OSError as error:
+        raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
     console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
     if against is None:
         console.print(answer_group(result))

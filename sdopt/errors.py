@@ -1,5 +1,6 @@
 """What a user can get wrong, as one exception that never shows a traceback, and how it is said."""
 
+import errno
 import sys
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -45,6 +46,23 @@ class UnavailableError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+_WAYS_OUT = {
+    (errno.EACCES, errno.EPERM, errno.EROFS): "run as a user who may, or name another place",
+    (errno.ENOSPC, errno.EDQUOT): "make room",
+    (errno.EMFILE, errno.ENFILE): "allow more open files (ulimit -n)",
+    (errno.ENOMEM,): "allow more memory (ulimit -v), or end other programs",
+    (errno.EAGAIN,): "allow more processes (ulimit -u)",
+    (errno.EFBIG,): "allow larger files (ulimit -f)",
+}
+"""What to do about what a machine refuses, by the numbers of its errors."""
+
+
+def way_out(error: Exception) -> str:
+    """Says, after a semicolon, what to do where the machine refuses something; "" of other errors."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno if isinstance(error, OSError) else None
+    return next((f"; {way}" for numbers, way in _WAYS_OUT.items() if number in numbers), "")
 
 
 def print_problems(problems: Iterable[str]) -> None:

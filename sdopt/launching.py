@@ -23,7 +23,7 @@ from sdopt.config.groups import reject_null_groups
 from sdopt.config.hydra_job import in_sweep, job_folder, with_resumed
 from sdopt.config.messages import explain, in_one_line
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems, way_out
 from sdopt.experiment import Experiment
 from sdopt.locks import lock_folder
 from sdopt.report.outcome import Outcome, load_result
@@ -115,7 +115,10 @@ def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
             return UnavailableError(problem)
         unwritable = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
         key = "hydra.sweep.dir" if folders.sweep else "hydra.run.dir"
-        return UsageError(problem + (f"; choose a folder that can be written with {key}=…" if unwritable else ""))
+        if unwritable:
+            problem = f"{error.filename or folders.run or folders.sweep}: {error.strerror}"
+            return UsageError(f"{problem}; choose a folder that can be written with {key}=…")
+        return UsageError(problem)
     return error if begun else UsageError(explain(error) or type(error).__name__)
 
 
@@ -206,7 +209,8 @@ def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
 
 
 def _os_problem(error: OSError, folder: Path | None) -> str:
-    return f"{error.filename or folder}: {error.strerror or error}"
+    said = error.strerror or str(error)
+    return f"{error.filename or folder}: {said}{'' if ';' in said else way_out(error)}"
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:

@@ -46,10 +46,12 @@ class _Inspection:
     def take(self) -> None:
         first = [process for process in self.group if process.first and not _inspected(process)]
         for process in first:
-            self._take_stages(process)
             self._take_energy(process)
             self._count_operations(process)
         self._draw_images([process for process in first if process.row.role != "control" or not self._scored])
+        # After the images, with one of which its own is compared: what changes from call to call shows in it.
+        for process in first:
+            self._take_stages(process)
         # After all that is timed: on a GPU the profiler stays with a process, and slows its launches from then on.
         self._take_evidence()
         for process in living(first):

@@ -257,6 +257,7 @@ class PipelineHost:
         The pipeline draws the noise of this call itself, from the seeds: so it does for whoever passes none.
         On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
         """
+        self._use_threads(None)
         clock = EventClock() if self._device.is_cuda else WallClock()
         draw = timed_draw(self._variant)
         number = draw.calls // 2  # not the first, whose seed whoever ignores seeds may have hit upon

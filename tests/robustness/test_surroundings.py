@@ -1,5 +1,6 @@
 """Where sdopt runs: modules that are named like libraries, variables that lead nowhere, ports in use, few handles."""
 
+import errno
 import os
 import resource
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from runners import end_with_code
 from sdopt.results.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
@@ -103,3 +105,36 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     finished = sdopt(tmp_path, "ui", "--port", "99999", store)
     assert finished.code == 2
     assert "--port 99999: must be between 1 and 65535" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "there"),
+            "there: Permission denied; run as a user who may",
+        ),
+        (OSError(errno.EMFILE, "Too many open files", "it"), "it: Too many open files; allow more open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; allow more memory (ulimit -v)"),
+        (MemoryError(), "out of memory; allow more memory (ulimit -v)"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def refused(argv: list[str]) -> int:
+        raise error
+
+    assert end_with_code(refused)([]) == 3
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sdopt: {said}")
+
+
+def test_a_gate_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finished = sdopt(tmp_path, "gate", str(VERSION_1), "gate=default", "--output", str(tmp_path / "file" / "below"))
+    assert finished.code == 3
+    assert "below: Not a directory; choose another folder with --output" in finished.err
+    assert "Traceback" not in finished.err

@@ -35,4 +35,4 @@ def test_nothing_is_timed_after_the_profiler_has_looked(monkeypatch: pytest.Monk
         measurement=SimpleNamespace(complete=False),
     )
     inspection.inspect_group(run, [process])
-    assert asked == ["time_stages", "measure_energy", "count_operations", "images", "prove", "traced"]
+    assert asked == ["measure_energy", "count_operations", "images", "time_stages", "prove", "traced"]
