@@ -163,6 +163,13 @@ class Trials:
         self.study.set_user_attr(_ENDED, why)
 
     @property
+    def untried(self) -> list[str]:
+        """The options that were to be tried alone, and were not."""
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        found = (self.space.candidate(trial.system_attrs["fixed_params"]) for trial in waiting)
+        return [candidate.name for candidate in found if isinstance(candidate, Candidate)]
+
+    @property
     def stages(self) -> set[str]:
         """The studies that candidates were proposed for."""
         return {t.user_attrs[_STUDY] for t in self.study.get_trials(deepcopy=False) if _STUDY in t.user_attrs}

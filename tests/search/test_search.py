@@ -9,6 +9,8 @@ from sqlalchemy import create_engine, text
 
 from sdopt.analysis.timing import compare
 from sdopt.results.files import read_result, write_result
+from sdopt.search.budget import Budget
+from sdopt.search.config import search_config, split
 from sdopt.search.studies import FINAL, Studies
 from tests.command import Finished, sdopt
 
@@ -58,12 +60,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Studies, "measure", interrupted)
         # Whatever was measured to be fastest goes on, and on a busy machine that may be the baseline.
-        patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
+        patch.setattr("sdopt.search.racing.is_gain", lambda _: True)
         first = sdopt(cwd, *SEARCH, "tracking=none")
     [folder] = (cwd / "outputs" / "searches").iterdir()
     said = (folder / "search.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
+        patch.setattr("sdopt.search.racing.is_gain", lambda _: True)
         # MLflow keeps a connection for each address, and another test may have used a relative one.
         second = sdopt(cwd, *SEARCH, f"tracking.uri=sqlite:///{cwd}/outputs/mlflow.db")
     return Searched(first, said, second, folder)
@@ -119,6 +121,11 @@ class TestSearch:
         }
         assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
         assert all(run.data.metrics["speedup"] > 0 for run in trials)
+        assert all(run.data.metrics["start/first_image_s"] > 0 for run in trials)
+        record = json.loads((searched.folder / "search.json").read_text())
+        assert parent.data.tags["mlflow.note.content"].startswith(f"**{record['sentence']}**")
+        youngest_first = sorted(trials, key=lambda run: -run.info.start_time)
+        assert [run.info.run_name for run in youngest_first] == [entry["name"] for entry in record["entries"]]
         [study] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
         assert study.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"search.json", "search.md"}
@@ -140,6 +147,15 @@ class TestSearch:
         [entry] = [entry for entry in record["entries"] if entry["fate"] == "winner"]
         assert entry["low"] > 1
         assert entry["command"].startswith("sdopt run hardware=cpu")
+
+    def test_expects_each_process_of_a_finalist_to_start_as_it_did(self, searched: Searched) -> None:
+        _, given = split(SEARCH[1:])
+        budget = Budget(Studies(given, search_config(SEARCH[1:]), None, searched.folder))
+        screened = read_result(searched.folder / "screen-00")
+        quick = budget.seconds(FINAL, [0.0], screened)
+        assert budget.seconds(FINAL, [10.0], screened) == pytest.approx(quick + 3 * 10)
+        budget.learn("screen", [], screened, took_s=1000.0)
+        assert budget.seconds(FINAL, [0.0], screened) > quick + 1000
 
     def test_of_files_that_do_not_belong_to_the_trials_is_refused(self, searched: Searched) -> None:
         storage = searched.finished.cwd / "outputs" / "optuna.db"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.config.composer import HydraComposer, composer_of
+from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.search.config import search_config
@@ -39,7 +40,18 @@ class TestSpace:
         assert layout == Variable("layout", ("channels_last", "contiguous"), "contiguous")
         assert "bf16" in precision.values
         assert "tf32" not in precision.values
-        assert any("precision=tf32" in reason for reason in space.left_out)
+        assert sum("precision=tf32" in reasons for reasons in space.left_out) == 1
+
+    def test_tries_what_compiles_last(self, composer: HydraComposer) -> None:
+        given = ("search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}")
+        assert [point["compiler"] for point in space_of(composer, *given).alone()] == ["eager", "trace"]
+
+    def test_of_a_group_has_the_users_own_options(self, tmp_path: Path) -> None:
+        (tmp_path / "layout").mkdir()
+        (tmp_path / "layout" / "mine.yaml").write_text((CONF / "layout" / "channels_last.yaml").read_text())
+        config = search_config(["search.groups=[layout]", "search.options={layout: [mine]}"], tmp_path)
+        with composer_of(GIVEN, tmp_path) as own:
+            assert Space.of(config, own, CPU, tmp_path).variables[0].values == ("mine",)
 
     def test_of_options_that_combine_turns_each_on_and_off(self, composer: HydraComposer) -> None:
         space = space_of(composer, "search.groups=[memory]", "search.options={memory: [tiny_vae, layerwise_casting]}")
@@ -166,6 +178,11 @@ class TestTrials:
         whole = replace(trials, config=replace(trials.config, skip_spoiled=False))
         whole.tell({each.name: finding(spoiled=True) for each in whole.propose(2, "screen-00")})
         assert len(whole.propose(20, "screen-01")) == 3
+
+    def test_know_which_options_were_not_tried_alone(self, trials: Trials) -> None:
+        [first] = trials.propose(1, "screen-00")
+        [left] = trials.untried
+        assert (first.overrides[0], left.partition(",")[0]) == ("layout=channels_last", "caching=deepcache")
 
     def test_remember_why_nothing_more_was_screened(self, trials: Trials) -> None:
         trials.ended = "enough"
