@@ -44,7 +44,7 @@ class SearchConfig:
     """A limit for that distance, in the unit of the metric."""
     budget_s: float = bounded(gt=0, le=31_536_000)
     """Time that this call may take, in seconds: no further candidates are screened once what is left is needed to race
-    and to judge. The judging is done whatever it takes."""
+    and to judge, and no race begins that would leave too little to judge. The judging is done whatever it takes."""
     trials: int | None = bounded(None, ge=1, le=1_000_000)
     """Combinations to measure at most; null is as many as the budget allows, or as there are."""
     side_by_side: int = bounded(ge=1, le=100)

@@ -68,8 +68,9 @@ class Search:
         finalists = self.race()
         if not finalists:
             return None
-        said = "; ".join(candidate.name for candidate in finalists)
-        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes: {said}")
+        names = [candidate.name for candidate in finalists]
+        about = self._about(FINAL, names)
+        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{about}: {'; '.join(names)}")
         return self.studies.measure(FINAL, finalists, brief=False)
 
     def _foreseen(self) -> list[Candidate]:
@@ -120,6 +121,14 @@ class Search:
         racing = self.budget.seconds("race", starts[: self.config.side_by_side], screened) if self.config.races else 0
         return judging + racing
 
+    def _about(self, stage: str, names: Sequence[str]) -> str:
+        return f" (about {math.ceil(self._seconds(stage, names) / 60)} min)"
+
+    def _seconds(self, stage: str, names: Sequence[str]) -> float:
+        """How long a study of some candidates takes."""
+        screened, found = next(iter(self.results("screen-"))), self.all_findings(("screen-",))
+        return self.budget.seconds(stage, [max(map(start_s, found[name])) for name in names], screened)
+
     def _screened(self) -> list[Finding]:
         return [finding for findings in self.all_findings(("screen-",)).values() for finding in findings]
 
@@ -156,10 +165,13 @@ class Search:
 
         def measure(number: int, names: list[str]) -> bool:
             stage = f"race-{number}"
-            if judged and not (self.studies.folder / stage / "result.json").is_file():
+            if judged and not self._has_begun(stage):
+                return False
+            if not self._has_begun(stage) and not self._has_time(names):
+                self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
                 return False
             if judged is None:
-                self.say(f"{stage}: {len(names)} may still be the best")
+                self.say(f"{stage}: {len(names)} may still be the best{self._about('race', names)}")
             self.studies.measure(stage, [candidates[name] for name in names])
             return True
 
@@ -170,6 +182,14 @@ class Search:
             [name for name in order if name not in finalists], Fate.LEFT_OUT, "others came first: search.finalists"
         )
         return [candidates[name] for name in finalists]
+
+    def _has_begun(self, stage: str) -> bool:
+        return (self.studies.folder / stage / "result.json").is_file()
+
+    def _has_time(self, names: Sequence[str]) -> bool:
+        """Whether candidates can race before the time is needed to judge the first of them."""
+        left = self.deadline - time.monotonic()
+        return self._seconds("race", names) + self._seconds(FINAL, names[: self.config.finalists]) <= left
 
     def _standings(self, races: int) -> Standings:
         """What is known after so many races of the candidates that are not ruled out; notes why the others are."""
@@ -201,14 +221,14 @@ class Search:
 
     def noise(self, objective: str, stages: Sequence[str]) -> Noise:
         """What the A/A controls of some stages say of how far processes differ in time or memory."""
-        controls = [control_of(result, objective) for stage in stages for result in self.results(stage)]
+        controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
         return Noise.of_controls([control for control in controls if control is not None])
 
     def all_findings(self, stages: Sequence[str]) -> dict[str, list[Finding]]:
         """What the studies of some stages say of each candidate."""
         found: dict[str, list[Finding]] = {}
         for stage in stages:
-            for result in self.results(stage):
+            for result in self.finished(stage):
                 if result.id not in self._read:
                     self._read[result.id] = self.findings(result)
                 for name, finding in self._read[result.id].items():
@@ -226,6 +246,10 @@ class Search:
         """The rules that the finalists are judged by."""
         with composer_of(self.studies.overrides(FINAL), self.studies.config_dir) as composer:
             return composer.current.gate
+
+    def finished(self, stage: str) -> Iterator[StudyResult]:
+        """Of these, what was measured to its end."""
+        return (result for result in self.results(stage) if result.status == "finished")
 
     def results(self, stage: str) -> Iterator[StudyResult]:
         """The results of the study of that name, or of all whose names begin so where it ends in a hyphen."""

@@ -184,7 +184,11 @@ class Space:
             for value in variable.values
             if value != plain[variable.name]
         ]
-        yield from sorted(points, key=lambda point: self._compilers(point) != self._compilers({}))
+        yield from sorted(points, key=self.compiles)
+
+    def compiles(self, point: Point) -> bool:
+        """Whether a point has another compiler than the baseline, which may take minutes before its first image."""
+        return self._compilers(point) != self._compilers({})
 
     def _compilers(self, point: Point) -> dict[str, str | None]:
         """What compiles in a point, by axis."""

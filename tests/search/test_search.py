@@ -1,8 +1,10 @@
 """`sdopt search` as a user gives it: it screens, judges anew, goes on after Ctrl-C, and says what it found."""
 
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -10,6 +12,7 @@ from sqlalchemy import create_engine, text
 from sdopt.analysis.timing import compare
 from sdopt.results.files import read_result, write_result
 from sdopt.search.budget import Budget
+from sdopt.search.command import begun, prepare
 from sdopt.search.config import search_config, split
 from sdopt.search.studies import FINAL, Studies
 from tests.command import Finished, sdopt
@@ -156,6 +159,24 @@ class TestSearch:
         assert budget.seconds(FINAL, [10.0], screened) == pytest.approx(quick + 3 * 10)
         budget.learn("screen", [], screened, took_s=1000.0)
         assert budget.seconds(FINAL, [0.0], screened) > quick + 1000
+
+    def test_races_only_where_that_leaves_time_to_judge(
+        self, searched: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(searched.finished.cwd)
+        monkeypatch.setattr("sdopt.search.racing.is_gain", lambda _: True)
+        raced: list[str] = []
+        monkeypatch.setattr(Studies, "measure", lambda _, stage, *rest, **named: raced.append(stage))
+        copytree(searched.folder, tmp_path / "copy", ignore=ignore_patterns(FINAL))
+        said: list[str] = []
+        with begun(prepare((*SEARCH[1:], "tracking=none"), None), 0.0, said.append) as begun_one:
+            config = replace(begun_one.config, races=1, error=1e-9)
+            search = replace(begun_one, config=config, studies=replace(begun_one.studies, folder=tmp_path / "copy"))
+            assert len(search.race()) == 1
+            assert not raced
+            assert "no time to race" in said[-1]
+            assert len(replace(search, deadline=time.monotonic() + 1e6).race()) == 1
+        assert raced == ["race-0"]
 
     def test_of_files_that_do_not_belong_to_the_trials_is_refused(self, searched: Searched) -> None:
         storage = searched.finished.cwd / "outputs" / "optuna.db"

@@ -162,6 +162,16 @@ class TestTrials:
     def test_propose_no_combination_beside_options_alone(self, trials: Trials) -> None:
         assert len(trials.propose(20, "screen-00")) == 2
 
+    def test_propose_the_first_compiler_by_itself_and_last(self, composer: HydraComposer, tmp_path: Path) -> None:
+        config = search_config([
+            "search.groups=[compiler,layout]",
+            "search.options={compiler: [eager, inductor, regional, trace]}",
+            f"search.storage=sqlite:///{tmp_path}/optuna.db",
+        ])  # fmt: skip
+        trials = Trials.open("some", Space.of(config, composer, CPU), config)
+        studies = [[each.name for each in trials.propose(6, f"screen-0{number}")] for number in range(3)]
+        assert studies == [["layout=channels_last"], ["compiler=inductor"], ["compiler=regional", "compiler=trace"]]
+
     def test_propose_nothing_that_holds_what_spoils_images(self, trials: Trials) -> None:
         first = trials.propose(2, "screen-00")
         deepcache = first[1].name
