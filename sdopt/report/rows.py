@@ -232,7 +232,7 @@ def start_of(row: Figures) -> tuple[str, str] | None:
         return None
     repaid = break_even_text(level)
     if row.speedup is not None and row.speedup.within_floor:
-        repaid = "and its calls differ from those by no more than the A/A floor"
+        repaid = "and its calls differ by no more than the A/A floor"
     return seconds_text(Interval(level.extra_s)), repaid
 
 

@@ -75,8 +75,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
 
 
 def _because(answer: OptionAnswer, finding: Finding) -> str:
-    """Why a finalist passed or not."""
-    return "; ".join(filter(None, (finding.out, f"{answer.worth}: {answer.because}", answer.images)))
+    """Why a finalist passed or not; what the gate says against it, the answer repeats."""
+    out = finding.out if answer.worth is Worth.WORTH_IT else ""
+    return "; ".join(filter(None, (out, f"{answer.worth}: {answer.because}", answer.images)))
 
 
 def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
@@ -197,8 +198,13 @@ Column = tuple[str, Callable[[Entry], str]]
 """A heading, and what stands below it for each candidate."""
 
 
-def columns_of(record: SearchRecord) -> list[Column]:
-    """The columns of the table but the last one, which says why; that of the start only where it says something."""
+def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:
+    """The columns of the table but the last one, which says why.
+
+    Args:
+        record: the search.
+        brief: leaves out when a start is repaid. The column of starts is there only where one says something.
+    """
     columns: list[Column] = [
         ("candidate", lambda entry: entry.name),
         ("fate", lambda entry: f"{entry.fate}{', on the front' if entry.on_front else ''}"),
@@ -206,13 +212,17 @@ def columns_of(record: SearchRecord) -> list[Column]:
         ("latency", lambda entry: "" if entry.latency_s is None else f"{entry.latency_s:.3g} s"),
         ("memory", lambda entry: "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB"),
         (record.distance, lambda entry: "" if entry.distance is None else f"{entry.distance:.2g}"),
-        ("before the first image", _start),
+        ("start", _start_cost if brief else _start),
     ]
-    return [column for column in columns if column[1] is not _start or any(map(_start, record.entries))]
+    return columns if any(map(_start, record.entries)) else columns[:-1]
 
 
 def _speedup(entry: Entry) -> str:
     return "" if entry.speedup is None else ratio_text(Interval(entry.speedup, entry.low, entry.high))
+
+
+def _start_cost(entry: Entry) -> str:
+    return _start(entry).partition(", ")[0]
 
 
 def _start(entry: Entry) -> str:

@@ -109,10 +109,11 @@ def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool) 
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
-    """Zero, and at most six powers of ten between the smallest figure and the largest."""
+    """Zero, and some powers of ten; that below the smallest figure would be written over the zero if there are many."""
     low, high = math.log10(_small(points)), math.log10(max(point["x"] for point in points) or 1.0)
     step = max(1, math.ceil((high - low) / 6))
-    return [0.0, *(10.0**power for power in range(math.floor(low) + step, math.ceil(high) + 1, step))]
+    first = math.floor(low) + (step if high - low > 1 else 0)
+    return [0.0, *(10.0**power for power in range(first, math.ceil(high) + 1, step))]
 
 
 def _small(points: list[dict[str, Any]]) -> float:

@@ -22,7 +22,7 @@ def answer_table(record: SearchRecord) -> Group:
     parts: list[RenderableType] = []
     if record.entries:
         table = Table(box=box.SIMPLE, pad_edge=False)
-        columns = columns_of(record)
+        columns = columns_of(record, brief=True)
         for place, (heading, _) in enumerate(columns):
             table.add_column(heading, overflow="fold", ratio=None if place else 1)
         for entry in record.entries[:_SHOWN]:
@@ -52,7 +52,9 @@ def answer_table(record: SearchRecord) -> Group:
 
 def _reason(entry: Entry) -> str:
     """All that is said of what was judged; of what was ruled out the first reason, because `search.md` has all."""
-    return entry.because if entry.command else shortened(entry.because)
+    if not entry.command:
+        return shortened(entry.because)
+    return f"{entry.because}; start +{entry.start_said}" if entry.start_said else entry.because
 
 
 def space_table(space: Space) -> Group:

@@ -24,9 +24,9 @@ def record(*entries: Entry) -> SearchRecord:
 
 
 def test_the_start_has_a_column_where_it_says_something() -> None:
-    assert "before the first image" not in markdown_of(record(EAGER))
+    assert "| start |" not in markdown_of(record(EAGER))
     columns = dict(columns_of(record(COMPILED, EAGER)))
-    start = columns["before the first image"]
+    start = columns["start"]
     assert start(COMPILED) == "+31.2 s, repaid after 310 images; 2 compiled again later"
     assert start(EAGER) == ""
 
