@@ -23,6 +23,7 @@ from sdopt.hardware.probe import probe_device
 from sdopt.measure.operations import tflop_per_image
 from sdopt.results.records import StudyResult
 from sdopt.variant import Variant
+from sdopt.worker import forkserver
 from sdopt.worker.session import PipelineHost
 from tests.command import SMALL, SMOKE, Finished, sdopt
 
@@ -31,6 +32,8 @@ CPU = probe_device("cpu")
 # Of a model this small a second thread costs more than it gives, the more so on a machine that is busy.
 torch.set_num_threads(1)
 
+# What each quality pass, and each command that is forked, would otherwise import by itself.
+forkserver.PRELOADED += ["runners.run", "sdopt.launching", "tests.forked"]
 
 LONGEST = (
     "optimizations/test_pairs.py",

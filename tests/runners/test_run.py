@@ -128,7 +128,7 @@ class TestMistakes:
         assert said in finished.err
 
     def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
-        process = start(tmp_path, "run", *SMOKE, "attention=nope")
+        process = fork(tmp_path, "run", *SMOKE, "attention=nope")
         finished = process.finish()
         assert finished.code == 2
         assert "Available options in 'attention'" in finished.err
