@@ -8,12 +8,14 @@ import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TextIO
+from unittest.mock import patch
 
 from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
 
 from sdopt.cli import main
 from sdopt.results.files import read_result
@@ -67,15 +69,26 @@ class Finished:
         return " ".join((self.out + " " + self.err).split())
 
 
+def _plot(*_: object, **__: object) -> bytes:
+    Image.new("RGB", (90, 30)).save(drawn := BytesIO(), "PNG")
+    return drawn.getvalue()
+
+
 def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None) -> Finished:
     """Runs the command in this process, from the folder `cwd`; its workers start from this process's fork server.
 
-    With `out`, what it prints goes there.
+    With `out`, what it prints goes there. All its plots are the same picture: `tests/report` draws them, and so does a
+    command in a process of its own.
     """
     printed, err = StringIO(), StringIO()
     path = list(sys.path)
     try:
-        with chdir(cwd), redirect_stdout(out or printed), redirect_stderr(err):
+        with (
+            chdir(cwd),
+            redirect_stdout(out or printed),
+            redirect_stderr(err),
+            patch("vl_convert.vegalite_to_png", _plot),
+        ):
             code = main(list(arguments))
     finally:
         sys.path[:] = path

@@ -2,8 +2,8 @@
 
 A command is forked from the fork server of this process's workers, which has imported what commands and their workers
 import, and so is the command's own fork server in turn. In all else it is a process as a shell starts one: with a
-session, a working folder, output, handlers of signals and workers of its own. Where the start itself is tested (imports,
-`sys.path`, variables that libraries read when they are imported) `tests.command.start` starts Python anew.
+session, a working folder, output, handlers of signals and workers of its own. Where the start itself is tested
+(imports, `sys.path`, variables that libraries read when they are imported) `tests.command.start` starts Python anew.
 """
 
 import multiprocessing.forkserver
@@ -85,7 +85,7 @@ def _fork_server(_path: str, arguments: Sequence[str], handles: Sequence[int]) -
     if pid := os.fork():
         return pid
     # As in a new process: no handles but those that it is given, no handlers, and no server of its own.
-    for handle in map(int, os.listdir("/proc/self/fd")):
+    for handle in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if handle > 2 and handle not in handles:
             with suppress(OSError):
                 os.close(handle)

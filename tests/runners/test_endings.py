@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest

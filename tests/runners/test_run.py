@@ -16,7 +16,7 @@ from sdopt.config.paths import CONF
 from sdopt.launching import summarise_sweep
 from sdopt.results.files import read_result
 from sdopt.results.records import Status
-from tests.command import SMOKE, Finished, sdopt, start
+from tests.command import SMOKE, Finished, fork, sdopt
 
 
 class TestCommands:

@@ -327,7 +327,7 @@ def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         tmp_path_factory.mktemp("sabotaged"),
         *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
         *("protocol.rounds=3", "protocol.warmup=1", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
-        "protocol.timeout_s=12",
+        "protocol.timeout_s=6",
     )
 
 
@@ -346,7 +346,7 @@ class TestFailures:
             ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
             ("wants a tensor", "out_of_memory", "RuntimeError: "),
             ("wants bytes", "out_of_memory", "MemoryError: "),
-            ("sleeps", "timeout", "no answer to 'prepare' within 12 s (protocol.timeout_s)"),
+            ("sleeps", "timeout", "no answer to 'prepare' within 6 s (protocol.timeout_s)"),
             ("no effect", "not_engaged", "sabotage=no_effect: nothing changed"),
             ("talks", "ok", ""),
             ("fails after talking", "failed", "RuntimeError: and then it failed"),
