@@ -1,6 +1,5 @@
 """Studies and sweeps that several tests look at, measured once, and what tests compose and load."""
 
-import copy
 import fcntl
 import gc
 import os
@@ -9,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +21,12 @@ from sdopt.config.paths import CONF
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.operations import tflop_per_image
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.results.records import StudyResult
-from sdopt.schema import Model, Scheduler, Task
-from sdopt.study.state import StudyRun
 from sdopt.variant import Variant
 from sdopt.worker import forkserver
 from sdopt.worker.session import PipelineHost
 from tests.command import SMALL, SMOKE, Finished, sdopt
+from tests.once import counted_once, loaded_once, migrated_once  # noqa: F401 (fixtures that every test has)
 
 CPU = probe_device("cpu")
 
@@ -73,41 +69,6 @@ def pytest_collection_finish() -> None:
 def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Studies of others on this machine are none of the tests' concern."""
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def counted_once() -> Iterator[None]:
-    """Counts the operations of the same work once for all studies of this process."""
-    counts: dict[str, float | None] = {}
-
-    def begin(_run: StudyRun, _own: dict[str, float | None]) -> None:
-        for work in [work for work, count in counts.items() if count is None]:
-            del counts[work]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StudyRun, "operations", property(lambda _: counts, begin), raising=False)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def loaded_once() -> Iterator[None]:
-    """Reads the packaged pipeline once for all that load it in this process: each gets a copy of it as it was."""
-    kept: dict[str, DiffusionPipeline] = {}
-
-    def load(
-        model: Model, scheduler: Scheduler, task: Task, device: str, arguments: dict[str, Any], on_host: bool
-    ) -> DiffusionPipeline:
-        given = (model, scheduler, task, device, arguments, on_host)
-        if model.weights != "packaged" or any(not isinstance(value, torch.dtype) for value in arguments.values()):
-            return load_pipeline(*given)
-        if (key := repr(given)) not in kept:
-            kept[key] = load_pipeline(*given)
-        shared = {id(kept[key].tokenizer): kept[key].tokenizer}  # to copy it takes as long as to load it
-        return copy.deepcopy(kept[key], shared)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.assembly.load_pipeline", load)
-        yield
 
 
 @pytest.fixture
