@@ -135,5 +135,11 @@ def test_any_shape_is_one_compilation(session: Load) -> None:
     _, before = compiled_so_far()
     channels, size = host._pipe.unet.config.in_channels, 12
     for batch, height in ((1, size), (3, 8), (2, size)):
-        host._call(prompt=["a"] * batch, height=None, width=None, latents=torch.randn(batch, channels, height, 8))
+        host._call(
+            prompt=["a"] * batch,
+            generator=[torch.Generator()] * batch,
+            height=None,
+            width=None,
+            latents=torch.randn(batch, channels, height, 8),
+        )
     assert compiled_so_far()[1] == before
