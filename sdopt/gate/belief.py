@@ -102,7 +102,7 @@ def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Rulin
     )
     if count <= 1 or share <= SLOW_SHARE:
         verdict = Verdict.PASS
-    elif found.low <= SLOW_SHARE or other is None or other[0] / other[1] > SLOW_SHARE:
+    elif (found.low or 0.0) <= SLOW_SHARE or other is None or other[0] / other[1] > SLOW_SHARE:
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.FAIL

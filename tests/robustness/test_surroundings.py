@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -134,7 +135,8 @@ def test_what_the_machine_refuses_is_one_line(
 
 def test_a_gate_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    finished = sdopt(tmp_path, "gate", str(VERSION_1), "gate=default", "--output", str(tmp_path / "file" / "below"))
+    shutil.copy(VERSION_1, tmp_path / "result.json")  # in which its look is kept
+    finished = sdopt(tmp_path, "gate", str(tmp_path), "gate=default", "--output", str(tmp_path / "file" / "below"))
     assert finished.code == 3
     assert "below: Not a directory; choose another folder with --output" in finished.err
     assert "Traceback" not in finished.err
