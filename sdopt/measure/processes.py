@@ -107,10 +107,9 @@ def _memory_devices() -> Set[int]:
 
 
 def waited_s(pid: int, proc: Path = PROC) -> float:
-    """Returns for how long the threads of a process have waited for a core, all together; 0 where nothing tells it."""
+    """Returns for how long the main thread of a process has waited for a core; 0 where nothing tells it."""
     with suppress(OSError, ValueError):
-        counts = [(task / "schedstat").read_text().split() for task in (proc / str(pid) / "task").iterdir()]
-        return sum(int(waited) for _, waited, _ in counts) / 1e9
+        return int((proc / str(pid) / "schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 

@@ -83,7 +83,8 @@ class WorksAfterwards(Sabotage):
         def change(call: Call) -> Call:
             def finished(**arguments: Any) -> Any:
                 output = call(**arguments)
-                weakref.finalize(output.images, time.sleep, self.seconds)
+                with suppress(TypeError):  # a list, as in the traced call, tells nobody that it goes
+                    weakref.finalize(output.images, time.sleep, self.seconds)
                 return output
 
             return finished
