@@ -325,7 +325,7 @@ class Rule:
     differ that compute in another order. Where the two sides chose another precision the floor says nothing, and the
     limit stays as it is."""
     least: float = bounded(0.0, ge=0, le=1e9)
-    """What `of_floor` allows in any case, because a floor may be zero."""
+    """What `of_seeds`, `deviations` and `of_floor` allow in any case: they are shares of what may be nothing."""
     share: float | None = bounded(None, gt=0, lt=1)
     """Of prompts, for `rarely`."""
     low: float | None = bounded(None, ge=-1e9, le=1e9)

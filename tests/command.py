@@ -6,17 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
-from io import StringIO
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import TextIO
+from unittest.mock import patch
 
 from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
 
 from sdopt.cli import main
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
+from tests.forked import Forked
 
 ROOT = Path(__file__).parents[1]
 SABOTAGE = ("--config-dir", str(ROOT / "tests" / "conf"))
@@ -65,26 +69,39 @@ class Finished:
         return " ".join((self.out + " " + self.err).split())
 
 
-def sdopt(cwd: Path, *arguments: str) -> Finished:
-    """Runs the command in this process, from the folder `cwd`; its workers start from this process's fork server."""
-    out, err = StringIO(), StringIO()
+def _plot(*_: object, **__: object) -> bytes:
+    Image.new("RGB", (90, 30)).save(drawn := BytesIO(), "PNG")
+    return drawn.getvalue()
+
+
+def sdopt(cwd: Path, *arguments: str, out: TextIO | None = None) -> Finished:
+    """Runs the command in this process, from the folder `cwd`; its workers start from this process's fork server.
+
+    With `out`, what it prints goes there. All its plots are the same picture: `tests/report` draws them, and so does a
+    command in a process of its own.
+    """
+    printed, err = StringIO(), StringIO()
     path = list(sys.path)
     try:
-        with chdir(cwd), redirect_stdout(out), redirect_stderr(err):
+        with (
+            chdir(cwd),
+            redirect_stdout(out or printed),
+            redirect_stderr(err),
+            patch("vl_convert.vegalite_to_png", _plot),
+        ):
             code = main(list(arguments))
     finally:
         sys.path[:] = path
     assert not GlobalHydra.instance().is_initialized(), "Hydra's state outlives the command"
-    return Finished(code, out.getvalue(), err.getvalue(), cwd)
+    return Finished(code, printed.getvalue(), err.getvalue(), cwd)
 
 
 @dataclass
 class Process:
     """The command in a process, and a session, of its own."""
 
-    popen: subprocess.Popen[str]
+    popen: "subprocess.Popen[str] | Forked"
     cwd: Path
-    mark: str = field(default="")
 
     def interrupt(self) -> None:
         """What Ctrl-C in a terminal does: a signal to the whole foreground group."""
@@ -92,31 +109,31 @@ class Process:
 
     def finish(self, timeout_s: float = 120) -> Finished:
         out, err = self.popen.communicate(timeout=timeout_s)
-        return Finished(self.popen.returncode, out, err, self.cwd)
+        code = self.popen.returncode
+        assert code is not None
+        return Finished(code, out, err, self.cwd)
 
     def descendants(self) -> list[str]:
-        """Command lines of the process and of all that it or a descendant started."""
-        return _marked(self.mark)
+        """Command lines of the process and of all that it or a descendant started: they work in its folder."""
+        return _working_in(self.cwd)
 
     def left_behind(self, patience_s: float = 10) -> list[str]:
         """Those that are there still after some patience."""
         deadline = time.monotonic() + patience_s
-        while (found := _marked(self.mark)) and time.monotonic() < deadline:
+        while (found := self.descendants()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
 
 
 def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: str) -> Process:
-    """Starts the command from the folder `cwd`, without waiting for it."""
-    mark = uuid.uuid4().hex
-    # The environment goes to every descendant, whichever its parent, session or group.
+    """Starts the command from the folder `cwd`, which no other process works in, without waiting for it."""
     # A shell's background job ignores SIGINT, and so would the command.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         popen = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=cwd,
-            env={**os.environ, **environment, "SDOPT_TEST_MARK": mark},
+            env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -124,16 +141,26 @@ def start(cwd: Path, *arguments: str, module: str = "sdopt.cli", **environment: 
         )
     finally:
         signal.signal(signal.SIGINT, inherited)
-    return Process(popen, cwd, mark)
+    return Process(popen, cwd)
 
 
-def _marked(mark: str) -> list[str]:
+def fork(cwd: Path, *arguments: str) -> Process:
+    """Starts the command as `start` does, in a process that has imported already what it imports."""
+    return Process(Forked(cwd, arguments), cwd)
+
+
+def _working_in(folder: Path) -> list[str]:
+    # The first command in this process may have started these from there.
+    ours = {
+        multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+    }
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and int(process.name) not in ours:
             try:
-                if mark.encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+                if (process / "cwd").readlink().is_relative_to(folder):
+                    found.append((process / "cmdline").read_text().replace("\0", " "))
             except OSError:
                 continue  # it ended meanwhile, or is another user's
     return found

@@ -23,14 +23,24 @@ from sdopt.hardware.probe import probe_device
 from sdopt.measure.operations import tflop_per_image
 from sdopt.results.records import StudyResult
 from sdopt.variant import Variant
+from sdopt.worker import forkserver
 from sdopt.worker.session import PipelineHost
 from tests.command import SMALL, SMOKE, Finished, sdopt
+from tests.once import counted_once, loaded_once, migrated_once  # noqa: F401 (fixtures that every test has)
 
 CPU = probe_device("cpu")
 
 # Of a model this small a second thread costs more than it gives, the more so on a machine that is busy.
 torch.set_num_threads(1)
 
+# What each command that is forked, and each quality pass, would otherwise import by itself.
+forkserver.PRELOADED += [
+    "runners.run",
+    "sdopt.launching",
+    "tests.forked",
+    "torchmetrics.image",
+    "torchmetrics.multimodal",
+]
 
 LONGEST = (
     "optimizations/test_pairs.py",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sdopt
-from tests.command import ROOT, SMOKE
+from tests.command import ROOT, SMALL, SMOKE
 
 LIMIT_S = 0.2
 
@@ -45,8 +45,8 @@ class TestRun:
     def test_the_block_of_the_readme_runs_in_a_plain_script(self, tmp_path: Path) -> None:
         [block] = re.findall(r"```python\n(import sdopt\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
         assert len([line for line in block.splitlines() if line.strip()]) <= 10
-        # The same study in small: few steps and images.
-        small = [*SMOKE[1:3], "workload.steps=1", "workload.prompt_count=1", "quality.prompt_count=4", "tracking=none"]
+        # The same study in small: one step, and the images of one prompt.
+        small = [*SMALL, "protocol.stage_calls=0"]
         more = "".join(f', "{override}"' for override in small)
         script = tmp_path / "plain.py"
         script.write_text(block.replace('"protocol=smoke"', f'"protocol=smoke"{more}'))

@@ -1,6 +1,7 @@
 """Reads and merges Hydra overrides."""
 
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -39,6 +40,7 @@ def _within(key: str, nodes: Collection[str]) -> bool:
     return any(key == node or key.startswith(f"{node}.") for node in nodes)
 
 
+@cache
 def key_of(override: str) -> str:
     """Returns `compiler` for `compiler=inductor` and `+compiler=mine`; `compiler.mode` for `compiler.mode=default`.
 

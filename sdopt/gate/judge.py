@@ -362,7 +362,7 @@ class RuleContext:
             model = self.candidate.config.model.name
             why = self.uncalibrated or f"no calibration for {model}: run `sdopt calibrate`"
             return unjudged(rule.test, f"{why}, or give the rule a limit or margin", name)
-        return share * whole(known)
+        return max(share * whole(known), rule.least)
 
     def _performance(self, rule: Rule, gate: Gate) -> Ruling:
         """A rule on the speed-up, the largest calls or the memory ratio.

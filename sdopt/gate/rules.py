@@ -60,6 +60,9 @@ def _problems_of(rule: Rule) -> list[str]:
         problems.append(": test=rarely takes a share, and no other test does")
     if rule.of_floor is not None and rule.test not in ("every", "at_most"):
         problems.append(": of_floor goes with test=every and test=at_most alone")
+    shares = (rule.of_seeds, rule.deviations, rule.of_floor)
+    if rule.least and (rule.test == "at_least" or all(share is None for share in shares)):
+        problems.append(": least goes with of_seeds, deviations or of_floor, and not with test=at_least")
     return problems
 
 

@@ -1,6 +1,6 @@
 """caching: what the denoiser leaves out or takes over from an earlier step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -10,17 +10,14 @@ from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Inductor
+from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.pipelines.loading import part_config
-from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.parts import STEPS, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
-
-_STATE = "sdopt_caching"
-"""Attribute of a denoiser with the `State` that an option keeps between steps."""
 
 
 class State(Protocol):
@@ -40,7 +37,7 @@ class WholeSteps(Optimization):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             calls, fewest = trace.denoiser.calls, min(trace.denoiser.ran.values(), default=None)
-            whole = _STATE not in unwrapped(denoiser_of(pipe)).__dict__ and (fewest is None or fewest >= calls)
+            whole = STEPS not in unwrapped(denoiser_of(pipe)).__dict__ and (fewest is None or fewest >= calls)
             return Finding(whole, "every step runs every layer", {"calls": calls, "fewest_calls_of_a_layer": fewest})
 
         return proof
@@ -52,8 +49,8 @@ class Caching(Optimization):
 
     stage: ClassVar[Stage] = Stage.CACHING
     saves_operations: ClassVar[bool] = True
-    compiles: ClassVar[bool] = False
-    """Whether what depends on the step is decided outside of what a compiler takes."""
+    compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
+    """Those that take only what does not depend on the step, by their names in the group."""
 
     @property
     @override
@@ -71,15 +68,15 @@ class Caching(Optimization):
         found = []
         if config is not None and config.get("_class_name", "UNet2DConditionModel") != "UNet2DConditionModel":
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
-        if compiles(ctx, *([Inductor] if self.compiles else [])):
-            others = "eager or inductor" if self.compiles else "eager, or caching=deepcache"
+        if compiles(ctx, *self.compilers.values()):
+            others = f"eager, {', '.join(self.compilers)}" if self.compilers else "eager, or caching=deepcache"
             found.append(f"decides at each step what runs, which this compiler would fix: choose compiler={others}")
         return found
 
     @override
     @contextmanager
     def context(self, pipe: "DiffusionPipeline") -> Iterator[None]:
-        state: State | None = unwrapped(denoiser_of(pipe)).__dict__.get(_STATE)
+        state: State | None = unwrapped(denoiser_of(pipe)).__dict__.get(STEPS)
         if state is not None:
             state.begin()
         yield
@@ -89,7 +86,14 @@ class Caching(Optimization):
 class DeepCaching(Caching):
     """Runs the whole UNet on every `interval`-th step, and its outermost layers alone between them (DeepCache)."""
 
-    compiles: ClassVar[bool] = True
+    compilers: ClassVar[Mapping[str, type[Optimization]]] = {
+        "inductor": Inductor,
+        "trace": TorchScript,
+        "aot": Aot,
+        "cuda_graphs": CudaGraphs,
+        "openvino": OpenVino,
+        "onnxruntime": OnnxRuntime,
+    }
 
     interval: int = bounded(3, ge=2, le=1000)
     """Every so many steps the whole UNet runs."""
@@ -116,7 +120,7 @@ class DeepCaching(Caching):
         from sdopt.optimizations.deepcache import DeepCache
 
         unet = denoiser_of(pipe)
-        cached = unet.__dict__[_STATE] = DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
+        cached = unet.__dict__[STEPS] = DeepCache(unet, self.interval, *_branches(unet.config)[self.branch])
         unet.forward = cached
 
         def proof(trace: Trace) -> Finding:
@@ -175,7 +179,7 @@ class PyramidAttention(Caching):
         from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
 
         unet = denoiser_of(pipe)
-        state = unet.__dict__[_STATE] = _Broadcast(pipe, unet)
+        state = unet.__dict__[STEPS] = _Broadcast(pipe, unet)
         # The range is in the unit of the callback: shares of the steps do not depend on how a scheduler counts.
         between = (self.start, self.stop)
         chosen = PyramidAttentionBroadcastConfig(
@@ -231,7 +235,7 @@ class _Broadcast:
 class GuidanceInterval(Caching):
     """Guides between two shares of the steps only; the others run the denoiser on half of the samples."""
 
-    compiles: ClassVar[bool] = True
+    compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
 
     start: float = bounded(0.1, ge=0, lt=1)
     """Share of the steps before guidance begins."""
@@ -266,7 +270,7 @@ class GuidanceInterval(Caching):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         denoiser = denoiser_of(pipe)
-        halved = denoiser.__dict__[_STATE] = _HalfBatches(pipe, denoiser.forward, self)
+        halved = denoiser.__dict__[STEPS] = _HalfBatches(pipe, denoiser.forward, self)
         denoiser.forward = halved
 
         def proof(trace: Trace) -> Finding:
@@ -346,7 +350,7 @@ class TokenMerging(Caching):
 
         unet = denoiser_of(pipe)
         tomesd.apply_patch(unet, ratio=self.ratio, max_downsample=self.max_downsample, use_rand=self.random)
-        unet.__dict__[_STATE] = _Seeded(unet, self.seed)
+        unet.__dict__[STEPS] = _Seeded(unet, self.seed)
 
         def proof(trace: Trace) -> Finding:
             merged = trace.denoiser.operators["aten::scatter_reduce"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
 """Latents, timestep, text states, and what distilled models and SDXL take beside them: a UNet's arguments."""
@@ -19,12 +20,20 @@ class DeepCache:
 
     Python decides which of the two a step is, outside of both: a compiler finds `whole` and `outer`, each without a
     branch, and no value has to come from the device.
+
+    Attributes:
+        whole: computes a step that runs the whole UNet; a compiler may put a graph in its place.
+        outer: computes one of the other steps, likewise.
+        calls: how often each of the two ran since `begin`.
     """
 
+    parts = ("whole", "outer")
+    """The attributes that hold what a compiler may take."""
+
     def __init__(self, unet: Any, interval: int, block: int, layer: int) -> None:
-        self._unet = unet
         self._interval = interval
-        self._block, self._layer = block, layer
+        self.whole: torch.nn.Module = Whole(unet, block, layer)
+        self.outer: torch.nn.Module = Outer(unet, block, layer)
         self.begin()
 
     def begin(self) -> None:
@@ -64,17 +73,24 @@ class DeepCache:
 
         return UNet2DConditionOutput(sample=noise)
 
-    def whole(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
-        """Returns the predicted noise, and what the inner layers handed back to the outer ones."""
-        odd = _is_odd(self._unet, inputs[0])
-        temb, states, hidden, skips = self._down(inputs)
-        kept = self._inner(hidden, skips, temb, states, odd)
-        return self._up(kept, skips, temb, states, odd), kept
 
-    def outer(self, inputs: Conditions, kept: Tensor) -> Tensor:
-        """Returns the predicted noise, with what the inner layers handed back on an earlier step."""
-        temb, states, _, skips = self._down(inputs)
-        return self._up(kept, skips, temb, states, _is_odd(self._unet, inputs[0]))
+class _Step(torch.nn.Module):
+    """One of the two ways to compute a step.
+
+    Args:
+        unet: whose layers it runs.
+        block: the block on the way down in which the inner layers begin.
+        layer: the first inner layer in it.
+    """
+
+    def __init__(self, unet: Any, block: int, layer: int) -> None:
+        super().__init__()
+        self._unet = unet
+        self._block, self._layer = block, layer
+
+    @override
+    def extra_repr(self) -> str:
+        return f"block={self._block}, layer={self._layer}"
 
     def _down(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Returns the embedded time, the text states, and the outer layers' last output and outputs on the way down."""
@@ -127,6 +143,26 @@ class DeepCache:
             hidden = unet.conv_act(unet.conv_norm_out(hidden))
         noise: Tensor = unet.conv_out(hidden)
         return noise
+
+
+class Whole(_Step):
+    """A step that runs every layer."""
+
+    def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
+        """Returns the predicted noise, and what the inner layers handed back to the outer ones."""
+        odd = _is_odd(self._unet, inputs[0])
+        temb, states, hidden, skips = self._down(inputs)
+        kept = self._inner(hidden, skips, temb, states, odd)
+        return self._up(kept, skips, temb, states, odd), kept
+
+
+class Outer(_Step):
+    """A step that runs the outer layers alone."""
+
+    def forward(self, inputs: Conditions, kept: Tensor) -> Tensor:
+        """Returns the predicted noise, with what the inner layers handed back on an earlier step."""
+        temb, states, _, skips = self._down(inputs)
+        return self._up(kept, skips, temb, states, _is_odd(self._unet, inputs[0]))
 
 
 def _is_odd(unet: Any, sample: Tensor) -> bool:

@@ -13,6 +13,10 @@ _DEVICE = "_sdopt_device"
 """The attribute of a pipeline that says where it computes."""
 
 
+STEPS = "sdopt_caching"
+"""Attribute of a denoiser with what an option keeps from step to step."""
+
+
 def denoiser_of(pipe: "DiffusionPipeline") -> Any:
     """Returns the model that is called once per step: a UNet or a transformer, compiled or not."""
     return getattr(pipe, denoiser_name(pipe))

@@ -28,6 +28,10 @@ _ENVIRONMENT = {
 }
 
 
+PRELOADED = ["sdopt.worker.preload"]
+"""What the fork server imports before it forks."""
+
+
 class ServerError(OSError):
     """The fork server has ended, so that no process starts from it."""
 
@@ -60,7 +64,7 @@ def start_fork_server() -> StartContext:
     from multiprocessing import forkserver
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sdopt.worker.preload"])
+    context.set_forkserver_preload(PRELOADED)
     # A Ctrl-C reaches the whole foreground group: the server must not die of it in the middle of an import.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The server's socket lies where it is removed even if this process is killed.

@@ -18,11 +18,13 @@ MODULES = (
         for task in ("", "_img2img", "_inpaint")
     ),
     "diffusers.schedulers",
+    "PIL.PngImagePlugin",
     "torch._dynamo",
     "torch._inductor.codecache",
     "torch.profiler",
     "transformers.models.clip.modeling_clip",
     "transformers.models.clip.tokenization_clip",
+    *(f"sdopt.optimizations.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
     "sdopt.worker.session",
 )
 """What a worker would otherwise import by itself, in its first calls."""
@@ -103,9 +105,16 @@ def _quiet(names: Iterable[str]) -> Iterator[None]:
 
 
 def _prepare_loading() -> None:
-    """Makes the table of names by which transformers converts weights: a third of what a worker takes to load."""
-    with suppress(Exception):  # a version without such a table makes none in a worker either
+    """Makes what libraries would make once in each worker that loads a pipeline.
+
+    These are the table of names by which transformers converts weights, and the schedulers that may take over the
+    configuration of the default one.
+    """
+    # A version that has no such thing makes none in a worker either.
+    with suppress(Exception):
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("clip")
+    with suppress(Exception):
+        importlib.import_module("diffusers").DDIMScheduler._get_compatibles()
 
 
 FAILED = import_all(MODULES)

@@ -271,6 +271,19 @@ class TestValues:
         result = study(variant("it"), perceptual_x=per_prompt(value, 0.2))
         assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5)).verdict is expected
 
+    def test_what_none_sees_is_allowed_though_the_seeds_hardly_differ(self) -> None:
+        result = study(variant("it"), perceptual_x=per_prompt(0.8, 0.2))
+        assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5)).verdict is Verdict.FAIL
+        assert verdict(result, Rule("perceptual", "at_most", of_seeds=0.5, least=1.0)).verdict is Verdict.PASS
+        assert verdict(result, Rule("perceptual", "rarely", of_seeds=0.1, least=2.0, share=0.1)).verdict is Verdict.PASS
+
+    @pytest.mark.parametrize(
+        "rule", [Rule("mse", "at_most", limit=1.0, least=0.5), Rule("mse", "at_least", of_seeds=0.5, least=0.5)]
+    )
+    def test_only_a_share_has_a_least(self, rule: Rule) -> None:
+        with pytest.raises(UsageError, match="least goes with of_seeds"):
+            require_rules(Gate("g", {"lossy": [rule]}))
+
     RARE = ((0, Verdict.PASS), (3, Verdict.INCONCLUSIVE), (12, Verdict.FAIL))
 
     @pytest.mark.parametrize(("wrong", "expected"), RARE)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline, UNet2DConditionModel
 from diffusers.hooks import HookRegistry
+from diffusers.models.attention_processor import AttnProcessor
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,6 +20,8 @@ from sdopt.config.paths import CONF
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Contract
 from sdopt.optimizations.caching import Caching, _branches
+from sdopt.optimizations.compiler.aot import digest
+from sdopt.optimizations.compiler.base import Tensors
 from sdopt.optimizations.deepcache import DeepCache
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.records import Evidence
@@ -298,6 +301,23 @@ class TestDeepCache:
         trace = trace_call(pipeline(loaded), loaded._call, cuda=False)
         assert loaded._assembly.proofs["caching"](trace).facts["whole"] == 2
         assert loaded._assembly.proofs["caching"](trace).facts["outer"] == 3
+
+    def test_is_traced_to_two_graphs(self, session: Load) -> None:
+        """What decides which of them a step is lies outside of both: the images are those of eager code."""
+        eager = image(session("caching=deepcache", STEPS))
+        loaded = session("caching=deepcache", "compiler=trace", STEPS)
+        assert np.array_equal(image(loaded), eager)
+        found = {item.axis: item for item in loaded.prove()}
+        assert all(item.engaged for item in found.values()), found
+        assert found["compiler"].facts["graphs"] == 2
+
+    def test_compiled_packages_of_its_steps_are_not_taken_for_each_other(self) -> None:
+        unet, inputs = small_unet("emoji"), (torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 4, 144))
+        steps = [DeepCache(unet, 3, *branch).whole for branch in _branches(unet.config)[:2]]
+        steps += [DeepCache(unet, 3, *_branches(unet.config)[0]).outer]
+        found = [digest(Tensors(step, (inputs,), {})) for step in [*steps, unet]]
+        unet.set_attn_processor(AttnProcessor())
+        assert len({*found, digest(Tensors(steps[0], (inputs,), {}))}) == 5
 
     @pytest.mark.slow
     @pytest.mark.parametrize("overrides", [[], ["compiler.fullgraph=true"]])

@@ -1,8 +1,7 @@
 """How a command ends: by a signal, without a reader, or by a mistake of its own."""
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from runners import end_with_code
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.results.files import read_result
-from tests.command import SMOKE, Process, start
+from tests.command import SMOKE, Process, fork, sdopt
 
 
 @pytest.mark.parametrize(
@@ -56,12 +55,7 @@ def wait_for_a_round(process: Process) -> Path:
 def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    # Under nohup this process ignores SIGHUP, and so would the command.
-    inherited = signal.signal(number, signal.SIG_DFL)
-    try:
-        process = start(tmp_path, "run", *SMOKE, "protocol.rounds=5000", "precision=bf16")
-    finally:
-        signal.signal(number, inherited)
+    process = fork(tmp_path, "run", *SMOKE, "protocol.rounds=5000")
     try:
         folder = wait_for_a_round(process)
         process.popen.send_signal(number)
@@ -78,14 +72,10 @@ def test_a_signal_keeps_what_was_measured_and_says_how_to_go_on(
 
 
 def test_a_reader_that_goes_away_does_not_end_the_measurement(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sdopt.cli", "run", *SMOKE, "precision=bf16"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr is not None
-        said = process.stderr.read()
-    assert process.returncode == 0, said
-    assert "BrokenPipe" not in said
-    [path] = tmp_path.rglob("result.json")
-    assert read_result(path).status == "finished"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        finished = sdopt(tmp_path, "run", *SMOKE, out=out)
+    assert finished.code == 0, finished.err
+    assert "BrokenPipe" not in finished.err
+    assert finished.result.status == "finished"

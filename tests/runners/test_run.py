@@ -16,7 +16,7 @@ from sdopt.config.paths import CONF
 from sdopt.launching import summarise_sweep
 from sdopt.results.files import read_result
 from sdopt.results.records import Status
-from tests.command import SMOKE, Finished, sdopt, start
+from tests.command import SMOKE, Finished, fork, sdopt
 
 
 class TestCommands:
@@ -128,7 +128,7 @@ class TestMistakes:
         assert said in finished.err
 
     def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
-        process = start(tmp_path, "run", *SMOKE, "attention=nope")
+        process = fork(tmp_path, "run", *SMOKE, "attention=nope")
         finished = process.finish()
         assert finished.code == 2
         assert "Available options in 'attention'" in finished.err

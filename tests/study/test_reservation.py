@@ -1,8 +1,10 @@
 """A study waits for its device, or takes another that is free."""
 
-import subprocess
 from pathlib import Path
 
+import pytest
+
+from sdopt.experiment import Experiment
 from sdopt.hardware.device import Device
 from sdopt.locks import reserve
 from sdopt.study.reservation import reserved
@@ -45,13 +47,18 @@ def test_takes_a_card_that_is_free() -> None:
         assert holder == ""
 
 
-def test_the_command_says_for_whom_it_waits(tmp_path: Path) -> None:
+def test_the_command_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')") as other:
-        killer = subprocess.Popen(["sh", "-c", f"sleep 6; kill -9 {other.pid}"])
-        waited = sdopt(tmp_path, "run", *SMOKE, "attention=math", "protocol.rounds=1")
-        killer.wait()
+        say = Experiment._say_waiting
+
+        def waiting(self: Experiment, holder: str, machine: Machine) -> None:
+            say(self, holder, machine)
+            other.kill()
+
+        monkeypatch.setattr(Experiment, "_say_waiting", waiting)
+        waited = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1")
     assert waited.code == 0
     assert f"waiting for outputs/runs/theirs (process {other.pid}), which measures on" in waited.err
     with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')"):
-        beside = sdopt(tmp_path, "run", *SMOKE, "attention=math", "protocol.rounds=1", "hardware.exclusive=false")
+        beside = sdopt(tmp_path, "run", *SMOKE, "protocol.rounds=1", "hardware.exclusive=false")
     assert (beside.code, "waiting for" in beside.err) == (0, False)

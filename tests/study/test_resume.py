@@ -16,7 +16,7 @@ from sdopt.results.records import Measurement, Memory, Status, StudyResult, Verd
 from sdopt.schema import Gate, Rule
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
-from tests.command import SABOTAGE, SMALL, SMOKE, Finished, sdopt, start
+from tests.command import SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt
 from tests.records import reconfigure
 
 
@@ -27,7 +27,7 @@ def samples(result: StudyResult) -> dict[tuple[str, int, int], tuple[float, ...]
 
 def killed_when(there: Callable[[StudyResult], bool], cwd: Path, *arguments: str, processes: int = 2) -> StudyResult:
     """The result of a run whose parent was killed once it was `there`; of its processes, so many, none is left."""
-    process = start(cwd, "run", *arguments)
+    process = fork(cwd, "run", *arguments)
     deadline = time.monotonic() + 240
     try:
         while process.popen.poll() is None and time.monotonic() < deadline:

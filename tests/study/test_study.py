@@ -16,7 +16,7 @@ from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.session import PipelineHost
-from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, sdopt, start, workers
+from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt, start, workers
 from tests.conftest import Compose, Load
 
 
@@ -327,7 +327,7 @@ def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         tmp_path_factory.mktemp("sabotaged"),
         *("run", *SABOTAGE, *SMALL, *explicit(SABOTAGES), "workload.steps=1"),
         *("protocol.rounds=3", "protocol.warmup=1", "protocol.stage_calls=1", "protocol.schedule=interleaved"),
-        "protocol.timeout_s=12",
+        "protocol.timeout_s=6",
     )
 
 
@@ -346,7 +346,7 @@ class TestFailures:
             ("exits", "failed", "ended with exit code 7 during 'prepare': no licence found"),
             ("wants a tensor", "out_of_memory", "RuntimeError: "),
             ("wants bytes", "out_of_memory", "MemoryError: "),
-            ("sleeps", "timeout", "no answer to 'prepare' within 12 s (protocol.timeout_s)"),
+            ("sleeps", "timeout", "no answer to 'prepare' within 6 s (protocol.timeout_s)"),
             ("no effect", "not_engaged", "sabotage=no_effect: nothing changed"),
             ("talks", "ok", ""),
             ("fails after talking", "failed", "RuntimeError: and then it failed"),
@@ -446,7 +446,7 @@ class TestProcess:
 
     def test_a_worker_writes_to_its_log_alone(self, tmp_path: Path) -> None:
         variants = explicit({"talks": "talks", "fails": "raises_in_apply"})
-        process = start(tmp_path, *SABOTAGE, *SMOKE, *variants, module="runners.run")  # the command, in another way
+        process = fork(tmp_path, "run", *SABOTAGE, *SMOKE, *variants)
         finished = process.finish()
         assert finished.code == 3
         [advice] = finished.err.splitlines()
@@ -459,7 +459,7 @@ class TestProcess:
     @pytest.fixture(scope="class")
     def interrupted(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, list[str]]:
         tmp_path = tmp_path_factory.mktemp("interrupted")
-        process = start(
+        process = fork(
             tmp_path,
             *("run", *SABOTAGE, *SMALL, "+sabotage=harmless", "protocol.rounds=100000", "protocol.warmup=1"),
         )
@@ -501,7 +501,7 @@ class TestProcess:
         assert "interrupted" in finished.out
 
     def test_ctrl_c_while_libraries_are_imported(self, tmp_path: Path) -> None:
-        process = start(tmp_path, "run", *SMOKE)
+        process = start(tmp_path, *SMOKE, module="runners.run")  # the command, in another way
         deadline = time.monotonic() + 60
         while not any("forkserver" in command for command in process.descendants()) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -102,8 +102,11 @@ class TestOverhead:
         with pytest.raises(ValueError, match="nothing was timed"):
             read_overhead(tmp_path, 1.0, [])
 
-    def test_of_a_command_that_fails_is_its_exit_code(self, tmp_path: Path) -> None:
-        finished = sdopt(tmp_path, "benchmark-overhead", "tracking=none", "workload.steps=0")
+    def test_of_a_command_that_fails_is_its_exit_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (failing := tmp_path / "python").write_text("#!/bin/sh\nexit 2")
+        failing.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(failing))
+        finished = sdopt(tmp_path, "benchmark-overhead")
         assert finished.code == 2
         assert "the run ended with 2" in finished.err
 

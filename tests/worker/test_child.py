@@ -135,13 +135,13 @@ class TestKill:
 
     def test_of_one_that_does_not_end_does_not_keep_the_parent_from_exiting(self) -> None:
         code = """
+import multiprocessing
 import os
 from sdopt.worker import child
-from sdopt.worker.forkserver import start_fork_server
 from tests.worker.test_child import sleeper
 
 if __name__ == "__main__":
-    stuck = child.ChildProcess(start_fork_server(), sleeper)
+    stuck = child.ChildProcess(multiprocessing.get_context("forkserver"), sleeper)
     stuck.receive()
     child.KILL_LIMIT_S = 0.2
     os.killpg = lambda *_: None

@@ -20,13 +20,12 @@ from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     Compiler,
     Graph,
-    PerShape,
     Tensors,
     exports,
-    replace_modules,
+    graphs_in,
+    replace_by_graphs,
 )
 from sdopt.optimizations.compiler.toolchain import missing_for_packages
-from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -56,12 +55,11 @@ class Aot(Compiler):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
         packages = Packages(private_folder(), self.recompile)
-        replace_modules(pipe, ["denoiser"], lambda module: PerShape(module, packages.graph_of))
+        made = replace_by_graphs(pipe, ["denoiser"], packages.graph_of)
 
         def proof(trace: Trace) -> Finding:
-            seen, stand_in = trace.denoiser, denoiser_of(pipe)
+            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
             left = {name: seen.operators[name] for name in EAGER_ONLY if seen.operators[name]}
-            shapes = len(stand_in.graphs) if isinstance(stand_in, PerShape) else 0
             told = "; ".join(packages.told)
             summary = f"{told}; {sum(left.values())} operators that eager code alone runs, in {seen.calls} calls"
             facts = {"graphs": shapes, "packages": packages.told, "eager_operators": left}
@@ -162,7 +160,7 @@ def digest(call: Tensors) -> str:
         [(name, tuple(each.shape), each.stride(), str(each.dtype)) for name, each in sorted(tensors.items())],
         # What an option replaces is another class, or sits in an instance before the method of its class.
         [(name, _kind(each)) for name, each in module.named_modules()],
-        [(name, _kind(each)) for name, each in getattr(module, "attn_processors", {}).items()],
+        [(name, _kind(p)) for part in module.modules() for name, p in getattr(part, "attn_processors", {}).items()],
         [(tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs],
         str(call.key[1:3]),
     ]

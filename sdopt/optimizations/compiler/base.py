@@ -15,7 +15,7 @@ from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
 from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae
-from sdopt.pipelines.parts import denoiser_name, text_encoders_of
+from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -115,6 +115,25 @@ def replace_modules(
             replacement = make(getattr(owner, name))
             setattr(owner, name, replacement)
             made.setdefault(target, []).append(replacement)
+    return made
+
+
+def replace_by_graphs(
+    pipe: "DiffusionPipeline", chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
+) -> "dict[str, list[PerShape]]":
+    """Puts a `PerShape` in the place of each module of the targets; returns them, by target.
+
+    A denoiser whose steps are of two kinds (`caching=deepcache`) keeps its place, and each kind has its own graphs:
+    which of them a step is, is decided outside of both.
+    """
+    made: dict[str, list[PerShape]] = {}
+    for target in dict.fromkeys(chosen):
+        for place in list(places_of(pipe, target)):
+            steps = vars(getattr(*place)).get(STEPS)
+            for owner, name in [(steps, part) for part in getattr(steps, "parts", ())] or [place]:
+                replacement = PerShape(getattr(owner, name), make)
+                setattr(owner, name, replacement)
+                made.setdefault(target, []).append(replacement)
     return made
 
 
@@ -240,6 +259,11 @@ class PerShape(StandIn):
         return made.output(graph(*inputs))
 
 
+def graphs_in(stand_ins: Iterable[PerShape]) -> int:
+    """Returns how many graphs were made."""
+    return sum(len(stand_in.graphs) for stand_in in stand_ins)
+
+
 @contextmanager
 def tracing() -> Iterator[None]:
     """Ignores what PyTorch says of each trace: TorchScript is deprecated, and conditions on shapes become constants."""
@@ -249,9 +273,9 @@ def tracing() -> Iterator[None]:
         yield
 
 
-def ran_outside(trace: Trace, denoiser: torch.nn.Module) -> Finding:
+def ran_outside(trace: Trace, stand_ins: Iterable[PerShape]) -> Finding:
     """Judges whether the denoiser was computed by graphs outside of PyTorch: PyTorch then runs none of its products."""
-    graphs = len(denoiser.graphs) if isinstance(denoiser, PerShape) else 0
+    graphs = graphs_in(stand_ins)
     seen = trace.denoiser
     left = sum(seen.product_dtypes.values())
     facts = {"graphs": graphs, "calls": seen.calls, "products_by_pytorch": left}

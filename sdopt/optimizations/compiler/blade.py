@@ -16,10 +16,9 @@ from sdopt.optimizations.compiler.base import (
     TARGETS,
     Compiler,
     Graph,
-    PerShape,
     Tensors,
     exports,
-    replace_modules,
+    replace_by_graphs,
     tracing,
     unfit_targets,
 )
@@ -58,7 +57,7 @@ class Blade(Compiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        replace_modules(pipe, self.targets, lambda module: PerShape(module, _optimized))
+        replace_by_graphs(pipe, self.targets, _optimized)
 
         def proof(trace: Trace) -> Finding:
             stages = {target: trace.stages[STAGE_OF[target]].operators for target in self.targets}

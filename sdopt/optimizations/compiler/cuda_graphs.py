@@ -16,10 +16,10 @@ from sdopt.optimizations.compiler.base import (
     TARGETS,
     Compiler,
     Graph,
-    PerShape,
     Tensors,
+    graphs_in,
     only_replays,
-    replace_modules,
+    replace_by_graphs,
     unfit_for_graphs,
     unfit_targets,
 )
@@ -51,12 +51,12 @@ class CudaGraphs(Compiler):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
         capture = Capture()
-        made = replace_modules(pipe, self.targets, lambda module: PerShape(module, capture))
+        made = replace_by_graphs(pipe, self.targets, capture)
 
         def proof(trace: Trace) -> Finding:
             stages = {target: trace.stages[STAGE_OF[target]] for target in self.targets}
             launches = {target: stage.graph_launches for target, stage in stages.items()}
-            captures = sum(len(stand_in.graphs) for stand_ins in made.values() for stand_in in stand_ins)
+            captures = sum(map(graphs_in, made.values()))
             shown = ", ".join(f"{target} {count}" for target, count in launches.items())
             facts = {"captures": captures, "graph_launches": sum(launches.values()), "launches": launches}
             return Finding(only_replays(stages.values()), f"{captures} graphs captured; replayed: {shown}", facts)

@@ -8,20 +8,17 @@ import torch
 from typing_extensions import override
 
 from sdopt.measure import compilation
-from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Finding, Proof
+from sdopt.optimizations.base import Context, Proof
 from sdopt.optimizations.compiler.base import (
     Compiler,
     Graph,
-    PerShape,
     Tensors,
     leaves_pytorch,
     ran_outside,
-    replace_modules,
+    replace_by_graphs,
     tracing,
 )
 from sdopt.optimizations.conflicts import missing_packages
-from sdopt.pipelines.parts import denoiser_of
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -43,12 +40,8 @@ class OnnxRuntime(Compiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        replace_modules(pipe, ["denoiser"], lambda module: PerShape(module, _exported))
-
-        def proof(trace: Trace) -> Finding:
-            return ran_outside(trace, denoiser_of(pipe))
-
-        return proof
+        made = replace_by_graphs(pipe, ["denoiser"], _exported)
+        return lambda trace: ran_outside(trace, made["denoiser"])
 
 
 def _exported(call: Tensors) -> Graph:

@@ -17,11 +17,10 @@ from sdopt.optimizations.compiler.base import (
     Tensors,
     leaves_pytorch,
     ran_outside,
-    replace_modules,
+    replace_by_graphs,
     tracing,
 )
 from sdopt.optimizations.conflicts import missing_packages
-from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -50,11 +49,11 @@ class OpenVino(Compiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        replace_modules(pipe, ["denoiser"], lambda module: PerShape(module, self._converted))
-        return lambda trace: self._found(trace, pipe)
+        made = replace_by_graphs(pipe, ["denoiser"], self._converted)
+        return lambda trace: self._found(trace, made["denoiser"])
 
-    def _found(self, trace: Trace, pipe: "DiffusionPipeline") -> Finding:
-        found = ran_outside(trace, denoiser_of(pipe))
+    def _found(self, trace: Trace, stand_ins: Sequence[PerShape]) -> Finding:
+        found = ran_outside(trace, stand_ins)
         return Finding(found.engaged, f"{found.summary}; computed in {self.precision}", found.facts)
 
     def _converted(self, call: Tensors) -> Graph:

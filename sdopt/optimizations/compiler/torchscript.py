@@ -12,13 +12,12 @@ from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     Compiler,
     Graph,
-    PerShape,
     Tensors,
     exports,
-    replace_modules,
+    graphs_in,
+    replace_by_graphs,
     tracing,
 )
-from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -39,12 +38,11 @@ class TorchScript(Compiler):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         compilation.reset()
-        replace_modules(pipe, ["denoiser"], lambda module: PerShape(module, _traced))
+        made = replace_by_graphs(pipe, ["denoiser"], _traced)
 
         def proof(trace: Trace) -> Finding:
-            stand_in, seen = denoiser_of(pipe), trace.denoiser
+            seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
             runs = seen.operators[_GRAPH]
-            shapes = len(stand_in.graphs) if isinstance(stand_in, PerShape) else 0
             facts = {"graphs": shapes, "graphs_run": runs, "calls": seen.calls}
             summary = f"{shapes} traced graph{'s' if shapes != 1 else ''}, run {runs} times in {seen.calls} calls"
             return Finding(runs >= seen.calls > 0 and shapes > 0, summary, facts)
