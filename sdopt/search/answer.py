@@ -158,7 +158,8 @@ def _noise(search: Search) -> str:
             said.append(f"{objective}: from prompt to prompt")
         elif noise.degrees:
             spread = 100 * math.expm1(math.sqrt(noise.variance))
-            said.append(f"{objective}: {spread:.1f} % from process to process, by {noise.degrees} A/A controls")
+            controls = "1 A/A control" if noise.degrees == 1 else f"{noise.degrees} A/A controls"
+            said.append(f"{objective}: {spread:.1f} % from process to process, by {controls}")
         else:
             return ""
     return "; ".join(said)
