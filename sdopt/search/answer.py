@@ -119,7 +119,8 @@ def _sentence(
         more, _, repaid = start.partition(", ")
         said = [answer.figure, answer.images, *([f"{more} more before the first image", repaid] if start else [])]
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
-        return f"Turn on {winner}: {', '.join(said)}; the first {of} that the gate passes.{also}"
+        which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
+        return f"Turn on {winner}: {', '.join(said)}; the first {of} {which}.{also}"
     if judged is None:
         return f"Change nothing: none {of} is worth judging." if tried else "Nothing was tried."
     return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
