@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
+from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.report.rows import start_of
@@ -77,14 +77,17 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
-    rows = [row for row in figures_of(result) if row.comparison and row.variant.role != "control"]
+    baseline, rows = result.variant(result.baseline), figures_of(result)
     return {
-        row.variant.name: _finding(row, config, broken.get(row.variant.name, ""), failed.get(row.variant.name, []))
+        (name := row.variant.name): _finding(
+            row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)
+        )
         for row in rows
+        if row.comparison and row.variant.role != "control"
     }
 
 
-def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling]) -> Finding:
+def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
         for objective, name in RATIOS.items()
@@ -116,13 +119,28 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         memory,
         distance,
         excess,
-        broken or _reasons(failed) or _why_out(row.variant, [*unknown, *missing], excess, config),
+        broken or _reasons(failed) or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.comparison.break_even if row.comparison else None,
         start_said=", ".join(start_of(row) or ()),
         recompiles=row.recompiles,
     )
+
+
+_PEAKS_VARY = 1.1
+"""By what factor the peaks of two processes of one variant differ at most: those of A/A controls are within 3 %."""
+
+
+def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
+    """Says so if the peak is so far beyond the gate's limit that one process, which has no interval, shows it."""
+    ratio = row.ratios.get(MEMORY_RATIO.name)
+    rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
+    limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
+    if ratio is None or not limits:
+        return ""
+    limit, found = max(min(limits), smallest_factor(MEMORY_RATIO, gate, baseline)), ratio.interval.estimate
+    return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
 
 
 def _reasons(failed: Sequence[Ruling]) -> str:
