@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, TextIO
@@ -55,6 +55,27 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
                 return 3
 
     return command
+
+
+def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:
+    """Answers `-h` and `--help`, wherever they stand among Hydra's overrides, with a text that is made only then."""
+
+    def helped(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
+        @wraps(main)
+        def command(argv: list[str]) -> int:
+            if {"-h", "--help"} & set(argv):
+                print(text())
+                return 0
+            return main(argv)
+
+        return command
+
+    return helped
+
+
+def indented(lines: Iterable[str]) -> str:
+    """Returns lines as a help text has them."""
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def exit_code_of(interrupt: BaseException) -> int:

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from . import end_with_code
+from . import end_with_code, indented, with_help
 
 _HELP = """\
 usage: sdopt gpu-suite [key=value ...]
@@ -27,15 +27,27 @@ parts, in their order; set their keys as in parts.noise.limit_s=60:
 Exit codes: 0 everything is done; 2 usage or configuration; 3 something failed, or the budget had no room for it."""
 
 
+def _help() -> str:
+    from dataclasses import replace
+
+    from sdopt.config.own import own_keys
+    from sdopt.suite.config import suite_config
+
+    config = suite_config([])
+    *keys, _, _ = own_keys(replace(config, parts=()))  # the parts have their own list
+    return _HELP.format(
+        keys=indented(keys),
+        parts=indented(f"{part.name:<28} at most {part.limit_s:.0f} s" for part in config.parts),
+    )
+
+
 @end_with_code
+@with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs the parts that are not done; returns the exit code."""
     began = time.monotonic()
     from sdopt.suite.config import suite_config
 
-    if {"-h", "--help"} & set(argv):
-        print(_help())
-        return 0
     config = suite_config(argv)
     from pathlib import Path
 
@@ -60,20 +72,6 @@ def main(argv: list[str]) -> int:
     for entry in left:
         print(f"  {entry.part}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
     return 3 if left else 0
-
-
-def _help() -> str:
-    from dataclasses import replace
-
-    from sdopt.config.own import own_keys
-    from sdopt.suite.config import suite_config
-
-    config = suite_config([])
-    *keys, _, _ = own_keys(replace(config, parts=()))  # the parts have their own list
-    return _HELP.format(
-        keys="\n".join(f"  {line}" for line in keys),
-        parts="\n".join(f"  {part.name:<28} at most {part.limit_s:.0f} s" for part in config.parts),
-    )
 
 
 if __name__ == "__main__":

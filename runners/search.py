@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import end_with_code, exit_code_of
+from . import end_with_code, exit_code_of, indented, with_help
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,13 +36,18 @@ keys of the search and their defaults:
 Exit codes: 0 a winner was found; 2 usage or configuration; 3 none passed, or something could not be measured."""
 
 
+def _help() -> str:
+    from sdopt.config.own import own_keys
+    from sdopt.search.config import SearchCommand, search_file
+
+    return _HELP.format(keys=indented(own_keys(SearchCommand(search_file()))))
+
+
 @end_with_code
+@with_help(_help)
 def main(argv: list[str]) -> int:
     """Searches, or goes on; returns the exit code."""
     began = time.monotonic()
-    if {"-h", "--help"} & set(argv):
-        print(_help())
-        return 0
     parser = argparse.ArgumentParser(prog="sdopt search", add_help=False)
     parser.add_argument("--config-dir", type=Path)
     parser.add_argument("overrides", nargs="*")
@@ -97,13 +102,6 @@ def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int
     console.print(answer_table(record))
     console.print(f"search: {search.studies.folder}", markup=False, highlight=False, soft_wrap=True)
     return 0 if record.winner else 3
-
-
-def _help() -> str:
-    from sdopt.config.own import own_keys
-    from sdopt.search.config import SearchCommand, search_file
-
-    return _HELP.format(keys="\n".join(f"  {line}" for line in own_keys(SearchCommand(search_file()))))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import sys
 
-from . import end_with_code
+from . import end_with_code, indented, with_help
 
 _HELP = """\
 usage: sdopt train-reference [key=value ...]
@@ -23,27 +23,25 @@ keys and their defaults:
 Exit codes: 0 done; 2 usage or configuration; 3 the data cannot be fetched, or the training diverges."""
 
 
+def _help() -> str:
+    from sdopt.config.training import training_keys
+    from sdopt.training.config import STAGES
+
+    return _HELP.format(stages=", ".join(STAGES), keys=indented(training_keys()))
+
+
 @end_with_code
+@with_help(_help)
 def main(argv: list[str]) -> int:
     """Runs the stages that the overrides ask for; returns the exit code."""
     from sdopt.config.training import training_config
 
-    if {"-h", "--help"} & set(argv):
-        print(_help())
-        return 0
     config = training_config(argv)
     # Heavy, so that a mistake is reported before.
     from sdopt.training.stages import run
 
     run(config)
     return 0
-
-
-def _help() -> str:
-    from sdopt.config.training import training_keys
-    from sdopt.training.config import STAGES
-
-    return _HELP.format(stages=", ".join(STAGES), keys="\n".join(f"  {line}" for line in training_keys()))
 
 
 if __name__ == "__main__":

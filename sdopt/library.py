@@ -15,7 +15,7 @@ from sdopt.config.groups import has_default
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Context, Optimization
+from sdopt.optimizations.base import Context, Optimization, Stage
 from sdopt.pipelines.parts import denoiser_of, device_of, networks_of, place, unwrapped
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.results.choices import as_choice
@@ -175,6 +175,8 @@ def prove(
     strength = call.get("strength", usual.default if usual else 1.0)
     steps = optimized.assembly.traced_steps(strength)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
+    if any(option.stage is Stage.COMPILE for option in optimized.assembly.options.values()):
+        pipe(**arguments)  # what compiles does so in the first call, of which some is still the uncompiled one
     trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
     findings = optimized.assembly.findings(trace)
     return Report(

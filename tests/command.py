@@ -115,7 +115,7 @@ class Process:
 
     def descendants(self) -> list[str]:
         """Command lines of the process and of all that it or a descendant started: they work in its folder."""
-        return _working_in(self.cwd)
+        return working_in(self.cwd)
 
     def left_behind(self, patience_s: float = 10) -> list[str]:
         """Those that are there still after some patience."""
@@ -149,7 +149,7 @@ def fork(cwd: Path, *arguments: str) -> Process:
     return Process(Forked(cwd, arguments), cwd)
 
 
-def _working_in(folder: Path) -> list[str]:
+def working_in(folder: Path) -> list[str]:
     # The first command in this process may have started these from there.
     ours = {
         multiprocessing.forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]

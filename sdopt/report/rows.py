@@ -221,18 +221,28 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
+def start_of(row: Figures) -> tuple[str, str] | None:
+    """Returns what a variant costs before its first image beyond its reference, and when that is repaid, in words.
+
+    Returns:
+        None where it is no more than a call of the reference, or was not measured.
+    """
+    level = row.comparison.break_even if row.comparison else None
+    if level is None or level.extra_s <= level.call_s:
+        return None
+    repaid = break_even_text(level)
+    if row.speedup is not None and row.speedup.within_floor:
+        repaid = "and its calls differ by no more than the A/A floor"
+    return seconds_text(Interval(level.extra_s)), repaid
+
+
 def _start_notes(result: StudyResult) -> list[str]:
-    """What options cost before the first image, where that is more than a call of their reference."""
-    said = []
-    for row in figures_of(result):
-        level = row.comparison.break_even if row.comparison else None
-        if level is None or level.extra_s <= level.call_s or row.variant.role == "control":
-            continue
-        more = seconds_text(Interval(level.extra_s))
-        repaid = break_even_text(level)
-        if row.speedup is not None and row.speedup.within_floor:
-            repaid = "and its calls differ from those by no more than the A/A floor"
-        said.append(f"{row.variant.name} {more} more than {row.reference} before the first image, {repaid}")
+    """What options cost before the first image, where that is worth a note."""
+    said = [
+        f"{row.variant.name} {start[0]} more than {row.reference} before the first image, {start[1]}"
+        for row in figures_of(result)
+        if (start := start_of(row)) and row.variant.role != "control"
+    ]
     return [f"Start: {'; '.join(said)}."] if said else []
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +14,14 @@ from sdopt.report.markdown import markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Gate
-from sdopt.search.findings import Finding, findings_of
+from sdopt.search.findings import RATIOS, Finding, findings_of
+from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Entry, Fate, SearchRecord
-from sdopt.search.run import Search, front_of, standing_of
+from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.search.studies import FINAL
 
 RECORD, TABLES = "search.json", "search.md"
-
-HEADINGS = ("candidate", "fate", "speed-up", "latency", "memory", "distance", "because")
 
 
 def record_of(search: Search, judged: StudyResult | None, ended: bool = True) -> SearchRecord:
@@ -63,7 +62,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         header=header_of(shown) if shown else [],
         objectives=list(objectives),
         distance=search.config.distance,
-        sentence=_sentence(winner, passed, answers, len(entries), judged)
+        sentence=_sentence(winner, passed, answers, last, len(entries), judged)
         if ended
         else f"The search has not ended; {len(entries)} combinations were proposed so far.",
         entries=sorted(entries, key=_place),
@@ -76,8 +75,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
 
 
 def _because(answer: OptionAnswer, finding: Finding) -> str:
-    """Why a finalist passed or not."""
-    return "; ".join(filter(None, (finding.out, f"{answer.worth}: {answer.because}", answer.images)))
+    """Why a finalist passed or not; what the gate says against it, the answer repeats."""
+    out = finding.out if answer.worth is Worth.WORTH_IT else ""
+    return "; ".join(filter(None, (out, f"{answer.worth}: {answer.because}", answer.images)))
 
 
 def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
@@ -89,12 +89,15 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         overrides=list(candidate.overrides),
         fate=fate,
         because=because,
-        speedup=math.exp(-standing_of(timed, "latency").loss) if timed else None,
+        speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss) if timed else None,
         memory_ratio=last.memory_ratio if last else None,
         latency_s=last.latency_s if last else None,
         memory_gib=max((each.memory_gib for each in findings if each.memory_gib), default=None),
         distance=last.distance if last else None,
         processes=sum(finding.processes for finding in findings),
+        start=last.start if last else None,
+        start_said=last.start_said if last else "",
+        recompiles=last.recompiles if last else None,
     )
 
 
@@ -103,13 +106,20 @@ def _place(entry: Entry) -> tuple[int, float]:
 
 
 def _sentence(
-    winner: str | None, passed: Sequence[str], answers: dict[str, OptionAnswer], tried: int, judged: StudyResult | None
+    winner: str | None,
+    passed: Sequence[str],
+    answers: dict[str, OptionAnswer],
+    last: dict[str, Finding],
+    tried: int,
+    judged: StudyResult | None,
 ) -> str:
     of = f"of {tried} combinations"
     if winner is not None:
-        answer = answers[winner]
+        answer, start = answers[winner], last[winner].start_said
+        more, _, repaid = start.partition(", ")
+        said = [answer.figure, answer.images, *([f"{more} more before the first image", repaid] if start else [])]
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
-        return f"Turn on {winner}: {answer.figure}, {answer.images}; the first {of} that the gate passes.{also}"
+        return f"Turn on {winner}: {', '.join(said)}; the first {of} that the gate passes.{also}"
     if judged is None:
         return f"Change nothing: none {of} is worth judging." if tried else "Nothing was tried."
     return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
@@ -123,13 +133,12 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
             "Not screened are combinations with what was ruled out for its images without the rest "
             f"(search.skip_spoiled=false screens them, too): {'; '.join(spoiled)}."
         )
-    noise = search.noise(("screen-", "race-"))
-    if config.objectives == ["latency"] and noise.degrees:
-        spread = 100 * math.expm1(math.sqrt(noise.variance))
+    if noise := _noise(search):
+        which = "the best one" if len(config.objectives) == 1 else "any of the front"
         notes.append(
-            f"A candidate is dropped only where the noise cannot explain its distance to the best one: {spread:.1f} % "
-            f"from process to process, by {noise.degrees} A/A controls. The chance that the best one was dropped is at "
-            f"most {100 * config.error:g} % (search.error)."
+            f"A candidate is dropped only where another one is better in {' and '.join(config.objectives)} by more "
+            f"than noise explains ({noise}). The chance that {which} was dropped is at most {100 * config.error:g} % "
+            "(search.error)."
         )
     if judged is not None:
         notes.append(
@@ -140,16 +149,38 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
     return notes
 
 
+def _noise(search: Search) -> str:
+    """How far processes, or prompts, differ; "" where no control tells it."""
+    said = []
+    for objective in search.config.objectives:
+        noise = search.noise(objective, ("screen-", "race-"))
+        if objective not in RATIOS:
+            said.append(f"{objective}: from prompt to prompt")
+        elif noise.degrees:
+            spread = 100 * math.expm1(math.sqrt(noise.variance))
+            said.append(f"{objective}: {spread:.1f} % from process to process, by {noise.degrees} A/A controls")
+        else:
+            return ""
+    return "; ".join(said)
+
+
 def write_record(record: SearchRecord, folder: Path) -> None:
     """Writes `search.json` and `search.md`. Raises OSError."""
     write_atomically(folder / RECORD, json.dumps(record.plain, indent=1, ensure_ascii=False).encode())
     write_atomically(folder / TABLES, markdown_of(record).encode())
 
 
-def markdown_of(record: SearchRecord) -> str:
-    """The answer, the candidates, what cannot run, and the notes, as Markdown."""
+def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda entry: entry.because) -> str:
+    """The answer, the candidates, what cannot run, and the notes, as Markdown.
+
+    Args:
+        record: the search.
+        because: writes why a candidate came so far and no farther.
+    """
     parts = [f"**{record.sentence}**\n", " · ".join(record.header) + "\n"]
-    parts.append(markdown(headings_of(record), [cells(entry) for entry in record.entries], record.notes))
+    columns = columns_of(record)
+    rows = [[*(cell(entry) for _, cell in columns), because(entry)] for entry in record.entries]
+    parts.append(markdown([*(heading for heading, _ in columns), "because"], rows, record.notes))
     judged = [entry for entry in record.entries if entry.command]
     if judged:
         parts.append("To measure what was judged again:\n")
@@ -163,22 +194,41 @@ def markdown_of(record: SearchRecord) -> str:
     return "\n".join(parts)
 
 
-def headings_of(record: SearchRecord) -> tuple[str, ...]:
-    """The headings of the table, with the metric of the distance."""
-    return tuple(record.distance if heading == "distance" else heading for heading in HEADINGS)
+Column = tuple[str, Callable[[Entry], str]]
+"""A heading, and what stands below it for each candidate."""
 
 
-def cells(entry: Entry) -> tuple[str, ...]:
-    """A candidate's row."""
-    return (
-        entry.name,
-        f"{entry.fate}{', on the front' if entry.on_front else ''}",
-        "" if entry.speedup is None else ratio_text(Interval(entry.speedup, entry.low, entry.high)),
-        "" if entry.latency_s is None else f"{entry.latency_s:.3g} s",
-        "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB",
-        "" if entry.distance is None else f"{entry.distance:.2g}",
-        entry.because,
-    )
+def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:
+    """The columns of the table but the last one, which says why.
+
+    Args:
+        record: the search.
+        brief: leaves out when a start is repaid. The column of starts is there only where one says something.
+    """
+    columns: list[Column] = [
+        ("candidate", lambda entry: entry.name),
+        ("fate", lambda entry: f"{entry.fate}{', on the front' if entry.on_front else ''}"),
+        ("speed-up", _speedup),
+        ("latency", lambda entry: "" if entry.latency_s is None else f"{entry.latency_s:.3g} s"),
+        ("memory", lambda entry: "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB"),
+        (record.distance, lambda entry: "" if entry.distance is None else f"{entry.distance:.2g}"),
+        ("start", _start_cost if brief else _start),
+    ]
+    return columns if any(map(_start, record.entries)) else columns[:-1]
+
+
+def _speedup(entry: Entry) -> str:
+    return "" if entry.speedup is None else ratio_text(Interval(entry.speedup, entry.low, entry.high))
+
+
+def _start_cost(entry: Entry) -> str:
+    return _start(entry).partition(", ")[0]
+
+
+def _start(entry: Entry) -> str:
+    start = f"+{entry.start_said}" if entry.start_said else ""
+    again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
+    return "; ".join(filter(None, (start, again)))
 
 
 def load_line(record: SearchRecord) -> str:

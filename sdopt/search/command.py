@@ -17,7 +17,7 @@ from sdopt.schema import Tracking
 from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
 from sdopt.search.config import SearchConfig, search_config, split
 from sdopt.search.plot import search_plot
-from sdopt.search.record import Entry, SearchRecord
+from sdopt.search.record import Entry, SearchRecord, shortened
 from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
@@ -62,13 +62,13 @@ def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
     Raises:
         UsageError: something in it cannot be read or composed, or no option can run here.
     """
-    config = search_config(overrides)
+    config = search_config(overrides, config_dir)
     _, given = split(overrides)
     reject_null_groups(given)
     with composer_of(given, config_dir) as composer:
         run = composer.current
         machine, _ = find_machine(start_fork_server(), run.hardware, data_sheets)
-        return Prepared(config, given, config_dir, run, Space.of(config, composer, machine.device))
+        return Prepared(config, given, config_dir, run, Space.of(config, composer, machine.device, config_dir))
 
 
 @contextmanager
@@ -135,7 +135,8 @@ def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tra
         identity=folder.name,
         experiment=record.name,
         name=f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}",
-        note=markdown_of(record),
+        started=record.started,
+        note=markdown_of(record, because=lambda entry: shortened(entry.because)),
         parameters=own | {"given": " ".join(search.studies.given)},
         files=files,
         trials=[_trial_run(entry, record) for entry in record.entries],
@@ -155,7 +156,14 @@ def _trial_run(entry: Entry, record: SearchRecord) -> TrialRun:
         "memory/peak_gib": entry.memory_gib,
         f"quality/{record.distance}": entry.distance,
         "processes": float(entry.processes),
+        "compile/recompiles": entry.recompiles,
     }
+    if entry.start is not None:
+        figures |= {
+            "start/first_image_s": entry.start.first_image_s,
+            "start/extra_s": entry.start.extra_s,
+            "break_even/images": entry.start.images,
+        }
     choices = dict(override.lstrip("+").partition("=")[::2] for override in entry.overrides)
     return TrialRun(
         entry.name,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sdopt.config.groups import optimization_options, options_of
@@ -43,13 +44,14 @@ class SearchConfig:
     """A limit for that distance, in the unit of the metric."""
     budget_s: float = bounded(gt=0, le=31_536_000)
     """Time that this call may take, in seconds: no further candidates are screened once what is left is needed to race
-    and to judge. The judging is done whatever it takes."""
+    and to judge, and no race begins that would leave too little to judge. The judging is done whatever it takes."""
     trials: int | None = bounded(None, ge=1, le=1_000_000)
     """Combinations to measure at most; null is as many as the budget allows, or as there are."""
     side_by_side: int = bounded(ge=1, le=100)
     """Candidates that are measured beside one baseline, in one study."""
     error: float = bounded(gt=0, lt=1)
-    """The chance, over all races together, that the best candidate is dropped in one of them."""
+    """The chance, over all races together, that the best candidate is dropped in one of them; with several objectives,
+    that any candidate of the front is."""
     races: int = bounded(ge=0, le=100)
     """Races among the candidates that screening cannot tell from the best one."""
     finalists: int = bounded(ge=1, le=100)
@@ -83,8 +85,12 @@ def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, [override for override in overrides if override not in own]
 
 
-def search_config(overrides: Sequence[str]) -> SearchConfig:
+def search_config(overrides: Sequence[str], config_dir: Path | None = None) -> SearchConfig:
     """Returns `conf/search.yaml` with the overrides of a command line applied, typed and within its ranges.
+
+    Args:
+        overrides: of the search and of its studies.
+        config_dir: a folder with groups of the user's own.
 
     Raises:
         UsageError: an override names no key, a value is of another type or out of its range, a group or an option does
@@ -97,7 +103,7 @@ def search_config(overrides: Sequence[str]) -> SearchConfig:
         for override in others
         if group_of(key_of(override)) in _OWN
     ]
-    problems += [*_wrong_space(config), *_wrong_objectives(config)]
+    problems += [*_wrong_space(config, config_dir), *_wrong_objectives(config)]
     if wrong := wrong_name(config.title):
         problems.append(f"search.title={config.title}: {wrong}")
     if problems:
@@ -110,8 +116,8 @@ def search_file() -> SearchConfig:
     return own_config("search", SearchCommand, []).search
 
 
-def _wrong_space(config: SearchConfig) -> list[str]:
-    groups = sorted({group for group, _ in optimization_options()} | {"scheduler"})
+def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
+    groups = sorted({group for group, _ in optimization_options(config_dir)} | {"scheduler"})
     problems = [
         f"search.groups: there is no group '{group}' of options; there are {', '.join(groups)}"
         for group in config.groups
@@ -121,7 +127,7 @@ def _wrong_space(config: SearchConfig) -> list[str]:
         if group not in config.groups:
             problems.append(f"search.options: '{group}' is not among search.groups")
             continue
-        known = options_of(group)
+        known = options_of(group, config_dir)
         problems += [
             f"search.options: {group} has no option '{option}'; there are {', '.join(known)}"
             for option in options

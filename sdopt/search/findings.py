@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
+from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
+from sdopt.report.rows import start_of
+from sdopt.results.records import BreakEven, Ruling, Score, StudyResult, VariantResult, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 
-_RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
+RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio that an objective is made of."""
 
 
@@ -30,6 +31,10 @@ class Finding:
         excess: by limit, by which share it is exceeded; negative where it is kept.
         out: why it cannot be the winner; "" where it may be.
         spoiled: whether that is because its images, which are all there, break a rule of the gate.
+        distances: of each prompt; empty where the metric has none, or one is not finite.
+        start: what it costs before its first image, and when that is repaid; None where that was not measured.
+        start_said: the same in words, where it is worth a word.
+        recompiles: graphs that were compiled after the first call; None where nothing is compiled.
     """
 
     losses: dict[str, float]
@@ -40,6 +45,10 @@ class Finding:
     excess: dict[str, float]
     out: str
     spoiled: bool = False
+    distances: tuple[float, ...] = ()
+    start: BreakEven | None = None
+    start_said: str = ""
+    recompiles: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -68,22 +77,27 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         for judged in result.judgements
         if judged.verdict is Verdict.FAIL
     }
-    rows = [row for row in figures_of(result) if row.comparison and row.variant.role != "control"]
+    baseline, rows = result.variant(result.baseline), figures_of(result)
     return {
-        row.variant.name: _finding(row, config, broken.get(row.variant.name, ""), failed.get(row.variant.name, []))
+        (name := row.variant.name): _finding(
+            row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)
+        )
         for row in rows
+        if row.comparison and row.variant.role != "control"
     }
 
 
-def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling]) -> Finding:
+def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[Ruling], beyond: str) -> Finding:
     losses = {
         objective: -math.log(ratio.measure.gain(ratio.interval.estimate))
-        for objective, name in _RATIOS.items()
+        for objective, name in RATIOS.items()
         if (ratio := row.ratios.get(name)) is not None
     }
-    distance = distance_of(row, config.distance)
+    score = distance_of(row, config.distance)
+    distance = score.estimate if score else None
     if distance is not None:
         losses["distance"] = distance
+    by_prompt = [each for each in score.per_prompt if each is not None] if score else []
     memory = row.headline_memory[1] if row.headline_memory else None
     latency = row.latency.estimate if row.latency else None
     limits = {
@@ -105,9 +119,28 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         memory,
         distance,
         excess,
-        broken or _reasons(failed) or _why_out(row.variant, [*unknown, *missing], excess, config),
+        broken or _reasons(failed) or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
+        distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
+        start=row.comparison.break_even if row.comparison else None,
+        start_said=", ".join(start_of(row) or ()),
+        recompiles=row.recompiles,
     )
+
+
+_PEAKS_VARY = 1.1
+"""By what factor the peaks of two processes of one variant differ at most: those of A/A controls are within 3 %."""
+
+
+def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
+    """Says so if the peak is so far beyond the gate's limit that one process, which has no interval, shows it."""
+    ratio = row.ratios.get(MEMORY_RATIO.name)
+    rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
+    limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
+    if ratio is None or not limits:
+        return ""
+    limit, found = max(min(limits), smallest_factor(MEMORY_RATIO, gate, baseline)), ratio.interval.estimate
+    return f"memory_ratio {found:.3g} exceeds {limit:.3g}" if found > limit * _PEAKS_VARY else ""
 
 
 def _reasons(failed: Sequence[Ruling]) -> str:
@@ -124,15 +157,15 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
     return f"exceeds {', '.join(beyond)}" if beyond else ""
 
 
-def distance_of(row: Figures, metric: str) -> float | None:
+def distance_of(row: Figures, metric: str) -> Score | None:
     """Returns the distance of a candidate's images to the baseline's; of a metric over features, the first one."""
     scores = [score for name, score in row.scores.items() if name == metric or name.startswith(f"{metric}_")]
-    return next((score.estimate for score in scores if score.estimate is not None), None)
+    return next((score for score in scores if score.estimate is not None), None)
 
 
-def control_of(result: StudyResult) -> tuple[float, int] | None:
-    """Returns the log ratio of the A/A control to the baseline in time, and over how many processes it is."""
+def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
+    """Returns the log ratio of the A/A control to the baseline in time or memory, and over how many processes."""
     for row in figures_of(result):
-        if row.variant.role == "control" and row.speedup is not None:
-            return math.log(row.speedup.interval.estimate), len(row.variant.measurements)
+        if row.variant.role == "control" and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
+            return math.log(ratio.interval.estimate), len(row.variant.measurements)
     return None

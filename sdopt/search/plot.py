@@ -24,11 +24,16 @@ _JUDGED = (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
 def search_plot(record: SearchRecord) -> bytes | None:
     """Draws every candidate with a speed-up as a PNG: against the distance of its images, or else against memory.
 
+    Memory it is, too, where that is an objective and the distance is none. Where both axes are all the objectives, a
+    line joins the front.
+
     Returns:
         None where there is none.
     """
     measured = [entry for entry in record.entries if entry.speedup is not None]
-    by_distance = any(entry.distance is not None for entry in measured)
+    wanted = "distance" in record.objectives or "memory" not in record.objectives
+    by_distance = wanted and any(entry.distance is not None for entry in measured)
+    joined = set(record.objectives) == {"latency", "distance" if by_distance else "memory"}
     points: list[dict[str, Any]] = [
         {
             "x": entry.distance if by_distance else entry.memory_gib,
@@ -37,6 +42,7 @@ def search_plot(record: SearchRecord) -> bytes | None:
             "high": entry.high,
             "kind": str(entry.fate),
             "label": entry.name if entry.fate in _JUDGED else "",
+            "front": joined and entry.on_front,
         }
         for entry in measured
         if (entry.distance if by_distance else entry.memory_gib) is not None
@@ -74,6 +80,11 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], heading: str) -> S
                 "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
             },
             {
+                "transform": [{"filter": "datum.front"}],
+                "mark": {"type": "line", "color": GREEN, "interpolate": "step-after", "opacity": 0.6},
+                "encoding": {"x": x, "y": y},
+            },
+            {
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": shape},
             },
@@ -98,10 +109,11 @@ def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool) 
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
-    """Zero, and at most six powers of ten between the smallest figure and the largest."""
+    """Zero, and some powers of ten; that below the smallest figure would be written over the zero if there are many."""
     low, high = math.log10(_small(points)), math.log10(max(point["x"] for point in points) or 1.0)
     step = max(1, math.ceil((high - low) / 6))
-    return [0.0, *(10.0**power for power in range(math.floor(low) + step, math.ceil(high) + 1, step))]
+    first = math.floor(low) + (step if high - low > 1 else 0)
+    return [0.0, *(10.0**power for power in range(first, math.ceil(high) + 1, step))]
 
 
 def _small(points: list[dict[str, Any]]) -> float:

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from sdopt.results.records import BreakEven
+
 
 def shortened(reasons: str) -> str:
     """Returns the first of several reasons, and how many there are beside it."""
@@ -45,6 +47,12 @@ class Entry:
     low: float | None = None
     """Of the interval of the speed-up, which only the judging gives."""
     high: float | None = None
+    start: BreakEven | None = None
+    """What it costs before its first image, in the last study that it was measured in."""
+    start_said: str = ""
+    """The same in words, where it is more than a call of the baseline."""
+    recompiles: float | None = None
+    """Graphs that were compiled after the first call; None where nothing is compiled."""
     on_front: bool = False
     """Whether no other candidate that was judged and passed is better in all objectives."""
     command: str = ""

@@ -18,19 +18,14 @@ from sdopt.optimizations.base import Contract
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate
+from sdopt.search.budget import Budget, start_s
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import Finding, control_of, findings_of
-from sdopt.search.racing import Noise, Standing, contenders
+from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
+from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, race
 from sdopt.search.record import Fate, shortened
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import FINAL, Studies
 from sdopt.search.trials import Trials
-
-_RACED = ("latency", "memory")
-"""Objectives whose noise the A/A control tells, or that have next to none."""
-
-_RACE_AGAINST_SCREEN = 2.5
-"""What a race takes, as a multiple of a screening study: twice the processes, three times the prompts."""
 
 
 @dataclass
@@ -54,13 +49,18 @@ class Search:
     say: Callable[[str], None]
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
     """How candidates ended that take no further part, and why, by their names."""
-    _gaining: set[str] = field(default_factory=set)
-    """Candidates that were measured to be better than the baseline, if that is what is looked for."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
+
+    @cached_property
+    def budget(self) -> Budget:
+        """What studies will take."""
+        return Budget(self.studies)
 
     def run(self) -> StudyResult | None:
         """Takes all steps; returns the judged study, or None where no candidate is worth judging."""
         if not any(self.results(FINAL)):
+            for reasons in self.space.left_out:
+                self.say(f"left out: {shortened(reasons)}")
             self.studies.require_final(self._foreseen())
             # Who has raced was chosen among those that were screened before.
             if not any(self.results("race-")):
@@ -68,8 +68,9 @@ class Search:
         finalists = self.race()
         if not finalists:
             return None
-        said = "; ".join(candidate.name for candidate in finalists)
-        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes: {said}")
+        names = [candidate.name for candidate in finalists]
+        about = self._about(FINAL, names)
+        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{about}: {'; '.join(names)}")
         return self.studies.measure(FINAL, finalists, brief=False)
 
     def _foreseen(self) -> list[Candidate]:
@@ -83,44 +84,60 @@ class Search:
         """Measures candidates side by side, until the budget, the trials or the space are at their end."""
         for stage, candidates in self.trials.unfinished().items():
             self._screen(stage, candidates)
-        longest = 0.0
-        while (count := self._next(longest)) > 0:
+        while (count := self._next()) > 0:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
                 which = "can run and hold none of those that spoil images" if self.trials.spoiled else "can run"
                 self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
                 return
-            began = time.monotonic()
             self._screen(stage, candidates)
-            longest = max(longest, time.monotonic() - began)
 
-    def _next(self, longest: float) -> int:
+    def _next(self) -> int:
         """How many candidates the next study screens; 0 where there is none."""
         done = len(self.trials.candidates)
-        count = self.config.side_by_side
-        if self.config.trials is not None:
-            count = min(count, self.config.trials - done)
-            if count <= 0:
-                self.trials.ended = f"Screened as many as search.trials={self.config.trials} allows."
-                return 0
-        if done and time.monotonic() + longest + self._reserved(longest) > self.deadline:
-            self.trials.ended = (
-                f"Screened {done}: no more fitted into search.budget_s={self.config.budget_s:g} with the judging."
-            )
-            return 0
-        return count
-
-    def _reserved(self, longest: float) -> float:
-        """What racing and judging will take, in seconds, as far as it is known."""
+        most = self.config.side_by_side
+        why = f"Screened {done}: no more fitted into search.budget_s={self.config.budget_s:g} with the judging."
+        if self.config.trials is not None and self.config.trials < done + most:
+            most = max(0, self.config.trials - done)
+            why = why if most else f"Screened as many as search.trials={self.config.trials} allows."
         screened = next(iter(self.results("screen-")), None)
-        if screened is None:
-            return 0.0
-        return self.studies.final_seconds(screened) + (_RACE_AGAINST_SCREEN * longest if self.config.races else 0)
+        if screened is not None:  # before that nothing is known
+            left = self.deadline - time.monotonic() - self._reserved(screened)
+            # What is proposed next may hold whatever takes longest to start.
+            longest = max(map(start_s, self._screened()), default=0.0)
+            fitting = (n for n in range(most, 0, -1) if self.budget.seconds("screen", [longest] * n, screened) <= left)
+            most = next(fitting, 0)
+        if not most:
+            untried = self.trials.untried
+            self.trials.ended = why + (f" Not tried even alone: {'; '.join(untried)}." if untried else "")
+        return most
+
+    def _reserved(self, screened: StudyResult) -> float:
+        """What racing and judging will take, in seconds, as far as a study that screened tells it."""
+        starts = sorted((start_s(finding) for finding in self._screened() if not finding.out), reverse=True)
+        starts += [0.0] * max(self.config.side_by_side, self.config.finalists)  # of what is not screened yet
+        judging = self.budget.seconds(FINAL, starts[: self.config.finalists], screened)
+        racing = self.budget.seconds("race", starts[: self.config.side_by_side], screened) if self.config.races else 0
+        return judging + racing
+
+    def _about(self, stage: str, names: Sequence[str]) -> str:
+        return f" (about {math.ceil(self._seconds(stage, names) / 60)} min)"
+
+    def _seconds(self, stage: str, names: Sequence[str]) -> float:
+        """How long a study of some candidates takes."""
+        screened, found = next(iter(self.results("screen-"))), self.all_findings(("screen-",))
+        return self.budget.seconds(stage, [max(map(start_s, found[name])) for name in names], screened)
+
+    def _screened(self) -> list[Finding]:
+        return [finding for findings in self.all_findings(("screen-",)).values() for finding in findings]
 
     def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
-        found = self.findings(self.studies.measure(stage, candidates))
+        began = time.monotonic()
+        result = self.studies.measure(stage, candidates)
+        found = self.findings(result)
+        self.budget.learn("screen", list(found.values()), result, time.monotonic() - began)
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
             self.say(f"  {self.told(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
@@ -131,6 +148,7 @@ class Search:
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
             "" if finding.memory_gib is None else f"{finding.memory_gib:.2f} GiB",
             "" if finding.distance is None else f"{self.config.distance} {finding.distance:.2g}",
+            f"start +{finding.start_said}" if finding.start_said else "",
         ]
         return ", ".join(filter(None, words)) or "no figures"
 
@@ -142,73 +160,48 @@ class Search:
         Returns:
             the finalists, ranked.
         """
-        known = {candidate.name: candidate for candidate in self.trials.candidates}
+        candidates = {candidate.name: candidate for candidate in self.trials.candidates}
         judged = next(iter(self.results(FINAL)), None)
-        for number in range(self.config.races + 1):
-            order = self._contenders(number)
+
+        def measure(number: int, names: list[str]) -> bool:
             stage = f"race-{number}"
-            ran = (self.studies.folder / stage / "result.json").is_file()
-            if number == self.config.races or (judged and not ran) or len(order) <= self.config.finalists:
-                break
-            most = max(self.config.side_by_side, self.config.finalists)
-            self._drop(order[most:], Fate.LEFT_OUT, f"{most} others came first, and raced")
+            if judged and not self._has_begun(stage):
+                return False
+            if not self._has_begun(stage) and not self._has_time(names):
+                self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
+                return False
             if judged is None:
-                self.say(f"{stage}: {len(order[:most])} cannot be told from the best one")
-            self.studies.measure(stage, [known[name] for name in order[:most]])
-        losing = [name for name in order if name not in self._gaining]
-        self._drop(losing, Fate.LEFT_OUT, f"no gain in {self.config.objectives[0]} was measured")
-        order = [name for name in order if name in self._gaining]
+                self.say(f"{stage}: {len(names)} may still be the best{self._about('race', names)}")
+            self.studies.measure(stage, [candidates[name] for name in names])
+            return True
+
+        order = race(self.config, self._standings, measure, self._drop)
         there = [row.name for row in judged.candidates] if judged else []
-        finalists = [name for name in there if name in known] or self._finalists(order, known)
+        finalists = [name for name in there if name in candidates] or self._finalists(order, candidates)
         self._drop(
             [name for name in order if name not in finalists], Fate.LEFT_OUT, "others came first: search.finalists"
         )
-        return [known[name] for name in finalists]
+        return [candidates[name] for name in finalists]
 
-    def _contenders(self, races: int) -> list[str]:
-        """The candidates that may still win after so many races, the best first; notes why the others do not."""
+    def _has_begun(self, stage: str) -> bool:
+        return (self.studies.folder / stage / "result.json").is_file()
+
+    def _has_time(self, names: Sequence[str]) -> bool:
+        """Whether candidates can race before the time is needed to judge the first of them."""
+        left = self.deadline - time.monotonic()
+        return self._seconds("race", names) + self._seconds(FINAL, names[: self.config.finalists]) <= left
+
+    def _standings(self, races: int) -> Standings:
+        """What is known after so many races of the candidates that are not ruled out; notes why the others are."""
         stages = ("screen-", *(f"race-{number}" for number in range(races)))
-        found = self.all_findings(stages)
-        alive = {name: findings for name, findings in found.items() if name not in self.dropped}
-        for name, findings in list(alive.items()):
+        noise = {objective: self.noise(objective, stages) for objective in self.config.objectives}
+        found: dict[str, list[Standing]] = {}
+        for name, findings in self.all_findings(stages).items():
             if out := next((finding.out for finding in findings if finding.out), ""):
                 self._drop([name], Fate.RULED_OUT, out)
-                del alive[name]
-        self._gaining = set(alive)
-        if len(self.config.objectives) > 1 or self.config.objectives[0] not in _RACED:
-            return self._ranked_by_front(alive)
-        [objective] = self.config.objectives
-        standings = {name: standing_of(findings, objective) for name, findings in alive.items()}
-        noise = self.noise(stages)
-        kept = contenders(standings, noise, self.config.error / max(1, self.config.races + 1))
-        why = {
-            "latency": "cannot win any more: slower than the best one by more than the A/A controls differ",
-            "memory": "cannot win any more: more memory than the best one",
-        }
-        self._drop(standings.keys() - set(kept), Fate.DROPPED, why[objective])
-        self._gaining = {name for name in kept if self._is_gain(standings[name])}
-        return kept
-
-    @staticmethod
-    def _is_gain(standing: Standing) -> bool:
-        return standing.loss < 0
-
-    def _ranked_by_front(self, found: dict[str, list[Finding]]) -> list[str]:
-        """The candidates than which none is better in all objectives; for a single one, all by its order."""
-        means = {
-            name: [standing_of(findings, objective).loss for objective in self.config.objectives]
-            for name, findings in found.items()
-        }
-        order = sorted(means, key=lambda name: means[name])
-        if len(self.config.objectives) == 1:
-            return order
-        front = front_of(means)
-        self._drop(
-            [name for name in order if name not in front], Fate.DROPPED, "another one is better in all objectives"
-        )
-        # The best one of each objective first, so that the ends of the front are judged whatever is between them.
-        ends = [min(front, key=lambda name: means[name][place]) for place in range(len(self.config.objectives))]
-        return list(dict.fromkeys([*ends, *(name for name in order if name in front)]))
+            else:
+                found[name] = [standing_of(findings, objective, noise[objective]) for objective in noise]
+        return found
 
     def _finalists(self, order: Sequence[str], known: dict[str, Candidate]) -> list[str]:
         """The first ones, the last of them replaced by the best that promises equal images, if none of them does."""
@@ -226,18 +219,16 @@ class Search:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def noise(self, stages: Sequence[str]) -> Noise:
-        """What the A/A controls of some stages say of how far processes differ."""
-        if self.config.objectives == ["memory"]:
-            return Noise(0.0, 1)
-        controls = [control_of(result) for stage in stages for result in self.results(stage)]
+    def noise(self, objective: str, stages: Sequence[str]) -> Noise:
+        """What the A/A controls of some stages say of how far processes differ in time or memory."""
+        controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
         return Noise.of_controls([control for control in controls if control is not None])
 
     def all_findings(self, stages: Sequence[str]) -> dict[str, list[Finding]]:
         """What the studies of some stages say of each candidate."""
         found: dict[str, list[Finding]] = {}
         for stage in stages:
-            for result in self.results(stage):
+            for result in self.finished(stage):
                 if result.id not in self._read:
                     self._read[result.id] = self.findings(result)
                 for name, finding in self._read[result.id].items():
@@ -256,24 +247,23 @@ class Search:
         with composer_of(self.studies.overrides(FINAL), self.studies.config_dir) as composer:
             return composer.current.gate
 
+    def finished(self, stage: str) -> Iterator[StudyResult]:
+        """Of these, what was measured to its end."""
+        return (result for result in self.results(stage) if result.status == "finished")
+
     def results(self, stage: str) -> Iterator[StudyResult]:
-        """The results of the studies whose folders begin so, in their order."""
-        for path in sorted(self.studies.folder.glob(f"{stage}*/result.json")):
+        """The results of the study of that name, or of all whose names begin so where it ends in a hyphen."""
+        for path in sorted(self.studies.folder.glob(f"{stage}{'*' if stage.endswith('-') else ''}/result.json")):
             yield read_result(path)
 
 
-def standing_of(findings: Sequence[Finding], objective: str) -> Standing:
+def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> Standing:
     """Returns what several studies, in each of which it was measured, say of a candidate in one objective."""
-    return Standing.of([(finding.losses[objective], finding.processes) for finding in findings])
-
-
-def front_of(losses: dict[str, list[float]]) -> set[str]:
-    """Returns the names than which none is at least as good in all losses, and better in one."""
-
-    def beats(one: list[float], other: list[float]) -> bool:
-        return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
-
-    return {name for name, mine in losses.items() if not any(beats(other, mine) for other in losses.values())}
+    if objective in RATIOS:
+        return RatioStanding.of([(finding.losses[objective], finding.processes) for finding in findings], noise)
+    # Each study shows the prompts of the ones before it, and some more.
+    last = max(findings, key=lambda finding: len(finding.distances))
+    return DistanceStanding(last.losses[objective], last.distances)
 
 
 def _order(finding: Finding, config: SearchConfig) -> tuple[bool, float]:

@@ -5,7 +5,7 @@ The times of a process are its variant's, times what this process differs by, ti
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,9 @@ from sdopt.gate.trial.simulation import (
 )
 from sdopt.results.records import Verdict
 from sdopt.schema import Gate
-from sdopt.search.racing import Noise, Standing, contenders, ranked
+from sdopt.search.config import SearchConfig, search_file
+from sdopt.search.racing import Noise, RatioStanding, Standings, race
+from sdopt.search.record import Fate
 
 HEADINGS = (
     "between / round",
@@ -35,8 +37,7 @@ HEADINGS = (
     "best one passes",
 )
 
-_OPTIONS, _SIDE_BY_SIDE, _FINALISTS, _RACES, _ERROR = 50, 6, 3, 2, 0.05
-_ROUNDS = 3
+_OPTIONS, _ROUNDS = 50, 3
 
 
 @dataclass(frozen=True)
@@ -60,27 +61,30 @@ class Found:
     passed: bool
 
 
-def simulated(between: float, gain: float, random: np.random.Generator) -> Found:
+def simulated(config: SearchConfig, between: float, gain: float, random: np.random.Generator) -> Found:
     """Searches once among options of which the first has a true gain, as in 1.05, and the others none."""
     speeds = {f"{number}": math.log(gain) if number == 0 else 0.0 for number in range(_OPTIONS)}
     found: dict[str, list[tuple[float, int]]] = {}
     controls: list[tuple[float, int]] = []
     names = list(speeds)
-    for start in range(0, _OPTIONS, _SIDE_BY_SIDE):
-        _measure(names[start : start + _SIDE_BY_SIDE], 1, speeds, between, random, found, controls)
+    for start in range(0, _OPTIONS, config.side_by_side):
+        _measure(names[start : start + config.side_by_side], 1, speeds, between, random, found, controls)
     screened = max(-loss for [(loss, _)] in found.values())
-    alive, dropped = set(names), set[str]()
-    for race in range(_RACES + 1):
-        standings = {name: Standing.of(found[name]) for name in alive}
-        order = contenders(standings, Noise.of_controls(controls), _ERROR / (_RACES + 1))
-        dropped |= alive - set(order)
-        if race == _RACES or len(order) <= _FINALISTS:
-            break
-        order = order[:_SIDE_BY_SIDE]
-        alive = set(order)
-        _measure(order, 2, speeds, between, random, found, controls)
-    standings = {name: Standing.of(found[name]) for name in order}
-    finalists = [name for name in ranked(standings) if standings[name].loss < 0][:_FINALISTS]
+
+    def known(_race: int) -> Standings:
+        noise = Noise.of_controls(controls)
+        return {name: [RatioStanding.of(mine, noise)] for name, mine in found.items()}
+
+    def measure(_race: int, chosen: list[str]) -> bool:
+        _measure(chosen, 2, speeds, between, random, found, controls)
+        return True
+
+    dropped: set[str] = set()
+
+    def drop(losing: Iterable[str], fate: Fate, _why: str) -> None:
+        dropped.update(losing if fate is Fate.DROPPED else ())
+
+    finalists = race(config, known, measure, drop)[: config.finalists]
     return _judged(finalists, screened, "0" in dropped, between, gain, random)
 
 
@@ -129,11 +133,11 @@ def _judged(
 
 def searches(studies: int) -> list[tuple[str, ...]]:
     """Returns a row for each deviation between processes, without a true gain and with one of 10 %."""
-    rows = []
+    rows, config = [], search_file()
     for between in BETWEEN:
         for gain in (1.0, 1.1):
             random = np.random.default_rng([studies, round(10 * between), round(100 * gain)])
-            found = [simulated(between, gain, random) for _ in range(studies)]
+            found = [simulated(config, between, gain, random) for _ in range(studies)]
             rows.append(_row(between, gain, found))
     return rows
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
@@ -12,7 +13,7 @@ from sdopt.config.overrides import quoted
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Contract
+from sdopt.optimizations.base import Contract, Stage
 from sdopt.results.choices import NONE
 from sdopt.search.config import SearchConfig
 from sdopt.variant import Variant
@@ -76,7 +77,7 @@ class Space:
 
     Attributes:
         variables: groups first, keys after them.
-        left_out: why options cannot run here even alone.
+        left_out: why options cannot run here even alone, all reasons of each in a line.
         composer: composes the baseline and each combination.
         device: what they shall run on.
     """
@@ -88,9 +89,18 @@ class Space:
     _composed: dict[tuple[str, ...], Variant | UsageError] = field(default_factory=dict, init=False, compare=False)
 
     @classmethod
-    def of(cls, config: SearchConfig, composer: HydraComposer, device: Device) -> "Space":
-        """Returns the space that a search is asked for. Raises UsageError where no option of it can run here."""
-        whole = cls((*_groups(config, composer), *_keys(config)), (), composer, device)
+    def of(
+        cls, config: SearchConfig, composer: HydraComposer, device: Device, config_dir: Path | None = None
+    ) -> "Space":
+        """Returns the space that a search is asked for. Raises UsageError where no option of it can run here.
+
+        Args:
+            config: what it varies.
+            composer: composes the baseline and each combination.
+            device: what they shall run on.
+            config_dir: a folder with groups of the user's own.
+        """
+        whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device)
         baseline = {variable.name: variable.plain for variable in whole.variables if not variable.is_key}
         kept, reasons = [], list[str]()
         for variable in whole.variables:
@@ -98,7 +108,7 @@ class Space:
                 kept.append(variable)
                 continue
             alone = {value: whole.candidate(baseline | {variable.name: value}) for value in variable.values}
-            reasons += [why for found in alone.values() if isinstance(found, list) for why in found]
+            reasons += ["; ".join(found) for found in alone.values() if isinstance(found, list)]
             fit = tuple(value for value, found in alone.items() if not isinstance(found, list))
             if fit not in ((), (variable.plain,)):
                 kept.append(replace(variable, values=fit))
@@ -165,11 +175,28 @@ class Space:
                 yield chosen | dict(zip((key.name for key in keys), settings, strict=True))
 
     def alone(self) -> Iterator[dict[str, Any]]:
-        """Yields the points in which one option is not the baseline's: what to try first."""
+        """Yields the points in which one option is not the baseline's: what to try first, and what compiles last."""
         groups = [variable for variable in self.variables if not variable.is_key]
         plain = {each.name: each.plain if each.plain in each.values else each.values[0] for each in groups}
-        for variable in groups:
-            yield from (plain | {variable.name: value} for value in variable.values if value != plain[variable.name])
+        points = [
+            plain | {variable.name: value}
+            for variable in groups
+            for value in variable.values
+            if value != plain[variable.name]
+        ]
+        yield from sorted(points, key=self.compiles)
+
+    def compiles(self, point: Point) -> bool:
+        """Whether a point has another compiler than the baseline, which may take minutes before its first image."""
+        return self._compilers(point) != self._compilers({})
+
+    def _compilers(self, point: Point) -> dict[str, str | None]:
+        """What compiles in a point, by axis."""
+        composed = self._variant(self.overrides(point))
+        if isinstance(composed, UsageError):
+            return {}
+        axes = [axis for axis, option in composed.optimizations.items() if option.stage is Stage.COMPILE]
+        return {axis: composed.choices.get(axis) for axis in axes}
 
     def overrides(self, point: Point) -> list[str]:
         """Returns what makes a point of the baseline, as on a command line."""
@@ -220,9 +247,9 @@ def _written(value: Any) -> str:
     return "null" if value is None else str(value).lower()
 
 
-def _groups(config: SearchConfig, composer: HydraComposer) -> Iterator[Variable]:
+def _groups(config: SearchConfig, composer: HydraComposer, config_dir: Path | None) -> Iterator[Variable]:
     for group in config.groups:
-        options = tuple((config.options or {}).get(group) or options_of(group))
+        options = tuple((config.options or {}).get(group) or options_of(group, config_dir))
         chosen = composer.current.choices
         if isinstance(default_options().get(group), list):
             names = [f"{group}.{option}" for option in options]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sdopt.analysis.timing import latency
 from sdopt.config.composer import composer_of
 from sdopt.config.overrides import key_of, merge_overrides, quoted
+from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.rules import require_measured
 from sdopt.launching import launch
@@ -18,8 +18,8 @@ from sdopt.results.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.space import BASELINE, Candidate
 from sdopt.study.designs import as_override
-from sdopt.study.forecast import calls_ahead
 from sdopt.study.missing import missing_of
+from sdopt.variant import Variant
 
 FINAL = "final"
 """The folder of the study that the gate judges."""
@@ -77,8 +77,7 @@ class Studies:
 
     def _drawn(self, stage: str) -> int:
         """How many prompts the studies of a stage show."""
-        with composer_of(self.overrides(stage), self.config_dir) as composer:
-            run = composer.current
+        run, _ = self.composed(stage)
         return max(run.workload.prompt_count, run.quality.prompt_count or 0)
 
     def require_final(self, candidates: Sequence[Candidate]) -> None:
@@ -125,17 +124,10 @@ class Studies:
             raise UnavailableError(error.problems if error else f"{folder}: the study left no result")
         return read_result(folder)
 
-    def final_seconds(self, screened: StudyResult) -> float:
-        """Returns what the judging will take, as far as one screened study tells."""
-        with composer_of(self.overrides(FINAL), self.config_dir) as composer:
-            run = composer.current
-            baseline = composer.variant(BASELINE)
-        count = self.config.finalists + 2
-        processes = count * (run.protocol.replicates or 1)
-        calls = calls_ahead([baseline] * count, processes, run.protocol.rounds, run.protocol, None)
-        one = latency(screened.variant(screened.baseline), "median", 0.95)
-        loads = [m.load_s or 0.0 for row in screened.variants for m in row.measurements]
-        return calls * (one.estimate if one else 0.0) + processes * max(loads, default=0.0)
+    def composed(self, stage: str) -> tuple[RunConfig, Variant]:
+        """Returns the configuration of a study without its variants, and its baseline; see `overrides`."""
+        with composer_of(self.overrides(stage), self.config_dir) as composer:
+            return composer.current, composer.variant(BASELINE)
 
 
 def _variants(candidates: Sequence[Candidate]) -> str:

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.search.answer import cells, headings_of, load_line
+from sdopt.search.answer import columns_of, load_line
 from sdopt.search.record import Entry, Fate, SearchRecord, shortened
 from sdopt.search.space import Space
 
@@ -22,13 +22,11 @@ def answer_table(record: SearchRecord) -> Group:
     parts: list[RenderableType] = []
     if record.entries:
         table = Table(box=box.SIMPLE, pad_edge=False)
-        first, *others, _ = headings_of(record)
-        table.add_column(first, overflow="fold", ratio=1)
-        for heading in others:
-            table.add_column(heading, overflow="fold")
+        columns = columns_of(record, brief=True)
+        for place, (heading, _) in enumerate(columns):
+            table.add_column(heading, overflow="fold", ratio=None if place else 1)
         for entry in record.entries[:_SHOWN]:
-            *figures, _ = cells(entry)
-            table.add_row(*map(escape, figures), style=_STYLES.get(entry.fate, ""))
+            table.add_row(*(escape(cell(entry)) for _, cell in columns), style=_STYLES.get(entry.fate, ""))
         parts.append(table)
         parts += [
             Padding(Text(f"{entry.name}: {_reason(entry)}", style=_STYLES.get(entry.fate, "")), (0, 0, 0, 2))
@@ -54,7 +52,9 @@ def answer_table(record: SearchRecord) -> Group:
 
 def _reason(entry: Entry) -> str:
     """All that is said of what was judged; of what was ruled out the first reason, because `search.md` has all."""
-    return entry.because if entry.command else shortened(entry.because)
+    if not entry.command:
+        return shortened(entry.because)
+    return f"{entry.because}; start +{entry.start_said}" if entry.start_said else entry.because
 
 
 def space_table(space: Space) -> Group:

@@ -81,14 +81,17 @@ class Trials:
         """Returns up to so many candidates that were not tried; fewer, or none, where the space has no more.
 
         Each option alone comes first, and no combination beside them: what is found of the parts says which
-        combinations are worth the time.
+        combinations are worth the time. What compiles comes after all others, and the first of it by itself: what it
+        takes says how much more fits into the budget.
 
         Args:
             count: how many are wanted.
             begun: the study that they are measured in, which is noted, so that another call knows of it.
         """
-        if alone := len(self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))):
-            count = min(count, alone)
+        if alone := self._waiting():
+            quick = [point for point in alone if not self.space.compiles(point)]
+            new = len(alone) == len([point for point in self.space.alone() if self.space.compiles(point)])
+            count = min(count, len(quick) or (1 if new else len(alone)))
         found: list[Candidate] = []
         misses = 0
         while len(found) < count:
@@ -163,6 +166,12 @@ class Trials:
         self.study.set_user_attr(_ENDED, why)
 
     @property
+    def untried(self) -> list[str]:
+        """The options that were to be tried alone, and were not."""
+        found = map(self.space.candidate, self._waiting())
+        return [candidate.name for candidate in found if isinstance(candidate, Candidate)]
+
+    @property
     def stages(self) -> set[str]:
         """The studies that candidates were proposed for."""
         return {t.user_attrs[_STUDY] for t in self.study.get_trials(deepcopy=False) if _STUDY in t.user_attrs}
@@ -186,6 +195,11 @@ class Trials:
             for trial in self.study.get_trials(deepcopy=False)
             if _WHY in trial.user_attrs and _NAME not in trial.user_attrs
         }
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        """The points that are to be proposed before all others."""
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        return [trial.system_attrs["fixed_params"] for trial in waiting]
 
     def _ask(self, begun: str) -> Candidate | None:
         """Asks Optuna once; returns None where that cannot run, is the baseline, or was proposed before."""

@@ -110,9 +110,11 @@ class _Inspection:
         ]
         for drawing in passes:
             drawing.fetch()
+        # At random, so that no option knows when.
+        moments = [random.randrange(max(1, drawing.draw.calls)) for drawing in passes]
         for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
-            for drawing in passes:
-                if batch == drawing.moment:
+            for drawing, moment in zip(passes, moments, strict=True):
+                if batch == moment:
                     self._time_again(drawing)
             together = [drawing for drawing in passes if drawing.wants(batch) and living([drawing.process])]
             requests = [drawing.request(batch) for drawing in together]
@@ -125,9 +127,9 @@ class _Inspection:
                 drawing.process.row.content_key, drawing.process.row.images = drawing.finish()
 
     def _time_again(self, drawing: "_Pass") -> None:
-        """Makes some calls of a pass once more, as timed calls are made, and compares their images."""
+        """Makes some calls of a pass once more while no other process works, and times them."""
         process, measurement = drawing.process, drawing.process.measurement
-        for batch in drawing.alone:
+        for batch in _chosen_again(process, drawing.draw):
             for _, images in self._ask([process], "images", PipelineHost.draw_again, batch, drawing.draw):
                 process.images += images
                 if process.worker.observed_s is not None:
@@ -155,6 +157,13 @@ class _Inspection:
         return found
 
 
+def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:
+    """Returns batches of a pass at random, so that no option knows which: of prompts that were not timed, if any."""
+    given = {number for place, number in process.given if not place}
+    fresh = [batch for batch in range(draw.calls) if batch not in given]
+    return random.sample(fresh if len(fresh) >= draw.timed_again else range(draw.calls), draw.timed_again)
+
+
 def _inspected(process: VariantProcess) -> bool:
     """Returns whether an earlier first process of the variant was inspected."""
     return any(other.complete for other in process.row.measurements if not other.replicate)
@@ -180,14 +189,6 @@ class _Pass:
         self._images = ImageCache(None) if OPTIONS in process.row.inputs else run.images
         self._cached = False
         self.records: list[ImageRecord] = []
-        # At random, so that no option knows which: and, as far as there are any, of prompts that were not timed.
-        given = {number for place, number in process.given if not place}
-        fresh = [batch for batch in range(draw.calls) if batch not in given]
-        enough = len(fresh) >= draw.timed_again
-        self.alone = random.sample(fresh if enough else range(draw.calls), draw.timed_again)
-        """Batches that are drawn once more while no other process works, and timed."""
-        self.moment = random.randrange(max(1, draw.calls))
-        """The batch before which that is done."""
 
     @property
     def whole(self) -> bool:

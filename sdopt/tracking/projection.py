@@ -34,7 +34,7 @@ def note_of(text: str) -> str:
     """Returns a note that MLflow takes: cut where it is too long."""
     if len(text) <= _NOTE_LIMIT:
         return text
-    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: table.md among the artifacts is whole."
+    return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
 
 
 def newest_note(result: StudyResult, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
-from sdopt.tracking.projection import NOTE, STUDY, common_tags, note_of
+from sdopt.tracking.projection import NOTE, STUDY, common_tags, note_of, time_of
 from sdopt.tracking.runs import log_params, logged_run
 from sdopt.tracking.store import find_experiment, with_store
 
@@ -35,10 +35,11 @@ class SearchRun:
         identity: the same for the same search, whoever logs it.
         experiment: the name of the MLflow experiment.
         name: of the run.
+        started: when the first trial was proposed, as an ISO date; "" where none was.
         note: Markdown, shown first.
         parameters: what was searched.
         files: go to its artifacts.
-        trials: one run each, below it.
+        trials: one run each, below it, the first one first.
         sentence: the answer, for the experiment's note and the leaderboard.
         screened: a study of the search, which says what was measured, where and with what.
     """
@@ -46,6 +47,7 @@ class SearchRun:
     identity: str
     experiment: str
     name: str
+    started: str
     note: str
     parameters: Mapping[str, str]
     files: Sequence[Path]
@@ -80,16 +82,18 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
     own = {name: str(value) for name, value in (tracking.tags or {}).items()}  # the studies that screen have none
     common = {name: value for name, value in common.items() if name != STUDY} | own | {_SEARCH: search.identity}
     tags = {**common, "sdopt.role": "search", "answer": search.sentence, NOTE: note_of(search.note)}
-    parent = str(client.create_run(experiment, run_name=search.name, tags=tags).info.run_id)
+    started = time_of(search.started, "") if search.started else get_current_time_millis()
+    parent = str(client.create_run(experiment, started, tags, search.name).info.run_id)
     log_params(client, parent, dict(search.parameters))
     for file in search.files:
         if file.suffix == ".png":
             client.log_artifact(parent, str(file), "images")
         else:
             client.log_artifact(parent, str(file))
-    for trial in search.trials:
+    for place, trial in enumerate(reversed(search.trials), start=1):
         below = {**common, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
-        run = str(client.create_run(experiment, run_name=trial.name, tags=below).info.run_id)
+        # MLflow shows the youngest one first.
+        run = str(client.create_run(experiment, started + place, below, trial.name).info.run_id)
         log_params(client, run, dict(trial.parameters))
         now = get_current_time_millis()
         client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in trial.metrics.items()])

@@ -68,7 +68,7 @@ class TestBreakEven:
         said = "bfloat16 198 s more than baseline before the first image, "
         comparison.floor = 2.0
         [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
-        assert f"{said}and its calls differ from those by no more than the A/A floor" in note
+        assert f"{said}and its calls differ by no more than the A/A floor" in note
         comparison.floor = 1.0001
         [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
         assert f"{said}{break_even_text(comparison.break_even)}" in note

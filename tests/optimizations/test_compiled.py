@@ -50,13 +50,13 @@ def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path,
     for package in {"compiler=openvino", "compiler=onnxruntime"} & set(overrides):
         pytest.importorskip(package.partition("=")[2])
     compiled = session(*overrides, TWO_STEPS)
+    ours, plain = (
+        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
+    )
     found = evidence(compiled)
     assert found.engaged, found
     assert compiled._variant.contract is Contract.EQUIVALENT
     assert compiled_so_far()[0] > 0
-    ours, plain = (
-        latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work(overrides), TWO_STEPS)))
-    )
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
     restore(compiled)
     assert not evidence(compiled).engaged
@@ -135,5 +135,11 @@ def test_any_shape_is_one_compilation(session: Load) -> None:
     _, before = compiled_so_far()
     channels, size = host._pipe.unet.config.in_channels, 12
     for batch, height in ((1, size), (3, 8), (2, size)):
-        host._call(prompt=["a"] * batch, height=None, width=None, latents=torch.randn(batch, channels, height, 8))
+        host._call(
+            prompt=["a"] * batch,
+            generator=[torch.Generator()] * batch,
+            height=None,
+            width=None,
+            latents=torch.randn(batch, channels, height, 8),
+        )
     assert compiled_so_far()[1] == before

@@ -1,6 +1,5 @@
 """Every option conflicts with a reason or is applied and proves it; and where its change is undone, the proof fails."""
 
-import os
 import time
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from sdopt.optimizations.base import Contract
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.session import PipelineHost
-from tests.command import SMOKE, parents, sdopt
+from tests.command import SMOKE, sdopt, working_in
 from tests.conftest import CPU, Compose, Load
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
@@ -363,13 +362,10 @@ class TestInductor:
     @pytest.fixture(scope="class")
     def compiled(self, tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp("inductor")
-        before = set(parents())
         work = ("workload.steps=2", "workload.size=64", "workload.prompt_count=2")
         finished = sdopt(folder, "run", *SMOKE, *work, "compiler=inductor")
         time.sleep(1)
-        ours = {pid for pid, parent in parents().items() if parent == os.getpid()}
-        left = [pid for pid in set(parents()) - before - ours if _command(pid) and "torch" in _command(pid)]
-        return finished, left
+        return finished, working_in(folder)
 
     def test_is_compiled_and_proves_it(self, compiled: Any) -> None:
         finished, _ = compiled
@@ -401,13 +397,6 @@ class TestInductor:
 
     def test_the_compilers_processes_are_gone(self, compiled: Any) -> None:
         assert compiled[1] == []
-
-
-def _command(pid: int) -> str:
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
 
 
 def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:

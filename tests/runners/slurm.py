@@ -1,4 +1,7 @@
-"""A Slurm cluster of two nodes on this machine: controller, node daemons and munge, all from Debian's packages."""
+"""A Slurm cluster of two nodes on this machine: controller, node daemons and munge, all from Debian's packages.
+
+They are this process's children, and end with it, however it ends.
+"""
 
 import os
 import shutil
@@ -8,8 +11,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.command import parents
@@ -65,11 +68,23 @@ for job in jobs:
 
 def is_installed() -> bool:
     """Whether the daemons are there, and this user may start them."""
-    return os.geteuid() == 0 and all(shutil.which(name, path=_path()) for name in ("slurmctld", "slurmd", "munged"))
+    programs = ("slurmctld", "slurmd", "munged", "setpriv")
+    return os.geteuid() == 0 and all(shutil.which(name, path=_path()) for name in programs)
 
 
 def _path() -> str:
     return f"{os.environ['PATH']}:/usr/sbin"
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator["Cluster"]:
+    """Yields a cluster that takes jobs; nothing that it started is left afterwards."""
+    made = Cluster(folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
 
 
 class Cluster:
@@ -77,6 +92,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         programs = folder / "bin"
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{programs}:{_path()}"}
         for name in ("state", "bin", *(f"spool-{node}" for node in NODES)):
@@ -96,28 +112,39 @@ class Cluster:
     def start(self) -> None:
         """Starts all daemons, and waits until both nodes take jobs."""
         munge = {name: self.folder / f"munge.{name}" for name in ("socket", "pid", "log", "seed")}
-        self._run(
+        self._launch(
             "munged",
-            *("--force", f"--key-file={self.folder / 'munge.key'}", f"--socket={munge['socket']}"),
+            *("--foreground", "--force", f"--key-file={self.folder / 'munge.key'}", f"--socket={munge['socket']}"),
             *(f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"),
         )
-        self._run("slurmctld")
+        self.wait_for(munge["socket"].is_socket, "munged has its socket")
+        self._launch("slurmctld", "-D")
         for node in NODES:
             self.start_node(node)
-        self.wait_for(lambda: self._run("sinfo", "-h", "-o", "%D %t").split() == ["2", "idle"], "nodes are idle")
+        self.wait_for(self._is_idle, "nodes are idle")
+
+    def _is_idle(self) -> bool:
+        with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
+            return self._run("sinfo", "-h", "-o", "%D %t").split() == ["2", "idle"]
+        return False
 
     def start_node(self, node: str) -> None:
-        self._run("slurmd", "-N", node)
+        self._launch("slurmd", "-D", "-N", node, name=node)
 
     def stop(self) -> None:
-        with suppress(subprocess.CalledProcessError):
-            self._run("scancel", "--user=root")
-        for name in ("controller.pid", *(f"node-{node}.pid" for node in NODES), "munge.pid"):
-            self.kill(name, 15)
-
-    def kill(self, pid_file: str, signal_number: int = 9) -> None:
-        with suppress(OSError, ValueError):
-            os.kill(int((self.folder / pid_file).read_text()), signal_number)
+        """Ends all jobs, all daemons, and what they left."""
+        with suppress(subprocess.SubprocessError):
+            self._run("scancel", "--user=root", timeout=20)
+        for daemon in reversed(self._daemons.values()):
+            daemon.terminate()
+        for daemon in self._daemons.values():
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        # Jobs, their steps and the commands that wait for them have sessions of their own, and outlive the daemons.
+        _kill_with(f"SLURM_CONF={self.environment['SLURM_CONF']}")
 
     def tasks(self) -> dict[str, str]:
         """The jobs that run, by their number in the sweep: the number by which Slurm knows them."""
@@ -138,16 +165,11 @@ class Cluster:
 
     def lose(self, node: str) -> None:
         """Kills all that runs on a node, as where its machine goes down."""
-        self.kill(f"node-{node}.pid")
-        mark = f"SLURMD_NODENAME={node}\0".encode()
-        tree = parents()
-        jobs = []
-        for pid in tree:
-            with suppress(OSError):
-                if mark in Path(f"/proc/{pid}/environ").read_bytes():
-                    jobs.append(pid)
+        self._daemons[node].kill()
+        self._daemons[node].wait()
+        tree, jobs = parents(), _processes_with(f"SLURMD_NODENAME={node}")
         # The daemon of each step first, which else would tell the controller how its job ended.
-        steps = {tree[pid] for pid in jobs} - {1, *jobs}
+        steps = {tree[pid] for pid in jobs if pid in tree} - {1, os.getpid(), *jobs}
         for pid in (*steps, *jobs):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -170,8 +192,43 @@ class Cluster:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
             time.sleep(0.5)
 
-    def _run(self, *command: str) -> str:
+    def _launch(self, program: str, *arguments: str, name: str = "") -> None:
+        """Starts a daemon in a session of its own, where no Ctrl-C meets it; it ends when this process does."""
+        found = shutil.which(program, path=self.environment["PATH"]) or program
+        with (self.folder / f"{name or program}.out.log").open("ab") as log:
+            self._daemons[name or program] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", found, *arguments],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _run(self, *command: str, timeout: float | None = None) -> str:
         environment = {**os.environ, **self.environment}
         program = shutil.which(command[0], path=environment["PATH"]) or command[0]
-        finished = subprocess.run([program, *command[1:]], env=environment, capture_output=True, text=True, check=True)
+        finished = subprocess.run(
+            [program, *command[1:]], env=environment, capture_output=True, text=True, check=True, timeout=timeout
+        )
         return finished.stdout
+
+
+def _processes_with(entry: str) -> list[int]:
+    """The processes, this one left out, that have an entry in their environment."""
+    found = []
+    for pid in parents():
+        with suppress(OSError):
+            if pid != os.getpid() and entry.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def _kill_with(entry: str) -> None:
+    """Kills all processes that have an entry in their environment, and what these start meanwhile."""
+    deadline = time.monotonic() + 10
+    while (found := _processes_with(entry)) and time.monotonic() < deadline:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)

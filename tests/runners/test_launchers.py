@@ -52,12 +52,8 @@ class TestSlurm:
             if os.environ.get("SDOPT_REQUIRE_SLURM"):
                 raise AssertionError(reason)
             pytest.skip(reason)
-        cluster = slurm.Cluster(tmp_path_factory.mktemp("slurm"))
-        try:
-            cluster.start()
+        with slurm.cluster(tmp_path_factory.mktemp("slurm")) as cluster:
             yield cluster
-        finally:
-            cluster.stop()
 
     def test_a_job_that_is_killed_is_a_row_and_is_measured_later(self, cluster: slurm.Cluster, tmp_path: Path) -> None:
         axes = ("attention=default,math", "layout=contiguous,channels_last")

@@ -1,14 +1,19 @@
 """`sdopt search` as a user gives it: it screens, judges anew, goes on after Ctrl-C, and says what it found."""
 
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
 from sqlalchemy import create_engine, text
 
 from sdopt.analysis.timing import compare
 from sdopt.results.files import read_result, write_result
+from sdopt.search.budget import Budget
+from sdopt.search.command import begun, prepare
+from sdopt.search.config import search_config, split
 from sdopt.search.studies import FINAL, Studies
 from tests.command import Finished, sdopt
 
@@ -58,12 +63,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Studies, "measure", interrupted)
         # Whatever was measured to be fastest goes on, and on a busy machine that may be the baseline.
-        patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
+        patch.setattr("sdopt.search.racing.is_gain", lambda _: True)
         first = sdopt(cwd, *SEARCH, "tracking=none")
     [folder] = (cwd / "outputs" / "searches").iterdir()
     said = (folder / "search.md").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.search.run.Search._is_gain", lambda *_: True)
+        patch.setattr("sdopt.search.racing.is_gain", lambda _: True)
         # MLflow keeps a connection for each address, and another test may have used a relative one.
         second = sdopt(cwd, *SEARCH, f"tracking.uri=sqlite:///{cwd}/outputs/mlflow.db")
     return Searched(first, said, second, folder)
@@ -119,6 +124,11 @@ class TestSearch:
         }
         assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent.info.run_id}
         assert all(run.data.metrics["speedup"] > 0 for run in trials)
+        assert all(run.data.metrics["start/first_image_s"] > 0 for run in trials)
+        record = json.loads((searched.folder / "search.json").read_text())
+        assert parent.data.tags["mlflow.note.content"].startswith(f"**{record['sentence']}**")
+        youngest_first = sorted(trials, key=lambda run: -run.info.start_time)
+        assert [run.info.run_name for run in youngest_first] == [entry["name"] for entry in record["entries"]]
         [study] = [run for run in runs if run.data.tags["sdopt.role"] == "study"]
         assert study.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert {file.path for file in client.list_artifacts(parent.info.run_id)} >= {"search.json", "search.md"}
@@ -140,6 +150,33 @@ class TestSearch:
         [entry] = [entry for entry in record["entries"] if entry["fate"] == "winner"]
         assert entry["low"] > 1
         assert entry["command"].startswith("sdopt run hardware=cpu")
+
+    def test_expects_each_process_of_a_finalist_to_start_as_it_did(self, searched: Searched) -> None:
+        _, given = split(SEARCH[1:])
+        budget = Budget(Studies(given, search_config(SEARCH[1:]), None, searched.folder))
+        screened = read_result(searched.folder / "screen-00")
+        quick = budget.seconds(FINAL, [0.0], screened)
+        assert budget.seconds(FINAL, [10.0], screened) == pytest.approx(quick + 3 * 10)
+        budget.learn("screen", [], screened, took_s=1000.0)
+        assert budget.seconds(FINAL, [0.0], screened) > quick + 1000
+
+    def test_races_only_where_that_leaves_time_to_judge(
+        self, searched: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(searched.finished.cwd)
+        monkeypatch.setattr("sdopt.search.racing.is_gain", lambda _: True)
+        raced: list[str] = []
+        monkeypatch.setattr(Studies, "measure", lambda _, stage, *rest, **named: raced.append(stage))
+        copytree(searched.folder, tmp_path / "copy", ignore=ignore_patterns(FINAL))
+        said: list[str] = []
+        with begun(prepare((*SEARCH[1:], "tracking=none"), None), 0.0, said.append) as begun_one:
+            config = replace(begun_one.config, races=1, error=1e-9)
+            search = replace(begun_one, config=config, studies=replace(begun_one.studies, folder=tmp_path / "copy"))
+            assert len(search.race()) == 1
+            assert not raced
+            assert "no time to race" in said[-1]
+            assert len(replace(search, deadline=time.monotonic() + 1e6).race()) == 1
+        assert raced == ["race-0"]
 
     def test_of_files_that_do_not_belong_to_the_trials_is_refused(self, searched: Searched) -> None:
         storage = searched.finished.cwd / "outputs" / "optuna.db"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.config.composer import HydraComposer, composer_of
+from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.search.config import search_config
@@ -39,7 +40,18 @@ class TestSpace:
         assert layout == Variable("layout", ("channels_last", "contiguous"), "contiguous")
         assert "bf16" in precision.values
         assert "tf32" not in precision.values
-        assert any("precision=tf32" in reason for reason in space.left_out)
+        assert sum("precision=tf32" in reasons for reasons in space.left_out) == 1
+
+    def test_tries_what_compiles_last(self, composer: HydraComposer) -> None:
+        given = ("search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}")
+        assert [point["compiler"] for point in space_of(composer, *given).alone()] == ["eager", "trace"]
+
+    def test_of_a_group_has_the_users_own_options(self, tmp_path: Path) -> None:
+        (tmp_path / "layout").mkdir()
+        (tmp_path / "layout" / "mine.yaml").write_text((CONF / "layout" / "channels_last.yaml").read_text())
+        config = search_config(["search.groups=[layout]", "search.options={layout: [mine]}"], tmp_path)
+        with composer_of(GIVEN, tmp_path) as own:
+            assert Space.of(config, own, CPU, tmp_path).variables[0].values == ("mine",)
 
     def test_of_options_that_combine_turns_each_on_and_off(self, composer: HydraComposer) -> None:
         space = space_of(composer, "search.groups=[memory]", "search.options={memory: [tiny_vae, layerwise_casting]}")
@@ -150,6 +162,16 @@ class TestTrials:
     def test_propose_no_combination_beside_options_alone(self, trials: Trials) -> None:
         assert len(trials.propose(20, "screen-00")) == 2
 
+    def test_propose_the_first_compiler_by_itself_and_last(self, composer: HydraComposer, tmp_path: Path) -> None:
+        config = search_config([
+            "search.groups=[compiler,layout]",
+            "search.options={compiler: [eager, inductor, regional, trace]}",
+            f"search.storage=sqlite:///{tmp_path}/optuna.db",
+        ])  # fmt: skip
+        trials = Trials.open("some", Space.of(config, composer, CPU), config)
+        studies = [[each.name for each in trials.propose(6, f"screen-0{number}")] for number in range(3)]
+        assert studies == [["layout=channels_last"], ["compiler=inductor"], ["compiler=regional", "compiler=trace"]]
+
     def test_propose_nothing_that_holds_what_spoils_images(self, trials: Trials) -> None:
         first = trials.propose(2, "screen-00")
         deepcache = first[1].name
@@ -166,6 +188,11 @@ class TestTrials:
         whole = replace(trials, config=replace(trials.config, skip_spoiled=False))
         whole.tell({each.name: finding(spoiled=True) for each in whole.propose(2, "screen-00")})
         assert len(whole.propose(20, "screen-01")) == 3
+
+    def test_know_which_options_were_not_tried_alone(self, trials: Trials) -> None:
+        [first] = trials.propose(1, "screen-00")
+        [left] = trials.untried
+        assert (first.overrides[0], left.partition(",")[0]) == ("layout=channels_last", "caching=deepcache")
 
     def test_remember_why_nothing_more_was_screened(self, trials: Trials) -> None:
         trials.ended = "enough"

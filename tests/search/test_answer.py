@@ -1,0 +1,43 @@
+"""What a search says of each candidate: its figures, and what it costs before its first image."""
+
+import json
+from dataclasses import replace
+
+from sdopt.results.records import BreakEven
+from sdopt.search.answer import columns_of, markdown_of
+from sdopt.search.plot import search_plot
+from sdopt.search.record import Entry, Fate, SearchRecord
+
+EAGER = Entry("layout=channels_last", ["layout=channels_last"], Fate.PASSED, "", 1.1, 1.0, 0.9, 0.5, 0.0, 3)
+COMPILED = replace(
+    EAGER,
+    name="compiler=inductor",
+    fate=Fate.WINNER,
+    start=BreakEven(32.0, 31.2, 1.0, 310.0),
+    start_said="31.2 s, repaid after 310 images",
+    recompiles=2.0,
+)
+
+
+def record(*entries: Entry) -> SearchRecord:
+    return SearchRecord("search", "folder", "", [], ["latency"], "mse", "Nothing.", list(entries), {}, [], [])
+
+
+def test_the_start_has_a_column_where_it_says_something() -> None:
+    assert "| start |" not in markdown_of(record(EAGER))
+    columns = dict(columns_of(record(COMPILED, EAGER)))
+    start = columns["start"]
+    assert start(COMPILED) == "+31.2 s, repaid after 310 images; 2 compiled again later"
+    assert start(EAGER) == ""
+
+
+def test_what_it_costs_is_kept_as_figures() -> None:
+    assert '"images": 310.0' in json.dumps(record(COMPILED).plain)
+
+
+def test_the_front_is_joined_in_a_plot_of_its_objectives() -> None:
+    fast = replace(EAGER, name="fast", speedup=1.5, memory_gib=1.0, on_front=True)
+    small = replace(EAGER, name="small", memory_gib=0.2, on_front=True)
+    drawn = search_plot(replace(record(fast, small), objectives=["latency", "memory"]))
+    assert drawn is not None
+    assert drawn != search_plot(replace(record(replace(fast, on_front=False), small), objectives=["latency", "memory"]))
