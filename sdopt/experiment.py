@@ -41,7 +41,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.reservation import reserved
 from sdopt.study.resume import is_elsewhere, merge_resumed
 from sdopt.study.run import run_study
-from sdopt.study.timeline import Timeline
+from sdopt.study.timeline import WAITING, Timeline
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import TrackingError, import_in_background, require_mlflow, require_store, shown_by
 from sdopt.variant import Variant
@@ -202,7 +202,7 @@ class Experiment:
         return [find_machine(self.context, hardware, data_sheets)[0] for hardware in cards]
 
     def _say_waiting(self, holder: str, machine: Machine) -> None:
-        self.timeline.enter("waiting for another study on this device")
+        self.timeline.enter(WAITING)
         where = f"{holder}, which measures on {machine.device.name}"
         print_problems([f"waiting for {where}; hardware.exclusive=false measures beside it"])
 

@@ -76,7 +76,7 @@ def _run(cwd: Path, arguments: Sequence[str], said: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.SIG_DFL)
-    util.spawnv_passfds = _fork_server
+    util.spawnv_passfds = _fork_server  # type: ignore[assignment]
     sys.exit(main(list(arguments)))
 
 
@@ -91,7 +91,7 @@ def _fork_server(_path: str, arguments: Sequence[str], handles: Sequence[int]) -
                 os.close(handle)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.SIG_DFL)
-    multiprocessing.forkserver._forkserver.__init__()  # type: ignore[attr-defined, misc]
+    multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]
     try:
         exec(arguments[-1], {})
     finally:

@@ -119,7 +119,8 @@ def _sentence(
         more, _, repaid = start.partition(", ")
         said = [answer.figure, answer.images, *([f"{more} more before the first image", repaid] if start else [])]
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
-        return f"Turn on {winner}: {', '.join(said)}; the first {of} that the gate passes.{also}"
+        which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
+        return f"Turn on {winner}: {', '.join(said)}; the first {of} {which}.{also}"
     if judged is None:
         return f"Change nothing: none {of} is worth judging." if tried else "Nothing was tried."
     return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
@@ -158,7 +159,8 @@ def _noise(search: Search) -> str:
             said.append(f"{objective}: from prompt to prompt")
         elif noise.degrees:
             spread = 100 * math.expm1(math.sqrt(noise.variance))
-            said.append(f"{objective}: {spread:.1f} % from process to process, by {noise.degrees} A/A controls")
+            controls = "1 A/A control" if noise.degrees == 1 else f"{noise.degrees} A/A controls"
+            said.append(f"{objective}: {spread:.1f} % from process to process, by {controls}")
         else:
             return ""
     return "; ".join(said)

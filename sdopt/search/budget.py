@@ -19,7 +19,7 @@ class Budget:
 
     Attributes:
         studies: of the search.
-        beside_s: what a process took in the last study beside its calls and its start, in seconds.
+        beside_s: what the last study took beside its calls and the start of its processes, in seconds.
     """
 
     studies: Studies
@@ -41,14 +41,13 @@ class Budget:
         count = len(starts) + 2  # the baseline and its control
         calls = calls_ahead([baseline] * count, count * replicates, run.protocol.rounds, run.protocol, None)
         one = latency(screened.variant(screened.baseline), "median", 0.95)
-        each = (first_image_s(screened.variant(screened.baseline)) or 0.0) + self.beside_s
-        return calls * (one.estimate if one else 0.0) + replicates * (count * each + sum(starts))
+        each = first_image_s(screened.variant(screened.baseline)) or 0.0
+        return calls * (one.estimate if one else 0.0) + replicates * (count * each + sum(starts)) + self.beside_s
 
     def learn(self, stage: str, found: Sequence[Finding], measured: StudyResult, took_s: float) -> None:
         """Notes what a study took that was just measured."""
         self.beside_s = 0.0
-        beyond = took_s - self.seconds(stage, [start_s(finding) for finding in found], measured)
-        self.beside_s = max(0.0, beyond) / max(1, sum(len(row.measurements) for row in measured.variants))
+        self.beside_s = max(0.0, took_s - self.seconds(stage, [start_s(finding) for finding in found], measured))
 
 
 def start_s(finding: Finding) -> float:

@@ -51,19 +51,26 @@ def search_plot(record: SearchRecord) -> bytes | None:
         return None
     if by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
-    return picture(_spec(record, points, record.distance if by_distance else "memory (GiB)"))
+    # The label of every other point stands below it, so that those of neighbours do not meet.
+    named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
+    for place, point in enumerate(named):
+        point["below"] = bool(place % 2)
+    return picture(_spec(record, points, record.distance if by_distance else ""))
 
 
-def _spec(record: SearchRecord, points: list[dict[str, Any]], heading: str) -> Spec:
+def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> Spec:
     speeds = [end for point in points for end in (point["speed"], point.get("low"), point.get("high")) if end]
     y = {"field": "speed", **ratio_axis("speed-up, log scale (up is faster)", speeds)}
     x: Spec = {
         "field": "x",
         "type": "quantitative",
-        "title": f"{heading}, better to the left",
-        "scale": {"type": "symlog", "constant": _small(points), "padding": 20, "nice": False},
-        "axis": {"values": _ticks(points), "format": "~g"},
+        "title": f"{distance or 'memory (GiB)'}, better to the left",
+        "scale": {"zero": False, "padding": 20},
+        "axis": {"tickCount": 6},
     }
+    if distance:
+        x["scale"] = {"type": "symlog", "constant": _small(points), "padding": 20, "nice": False}
+        x["axis"] = {"values": _ticks(points), "format": "~g"}
     kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
     colour = {"field": "kind", "type": "nominal", "title": None,
               "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
@@ -88,22 +95,29 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], heading: str) -> S
                 "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": shape},
             },
-            *(_labels(points, x, y, on_the_right) for on_the_right in (False, True)),
+            *(_labels(points, x, y, right, below) for right in (False, True) for below in (False, True)),
         ],
     }
 
 
-def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool) -> Spec:
+def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool, below: bool) -> Spec:
     """The names of points, written towards the middle of the plot."""
-    small, largest = _small(points), max(point["x"] for point in points)
+    small, places = _small(points), [point["x"] for point in points]
+    is_distance = x["scale"].get("type") == "symlog"
 
-    def is_there(point: dict[str, Any]) -> bool:
-        return math.log1p(point["x"] / small) > 0.5 * math.log1p(largest / small)
+    def along(value: float) -> float:
+        return math.log1p(value / small) if is_distance else value
 
+    middle = (along(min(places)) + along(max(places))) / 2
+    shown = [
+        point
+        for point in points
+        if point["label"] and point.get("below") is below and (along(point["x"]) > middle) is on_the_right
+    ]
     align = {"align": "right", "dx": -9} if on_the_right else {"align": "left", "dx": 9}
     return {
-        "data": {"values": [point for point in points if is_there(point) is on_the_right]},
-        "mark": {"type": "text", **align, "dy": -9, "fontWeight": "bold", "limit": 420},
+        "data": {"values": shown},
+        "mark": {"type": "text", **align, "dy": 11 if below else -9, "fontWeight": "bold", "limit": 420},
         "encoding": {"x": x, "y": y, "text": {"field": "label"}},
     }
 

@@ -26,6 +26,7 @@ from sdopt.search.record import Fate, shortened
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import FINAL, Studies
 from sdopt.search.trials import Trials
+from sdopt.study.timeline import waited_s
 
 
 @dataclass
@@ -137,7 +138,8 @@ class Search:
         began = time.monotonic()
         result = self.studies.measure(stage, candidates)
         found = self.findings(result)
-        self.budget.learn("screen", list(found.values()), result, time.monotonic() - began)
+        took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
+        self.budget.learn("screen", list(found.values()), result, took_s)
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
             self.say(f"  {self.told(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")

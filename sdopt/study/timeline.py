@@ -12,6 +12,9 @@ from sdopt.results.files import write_atomically
 
 FILE = "timeline.json"
 
+WAITING = "waiting for another study on this device"
+"""The phase in which a study does nothing."""
+
 
 @dataclass
 class Span:
@@ -86,6 +89,14 @@ class Timeline:
 def read_timeline(folder: Path) -> list[Span]:
     """Reads what `Timeline.write` wrote. Raises OSError if there is none."""
     return [Span(**span) for span in json.loads((folder / FILE).read_text())]
+
+
+def waited_s(folder: Path) -> float:
+    """Returns for how long the last command of a study waited for another one, in seconds; 0 without a timeline."""
+    try:
+        return sum(span.seconds for span in read_timeline(folder) if span.phase == WAITING)
+    except OSError:
+        return 0.0
 
 
 def process_begun() -> float:

@@ -31,6 +31,8 @@ from tests.conftest import CPU, Compose, Load
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
 STEPS = "workload.steps=10"
+FEWER = "workload.steps=5"
+"""Of the fewest that each option takes over in: a count of operations goes through every step."""
 needs_tomesd = pytest.mark.skipif(find_spec("tomesd") is None, reason="tomesd is not installed")
 needs_published = pytest.mark.skipif(find_spec("DeepCache") is None, reason="DeepCache is not installed")
 EVERY = [pytest.param(option, marks=needs_tomesd if option == "tome" else ()) for option in OPTIONS]
@@ -124,17 +126,17 @@ class TestEveryOption:
         assert np.isfinite(image(loaded)).all()
 
     def test_saves_operations(self, session: Load) -> None:
-        plain = session(STEPS).count_operations()
+        plain = session(FEWER).count_operations()
         for option in OPTIONS:
             if option != "tome" or find_spec("tomesd"):
-                assert 0 < session(f"caching={option}", STEPS).count_operations() < plain, option
+                assert 0 < session(f"caching={option}", FEWER).count_operations() < plain, option
 
     def test_operations_are_those_of_a_call_that_really_runs(self, session: Load) -> None:
         """With attention as two matrix products, which are counted on a CPU as well."""
         for option in ("deepcache", "pyramid_attention", "guidance_interval"):
             tflop = {}
             for overrides in ([], [f"caching={option}"]):
-                loaded = session(*overrides, STEPS, "attention=vanilla")
+                loaded = session(*overrides, FEWER, "attention=vanilla")
                 with FlopCounterMode(display=False) as counter:
                     loaded._call(output_type="latent")
                 tflop[bool(overrides)] = counter.get_total_flops() / 1e12, loaded.count_operations()
@@ -284,7 +286,7 @@ class TestDeepCache:
 
     def test_each_branch_runs_more_than_the_one_before(self, session: Load) -> None:
         counts = [
-            session("caching=deepcache", f"caching.branch={branch}", STEPS).count_operations() for branch in range(4)
+            session("caching=deepcache", f"caching.branch={branch}", FEWER).count_operations() for branch in range(4)
         ]
         assert counts == sorted(counts)
         assert len(set(counts)) == 4
@@ -414,7 +416,7 @@ def test_a_study_measures_one_after_the_other(tmp_path: Path) -> None:
     finished = sdopt(
         tmp_path,
         *("run", *SMOKE, "study=one_at_a_time", "study.options=[caching:deepcache,caching:guidance_interval]"),
-        STEPS,
+        FEWER,
     )
     assert finished.code == 0, finished.err
     rows = {row.name: row for row in finished.result.variants}

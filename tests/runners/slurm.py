@@ -1,6 +1,7 @@
 """A Slurm cluster of two nodes on this machine: controller, node daemons and munge, all from Debian's packages.
 
-They are this process's children, and end with it, however it ends.
+The daemons are this process's children, and end with it, however it ends. Where it is killed, what is left is the
+job that runs.
 """
 
 import os

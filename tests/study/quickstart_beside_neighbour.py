@@ -1,4 +1,4 @@
-"""Compares two trees of sdopt on the quickstart, beside a process that burns one core now and then.
+"""Compares two trees of sdopt on an earlier quickstart, beside a process that burns one core now and then.
 
     git worktree add /tmp/before730 730e618
     python -m tests.study.quickstart_beside_neighbour --before /tmp/before730 --output /tmp/neighbour
@@ -33,7 +33,13 @@ from sdopt.report.markdown import markdown
 from sdopt.results.files import read_result
 
 HERE = Path(__file__).parents[2]
-STUDY = ("experiment=quickstart", "quality=none", "tracking=none")
+STUDY = (
+    "--config-dir",
+    str(Path(__file__).parent / "neighbour"),
+    "experiment=neighbour",
+    "quality=none",
+    "tracking=none",
+)
 REFERENCE = ("protocol.rounds=6", "protocol.replicates=5")
 AS_EARLIER = ("hardware.threads=null", "model.threads=null")
 """The earlier tree computes with a thread for each core, and lets those sleep that wait for others."""
@@ -56,7 +62,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the quickstart."""
+    """One run of the study."""
 
     arm: str
     number: int
