@@ -1,8 +1,13 @@
 """Reads and writes `result.json`, whole or not at all."""
 
 import os
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -47,7 +52,27 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
 
 def to_json(result: StudyResult) -> bytes:
     """The content of `result.json`; the same for a result that was read from it."""
-    return _ADAPTER.dump_json(result, indent=1, by_alias=True)
+    with _signals_held():
+        return _ADAPTER.dump_json(result, indent=1, by_alias=True)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Lets Ctrl-C and its like wait until the block has ended: pydantic takes what they raise for its own error."""
+    held: list[tuple[int, FrameType | None]] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda *given: held.append(given))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number, frame in held:
+        handlers[signal.Signals(number)](number, frame)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -44,7 +44,7 @@ class TestMeasured:
         assert found.code == 2
         named = [line.split(": ")[2].split(" (")[0] for line in found.err.splitlines()]
         assert named == ["perceptual", "clip_score", "cmmd"]
-        assert "clip_score (gate.rules.lossy[2]) needs features" in found.err
+        assert "clip_score (gate.rules.lossy[3]) needs features" in found.err
         assert "quality.features=[clip:openai/clip-vit-base-patch32]" in found.err
         assert not list(tmp_path.rglob("result.json"))
 

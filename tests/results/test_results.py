@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sdopt.errors import UsageError
 from sdopt.gate.judge import judge
 from sdopt.report.markdown import markdown_table
+from sdopt.results import files
 from sdopt.results.files import read_result, write_atomically, write_result
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
 from sdopt.schema import Rule
@@ -149,3 +152,23 @@ class TestVersion1:
 def test_no_variant_of_that_name(result: StudyResult) -> None:
     with pytest.raises(KeyError, match="nobody"):
         result.variant("nobody")
+
+
+def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pydantic takes what a handler raises within it for an error of its own, and the command would not end by it."""
+    ended = []
+
+    def dump(*_: object, **__: object) -> bytes:
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append(True)
+        return b"{}"
+
+    monkeypatch.setattr(files, "_ADAPTER", SimpleNamespace(dump_json=dump))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            files.to_json(read_result(VERSION_1))
+        assert ended
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -232,7 +232,9 @@ class TestProcess:
     def test_an_interrupted_suite_ends_its_part(self, tmp_path: Path) -> None:
         """The parent is a process of its own, because the interrupt is meant for it."""
         script = (
-            "from pathlib import Path; import sys; from sdopt.suite.process import run_limited;"
+            "from pathlib import Path; import signal, sys; from sdopt.suite.process import run_limited;"
+            # A shell's background job ignores SIGINT, and so would the parent.
+            "signal.signal(signal.SIGINT, signal.default_int_handler);"
             "run_limited([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'], Path('log'), 60)"
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
