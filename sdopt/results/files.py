@@ -71,8 +71,8 @@ def _signals_held() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number, frame in held:
-        handlers[signal.Signals(number)](number, frame)
+    for caught, frame in held:
+        handlers[signal.Signals(caught)](caught, frame)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -163,11 +163,12 @@ def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPat
         ended.append(True)
         return b"{}"
 
+    result = read_result(VERSION_1)
     monkeypatch.setattr(files, "_ADAPTER", SimpleNamespace(dump_json=dump))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            files.to_json(read_result(VERSION_1))
+            files.to_json(result)
         assert ended
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
