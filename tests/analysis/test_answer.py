@@ -1,7 +1,7 @@
 """The answer follows the gate where one judged, else the intervals; its code and its command do what they say."""
 
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -228,7 +228,9 @@ class TestWithAGate:
 
 class TestAdoption:
     def test_the_command_measures_the_option_alone_with_the_work_of_its_preset(self, recorded: StudyResult) -> None:
-        command = command_of(recorded.variant("bfloat16"), recorded.variant(recorded.baseline))
+        variant = deepcopy(recorded.variant("bfloat16"))
+        variant.config = replace(variant.config, workload=replace(variant.config.workload, steps=20))
+        command = command_of(variant, recorded.variant(recorded.baseline))
         assert command.startswith("sdopt run workload.steps=20 gate=default ")
         assert command.endswith(" precision=bf16")
 
