@@ -78,12 +78,9 @@ class TestTimedCall:
         loaded = session(*overrides)
         seen: list[dict[str, Any]] = []
 
-        def look(call: Call) -> Call:
-            def looked(**arguments: Any) -> Any:
-                seen.append(arguments)
-                return call(**arguments)
-
-            return looked
+        def look(call: Call, arguments: dict[str, Any]) -> Any:
+            seen.append(arguments)
+            return call(**arguments)
 
         called(loaded._pipe, look)
         loaded.time_once()
@@ -119,11 +116,12 @@ class TestTimedCall:
                 time.sleep(0.5)
                 return self.images.astype(dtype)
 
-        def late(output: Any) -> Any:
+        def late(call: Call, arguments: dict[str, Any]) -> Any:
+            output = call(**arguments)
             output.images = Late(output.images)
             return output
 
-        called(loaded._pipe, lambda call: lambda **arguments: late(call(**arguments)))
+        called(loaded._pipe, late)
         assert loaded.time_once().seconds >= 0.5
 
     def test_is_marked_for_another_clock(self, variant: Compose) -> None:

@@ -16,7 +16,7 @@ from diffusers import DiffusionPipeline
 from typing_extensions import override
 
 from sdopt.gate.trial.base import Sabotage
-from sdopt.gate.trial.measuring import Call, called
+from sdopt.gate.trial.measuring import Call, Called
 from sdopt.optimizations import Proof, denoiser_of
 
 TITLE = "beside what is timed"
@@ -73,60 +73,39 @@ class MoreThreads(Sabotage):
 
 
 @dataclass(frozen=True)
-class WorksAfterwards(Sabotage):
+class WorksAfterwards(Called):
     """Works for so long once nobody holds the images of a call any more."""
 
     seconds: float = 0.3
 
     @override
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        def change(call: Call) -> Call:
-            def finished(**arguments: Any) -> Any:
-                output = call(**arguments)
-                with suppress(TypeError):  # a list, as in the traced call, tells nobody that it goes
-                    weakref.finalize(output.images, time.sleep, self.seconds)
-                return output
-
-            return finished
-
-        called(pipe, change)
-        return super().apply(pipe)
+    def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
+        output = call(**arguments)
+        with suppress(TypeError):  # a list, as in the traced call, tells nobody that it goes
+            weakref.finalize(output.images, time.sleep, self.seconds)
+        return output
 
 
 @dataclass(frozen=True)
-class OwnNoise(Sabotage):
+class OwnNoise(Called):
     """Ignores the seed where it is given no noise, as whoever measures gives it."""
 
     @override
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        def change(call: Call) -> Call:
-            def seeded(**arguments: Any) -> Any:
-                if arguments.get("latents") is None:
-                    arguments["generator"] = [torch.Generator().manual_seed(0) for _ in arguments["generator"]]
-                return call(**arguments)
-
-            return seeded
-
-        called(pipe, change)
-        return super().apply(pipe)
+    def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
+        if arguments.get("latents") is None:
+            arguments["generator"] = [torch.Generator().manual_seed(0) for _ in arguments["generator"]]
+        return call(**arguments)
 
 
 @dataclass(frozen=True)
-class ChangesNoise(Sabotage):
+class ChangesNoise(Called):
     """Writes into the noise that it was given."""
 
     @override
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        def change(call: Call) -> Call:
-            def changing(**arguments: Any) -> Any:
-                output = call(**arguments)
-                arguments["latents"].mul_(0.97)
-                return output
-
-            return changing
-
-        called(pipe, change)
-        return super().apply(pipe)
+    def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
+        output = call(**arguments)
+        arguments["latents"].mul_(0.97)
+        return output
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,28 @@ TITLE = "what is timed and what is drawn"
 Call = Callable[..., Any]
 
 
-def called(pipe: DiffusionPipeline, change: Callable[[Call], Call]) -> None:
-    """Changes what a call of the pipeline does: Python looks that up in its class."""
+def called(pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any]) -> None:
+    """Lets `answer` make the calls of the pipeline, from its own call and the arguments: Python looks in its class."""
     own = type(pipe)
-    changed = change(lambda **arguments: own.__call__(pipe, **arguments))
-    pipe.__class__ = type(own.__name__, (own,), {"__call__": lambda _self, **arguments: changed(**arguments)})
+
+    def call(**arguments: Any) -> Any:
+        return own.__call__(pipe, **arguments)
+
+    pipe.__class__ = type(own.__name__, (own,), {"__call__": lambda _self, **arguments: answer(call, arguments)})
+
+
+@dataclass(frozen=True)
+class Called(Sabotage):
+    """The base class of those that make the pipeline's calls, and remember nothing."""
+
+    def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
+        """Makes a call, and returns its output."""
+        raise NotImplementedError
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        called(pipe, self.answer)
+        return super().apply(pipe)
 
 
 class _Later:
@@ -51,19 +68,12 @@ class _Later:
 
 
 @dataclass(frozen=True)
-class LazyResult(Sabotage):
+class LazyResult(Called):
     """A call returns at once, and draws where its images are read."""
 
     @override
-    def apply(self, pipe: DiffusionPipeline) -> Proof:
-        def change(call: Call) -> Call:
-            def lazy(**arguments: Any) -> Any:
-                return type("Output", (), {"images": _Later(lambda: call(**arguments))})()
-
-            return lazy
-
-        called(pipe, change)
-        return super().apply(pipe)
+    def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
+        return type("Output", (), {"images": _Later(lambda: call(**arguments))})()
 
 
 @dataclass(frozen=True)
@@ -80,15 +90,12 @@ class AtFirst(Sabotage):
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         made = 0
 
-        def change(call: Call) -> Call:
-            def counted(**arguments: Any) -> Any:
-                nonlocal made
-                made += 1
-                return self.cheat(call, arguments) if made <= self.calls else call(**arguments)
+        def counted(call: Call, arguments: dict[str, Any]) -> Any:
+            nonlocal made
+            made += 1
+            return self.cheat(call, arguments) if made <= self.calls else call(**arguments)
 
-            return counted
-
-        called(pipe, change)
+        called(pipe, counted)
         return super().apply(pipe)
 
 
@@ -121,24 +128,21 @@ class Remembers(Sabotage):
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         answers: dict[str, tuple[Any, dict[str, Any]]] = {}
 
-        def change(call: Call) -> Call:
-            def remembered(**arguments: Any) -> Any:
-                asked, tell = repr(arguments["prompt"]), arguments.pop("callback_on_step_end")
-                if asked not in answers:
-                    last: dict[str, Any] = {}
+        def remembered(call: Call, arguments: dict[str, Any]) -> Any:
+            asked, tell = repr(arguments["prompt"]), arguments.pop("callback_on_step_end")
+            if asked not in answers:
+                last: dict[str, Any] = {}
 
-                    def keep(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-                        last.update(tensors)
-                        return tensors
+                def keep(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+                    last.update(tensors)
+                    return tensors
 
-                    answers[asked] = call(**arguments, callback_on_step_end=keep), last
-                found, last = answers[asked]
-                tell(pipe, 0, 0, last)
-                return found
+                answers[asked] = call(**arguments, callback_on_step_end=keep), last
+            found, last = answers[asked]
+            tell(pipe, 0, 0, last)
+            return found
 
-            return remembered
-
-        called(pipe, change)
+        called(pipe, remembered)
         return super().apply(pipe)
 
 
@@ -236,15 +240,12 @@ class Grows(Sabotage):
         kept: list[torch.Tensor] = []
         calls = 0
 
-        def change(call: Call) -> Call:
-            def keeping(**arguments: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls % self.every == 0:
-                    kept.append(torch.ones(self.mib * 2**18))
-                return call(**arguments)
+        def keeping(call: Call, arguments: dict[str, Any]) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % self.every == 0:
+                kept.append(torch.ones(self.mib * 2**18))
+            return call(**arguments)
 
-            return keeping
-
-        called(pipe, change)
+        called(pipe, keeping)
         return super().apply(pipe)
