@@ -7,6 +7,7 @@ another call or another process says of them; each function here does one of the
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -45,10 +46,10 @@ KEPT_MIB, KEPT = 32.0, 0.05
 """Memory may grow by so much over the quality pass, or by such a share of the peak, if that is more."""
 
 _STAGES_LIMIT = 1.5
-"""Stages may take so many times as long as the timed calls that they are part of."""
+"""Stages may take so many times as long as the slowest call of the variant whose stages were not timed."""
 
 _STAGES_LEFT = 0.5
-"""The share of a call that its stages take may be so much smaller than in the reference."""
+"""The share of the fastest call that the stages take may be so much smaller than in the reference."""
 
 
 def error_limit(result: StudyResult, variant: VariantResult) -> float:
@@ -99,26 +100,41 @@ def idle_doubts(variant: VariantResult) -> list[str]:
     ]
 
 
-def stage_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says where the stages of a call contradict the time of a call."""
-    mine, other = _stage_share(candidate), _stage_share(reference)
+def stage_doubts(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says where the stages of a call contradict the time of a call.
+
+    Stages are timed after all else, when the host may be slower or faster than it was. So they are held against the
+    slowest and the fastest call of the variant, and the same ratio of the reference and of the A/A control is allowed.
+    """
+    mine, other, again = (_stage_shares(side) for side in (candidate, reference, result.control or reference))
     if mine is None or other is None:
         return []
-    if mine > _STAGES_LIMIT * max(1.0, other):
-        return [f"the stages of one call take {mine:.2g} times as long as timed calls do: those do other work"]
-    if mine < _STAGES_LEFT * min(1.0, other):
-        shares_of_call = f"stages take {100 * mine:.0f} % of a timed call, in the reference {100 * other:.0f} %"
-        return [f"{shares_of_call}: the rest is not explained"]
+    hosts = other, again or other
+    if mine.of_slowest > _STAGES_LIMIT * max(1.0, *(host.of_slowest for host in hosts)):
+        times = f"{mine.of_slowest:.2g} times as long as the slowest of its other calls"
+        return [f"the stages of one call take {times}: where its stages are timed, a call does other work"]
+    if mine.of_fastest < _STAGES_LEFT * min(1.0, *(host.of_fastest for host in hosts)):
+        shares_of_call = f"stages take {100 * mine.of_fastest:.0f} % of its fastest call"
+        return [f"{shares_of_call}, in the reference {100 * other.of_fastest:.0f} %: the rest is not explained"]
     return []
 
 
-def _stage_share(variant: VariantResult) -> float | None:
-    """Returns the sum of the stages of one call over the median time of a timed call, in the same process."""
+class _StageShares(NamedTuple):
+    """The sum of the stages of one call, over calls of the variant whose stages were not timed."""
+
+    of_slowest: float
+    of_fastest: float
+
+
+def _stage_shares(variant: VariantResult) -> _StageShares | None:
+    batch = variant.config.shapes[0].batch_size
+    others = [seconds for measurement in variant.measurements for seconds in measurement.latency_s]
+    others += [seconds for m in variant.measurements if m.drawn_batch == batch for seconds in m.drawn_s]
     for measurement in variant.measurements:
         calls = max((len(v) for k, v in measurement.stages_s.items() if k != "denoiser_step"), default=0)
-        if calls and measurement.stages_s.get("denoiser_step") and measurement.deciding_s:
+        if calls and measurement.stages_s.get("denoiser_step") and others:
             total = sum(map(sum, measurement.stages_s.values())) / calls
-            return total / float(np.median(measurement.deciding_s))
+            return _StageShares(total / max(others), total / min(others))
     return None
 
 
@@ -292,6 +308,6 @@ def doubts_of(result: StudyResult) -> list[str]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            about = [*stage_doubts(*pair), *growth_doubts(*pair), *around_doubts(*pair)]
+            about = [*stage_doubts(result, *pair), *growth_doubts(*pair), *around_doubts(*pair)]
             found += [f"{candidate.name}: {doubt}" for doubt in about]
     return list(dict.fromkeys(found))

@@ -45,7 +45,7 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
         *_pass_growing(candidate, reference),
         *(Ruling("cores", "", Verdict.FAIL, doubt) for doubt in core_doubts(candidate)),
         *_noise(candidate, reference),
-        *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(candidate, reference)),
+        *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(result, candidate, reference)),
         *(Ruling("around", "", Verdict.INCONCLUSIVE, doubt) for doubt in around_doubts(candidate, reference)),
     ]
 

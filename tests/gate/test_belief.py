@@ -235,15 +235,41 @@ class TestAround:
 
 
 class TestStages:
-    @pytest.mark.parametrize(("step_s", "said"), [(0.045, None), (0.1, "other work"), (0.01, "not explained")])
-    def test_that_contradict_the_timed_calls(self, step_s: float, said: str | None) -> None:
-        candidate, reference = variant("it"), variant("baseline", contract="exact")
-        reference.measurements[0].stages_s = {"text_encoder": [0.01], "denoiser_step": [0.04, 0.04]}
-        candidate.measurements[0].stages_s = {"text_encoder": [0.005], "denoiser_step": [step_s, step_s]}
+    """The reference's calls take 0.1 s; the candidate's as long, unless told otherwise."""
+
+    @staticmethod
+    def said_of(candidate: VariantResult, step_s: float, host: float = 1.0) -> list[str]:
+        """What is said of a candidate whose steps take so long; the reference and the control on a host so slow."""
+        reference = variant("baseline", contract="exact")
         result = study(candidate, reference)
+        for side in (reference, result.variant("control")):
+            side.measurements[0].stages_s = {"text_encoder": [0.01 * host], "denoiser_step": [0.04 * host] * 2}
+        candidate.measurements[0].stages_s = {"text_encoder": [0.005], "denoiser_step": [step_s, step_s]}
         found = [each for each in judged(result).rulings if each.rule == "stages"]
-        assert [each.verdict for each in found] == ([] if said is None else [Verdict.INCONCLUSIVE])
-        assert (said or "") in " ".join(each.reason for each in found)
+        assert {each.verdict for each in found} <= {Verdict.INCONCLUSIVE}
+        assert [f"it: {each.reason}" for each in found] == [doubt for doubt in doubts_of(result) if "stages" in doubt]
+        return [each.reason for each in found]
+
+    @pytest.mark.parametrize(("step_s", "said"), [(0.045, []), (0.1, ["other work"]), (0.01, ["not explained"])])
+    def test_that_contradict_other_calls(self, step_s: float, said: list[str]) -> None:
+        found = self.said_of(variant("it"), step_s)
+        assert [words in reason for words, reason in zip(said, found, strict=True)] == [True] * len(said)
+
+    def test_on_a_host_that_became_slower(self) -> None:
+        assert self.said_of(variant("it"), 0.08, host=1.6) == []
+        assert self.said_of(variant("it"), 0.16, host=1.6)
+
+    def test_on_a_host_that_is_slow_at_times(self) -> None:
+        candidate = variant("it")
+        candidate.measurements[2].latency_s[3] = 0.17
+        assert self.said_of(candidate, 0.08) == []
+        assert self.said_of(candidate, 0.16)
+
+    @pytest.mark.parametrize(("batch", "doubted"), [(1, False), (12, True)])
+    def test_beside_drawn_calls_of_the_same_batch(self, batch: int, doubted: bool) -> None:
+        candidate = variant("it")
+        candidate.measurements[0].drawn_s, candidate.measurements[0].drawn_batch = [0.17], batch
+        assert bool(self.said_of(candidate, 0.08)) is doubted
 
 
 CHEATS = {

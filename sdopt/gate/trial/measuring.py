@@ -20,7 +20,7 @@ from diffusers import DiffusionPipeline
 from typing_extensions import override
 
 from sdopt.gate.trial.base import Sabotage
-from sdopt.optimizations import Proof
+from sdopt.optimizations import Proof, denoiser_of
 
 TITLE = "what is timed and what is drawn"
 
@@ -157,6 +157,24 @@ class FewerStepsInLaterProcesses(Sabotage):
         # A worker's caches are in a folder that is called after its variant and its number.
         first = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).name.endswith("-0")
         return {} if first else {"num_inference_steps": self.steps}
+
+
+@dataclass(frozen=True)
+class FewerStepsUncounted(Sabotage):
+    """A share of the steps, unless hooks observe the denoiser: a call in which steps are counted takes them all."""
+
+    steps: int = 5
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        own = len(denoiser_of(pipe)._forward_pre_hooks)
+
+        def uncounted(call: Call, arguments: dict[str, Any]) -> Any:
+            observed = len(denoiser_of(pipe)._forward_pre_hooks) > own
+            return call(**arguments if observed else arguments | {"num_inference_steps": self.steps})
+
+        called(pipe, uncounted)
+        return super().apply(pipe)
 
 
 @dataclass(frozen=True)
