@@ -15,12 +15,12 @@ from typing import Any, TextIO
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of Ctrl-C, as shells have it."""
 
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-"""What CI and Slurm send, and what a terminal sends that is closed."""
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
+"""What CI and Slurm send, what a terminal sends that is closed, and the kernel where processor time is limited."""
 
 
 class Ended(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, which a command answers as it answers Ctrl-C."""
+    """A signal that a command answers as it answers Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -53,7 +53,8 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") != "1" and (todo := way_out(error)):
                     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-                    print_problems([f"{where}{getattr(error, 'strerror', None) or 'out of memory'}{todo}"])
+                    said = getattr(error, "strerror", None) or " ".join(str(error).split()) or "out of memory"
+                    print_problems([f"{where}{said}{todo}"])
                     return UnavailableError.exit_code
                 # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
                 traceback.print_exc()
@@ -95,7 +96,7 @@ def exit_code_of(interrupt: BaseException) -> int:
 
 @contextmanager
 def _endings_raised() -> Iterator[None]:
-    """Raises `Ended` for the first SIGTERM or SIGHUP, so that what was measured is kept; ignores further ones."""
+    """Raises `Ended` for the first of these signals, so that what was measured is kept; ignores further ones."""
 
     def end(number: int, _frame: Any) -> None:
         for other in taken:

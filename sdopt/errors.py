@@ -59,9 +59,24 @@ _WAYS_OUT = {
 """What to do about what a machine refuses, by the numbers of its errors."""
 
 
+_SAID = {
+    "failed to map segment": errno.ENOMEM,
+    "cannot allocate memory": errno.ENOMEM,
+    "can't allocate memory": errno.ENOMEM,
+    "can't start new thread": errno.EAGAIN,
+}
+"""The same numbers, by what is said where libraries are loaded, memory is allocated, and threads are started."""
+
+
 def way_out(error: Exception) -> str:
     """Says, after a semicolon, what to do where the machine refuses something; "" of other errors."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno if isinstance(error, OSError) else None
+    number = None
+    if isinstance(error, OSError):
+        number = error.errno
+    elif isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    elif isinstance(error, ImportError | RuntimeError):
+        number = next((number for words, number in _SAID.items() if words in str(error).lower()), None)
     return next((f"; {way}" for numbers, way in _WAYS_OUT.items() if number in numbers), "")
 
 

@@ -119,7 +119,7 @@ def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
             problem = f"{error.filename or folders.run or folders.sweep}: {error.strerror}"
             return UsageError(f"{problem}; choose a folder that can be written with {key}=…")
         return UsageError(problem)
-    return error if begun else UsageError(explain(error) or type(error).__name__)
+    return error if begun or way_out(error) else UsageError(explain(error) or type(error).__name__)
 
 
 class InterruptedStudy(KeyboardInterrupt):
@@ -192,7 +192,7 @@ def _keep_error(error: Exception, folder: Path) -> None:
         # Not raised here: Hydra would print the overrides of the job first.
         folders.error = error
         return
-    if not isinstance(error, UsageError | OSError):
+    if not isinstance(error, UsageError | UnavailableError | OSError) and not way_out(error):
         traceback.print_exception(error)
     print_problems(found.problems)
 
@@ -203,9 +203,11 @@ def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
         if in_a_sweep and isinstance(error, ConflictError):
             return JobError(0, error.problems, Status.SKIPPED)
         return JobError(UsageError.exit_code, error.problems)
+    if isinstance(error, UnavailableError):
+        return JobError(error.exit_code, error.problems)
     if isinstance(error, OSError):
         return JobError(UnavailableError.exit_code, [_os_problem(error, folder)])
-    return JobError(UnavailableError.exit_code, [f"{type(error).__name__}: {error}"])
+    return JobError(UnavailableError.exit_code, [f"{type(error).__name__}: {error}{way_out(error)}"])
 
 
 def _os_problem(error: OSError, folder: Path | None) -> str:

@@ -34,6 +34,7 @@ FLOORS = (
     "measure",
     "locks",
     "scratch",
+    "limits",
     "hardware",
     "pipelines",
     "results",

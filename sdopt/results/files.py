@@ -5,7 +5,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -37,7 +37,7 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
         write_result(result, folder)
     except OSError as error:
         path = folder / "result.json"
-        for refuge in (Path(tempfile.gettempdir()), Path.home()):
+        for refuge in _refuges():
             saved = refuge / f"sdopt-{result.id}-result.json"
             try:
                 write_atomically(saved, to_json(result))
@@ -48,6 +48,13 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
         else:
             advice = f"what came after it was last written is lost: make room and `sdopt run resume={folder}`"
         raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
+
+
+def _refuges() -> Iterator[Path]:
+    """Yields where a result may be kept whose folder cannot be written."""
+    yield Path(tempfile.gettempdir())
+    with suppress(RuntimeError):  # a user whom the system does not know, as in containers, may have no home
+        yield Path.home()
 
 
 def to_json(result: StudyResult) -> bytes:

@@ -37,6 +37,9 @@ _COLUMNS = (
 
 _ATTEMPTS = 4
 
+_PASSING = ("database is locked", "OperationalError) table", "DuplicateTable")
+"""What a database says while another user's process writes it, or gives it its schema: locks are one user's own."""
+
 
 class TrackingError(UnavailableError):
     """The tracker could not take a result, which is safe in its file."""
@@ -110,19 +113,27 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
     Raises:
         TrackingError: the server cannot be reached or refuses.
     """
-    # A server takes many at once, and only the same study not twice; a database may still have to get its schema.
-    with exclusive(study if is_server(tracking) else f"{Path.cwd()} {tracking.uri}"):
-        client = connect(tracking)
-        from mlflow.exceptions import MlflowException
+    require_mlflow()
+    from mlflow.exceptions import MlflowException
 
+    # A server takes many at once, and only the same study not twice; a database may still have to get its schema.
+    with exclusive(study if is_server(tracking) else _place_of(tracking)):
         for attempt in range(_ATTEMPTS):
             try:
-                return work(client)
-            except (MlflowException, OSError) as error:
-                if "database is locked" not in str(error) or attempt == _ATTEMPTS - 1:
+                return work(connect(tracking))
+            except (MlflowException, OSError, TrackingError) as error:
+                if attempt == _ATTEMPTS - 1 or not any(words in str(error) for words in _PASSING):
+                    if isinstance(error, TrackingError):
+                        raise
                     raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
                 time.sleep(2**attempt)
     raise AssertionError("unreachable")
+
+
+def _place_of(tracking: Tracking) -> str:
+    """Returns what names a store that is no server, wherever it is named from."""
+    file = tracking.uri.removeprefix("sqlite:///")
+    return tracking.uri if urlparse(file).scheme else str(Path(file).resolve())
 
 
 def store_exists(tracking: Tracking) -> bool:

@@ -9,6 +9,7 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
+    "failed to map segment",  # of a library that is loaded
     "status_alloc_failed",  # of cuBLAS and of cuDNN
     "device_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "workspace can't be allocated",  # of DeepSpeed

@@ -7,13 +7,16 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from runners import end_with_code
+from sdopt.limits import SIZES
 from sdopt.results.files import read_result
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study
@@ -25,12 +28,14 @@ from tests.study.test_robustness import full, small_disk
 QUICK = (*SMOKE, "workload.steps=1", "protocol.stage_calls=0")
 
 
-def run_apart(folder: Path, *arguments: str, handles: int | None = None, **environment: str) -> "Ended":
-    """Runs the command in a process of its own, as `python -m`, with a limit of file descriptors."""
+def run_apart(
+    folder: Path, *arguments: str, limits: Mapping[int, int] = MappingProxyType({}), **environment: str
+) -> "Ended":
+    """Runs the command in a process of its own, as `python -m`, with limits as `ulimit` sets them."""
 
     def limit() -> None:
-        if handles is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (handles, handles))
+        for number, allowed in limits.items():
+            resource.setrlimit(number, (allowed, allowed))
 
     # Without PYTHONSAFEPATH, which a command in this process has set: as a shell starts it.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
@@ -73,7 +78,31 @@ def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
     (file := tmp_path / "file").touch()
     # Below a file not even root can make a folder.
     nowhere = dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(file / "nowhere"))
-    ended = run_apart(tmp_path, "run", *QUICK, handles=64, **nowhere)
+    ended = run_apart(tmp_path, "run", *QUICK, limits={resource.RLIMIT_NOFILE: 64}, **nowhere)
+    assert ended.returncode == 0, ended.stderr
+    [path] = tmp_path.rglob("result.json")
+    assert read_result(path).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "said"),
+    [
+        (resource.RLIMIT_AS, 2**30, "1024 MiB of address space are allowed"),
+        (resource.RLIMIT_FSIZE, 2**20, "1 MiB in a file are allowed"),
+    ],
+)
+def test_too_little_for_any_study_is_said_at_once(limit: int, allowed: int, said: str, tmp_path: Path) -> None:
+    ended = run_apart(tmp_path, "run", *QUICK, limits={limit: allowed})
+    assert ended.returncode == 3
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"sdopt: {said}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_least_of_each_limit_is_enough(tmp_path: Path) -> None:
+    least = {limit: allowed for limit, *_, allowed in SIZES}
+    ended = run_apart(tmp_path, "run", *QUICK, limits=least)
     assert ended.returncode == 0, ended.stderr
     [path] = tmp_path.rglob("result.json")
     assert read_result(path).status == "finished"
@@ -118,6 +147,8 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         (OSError(errno.EMFILE, "Too many open files", "it"), "it: Too many open files; allow more open files"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; allow more memory (ulimit -v)"),
         (MemoryError(), "out of memory; allow more memory (ulimit -v)"),
+        (ImportError("it.so: failed to map segment"), "it.so: failed to map segment; allow more memory (ulimit -v)"),
+        (RuntimeError("can't start new thread"), "can't start new thread; allow more processes (ulimit -u)"),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(

@@ -39,6 +39,18 @@ def test_a_mistake_of_its_own_is_no_regression(capsys: pytest.CaptureFixture[str
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGXCPU, 152)])
+def test_a_signal_is_a_line_and_a_code(number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def main(_argv: list[str]) -> int:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+        return 0
+
+    assert end_with_code(main)([]) == code
+    assert capsys.readouterr().err == f"sdopt: interrupted by {number.name}\n"
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
 def wait_for_a_round(process: Process) -> Path:
     """Waits until a study has timed something; returns its folder."""
     deadline = time.monotonic() + 120

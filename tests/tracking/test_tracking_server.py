@@ -12,8 +12,10 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import chdir, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +25,7 @@ from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking.projection import metrics_of
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import TrackingError
+from sdopt.tracking.store import TrackingError, with_store
 from tests.command import SMOKE, Finished, Process, start
 from tests.tracking import postgres
 
@@ -313,3 +315,25 @@ class TestLocked:
         result.id = uuid.uuid4().hex
         with pytest.raises(TrackingError, match="database is locked"):
             log_study(result, tmp_path / "study", local)
+
+    def test_is_tried_again_while_another_user_makes_the_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        said = iter(["database is locked", "(sqlite3.OperationalError) table runs already exists"])
+
+        def connect(_tracking: Tracking) -> None:
+            for problem in said:
+                raise TrackingError(problem)
+
+        monkeypatch.setattr("sdopt.tracking.store.connect", connect)
+        monkeypatch.setattr("sdopt.tracking.store.time", SimpleNamespace(sleep=lambda _seconds: None))
+        assert with_store(Tracking(), "it", lambda _client: ("id", True)) == ("id", True)
+
+    def test_is_one_store_from_wherever_it_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        locked: list[str] = []
+        monkeypatch.setattr("sdopt.tracking.store.exclusive", lambda what: nullcontext(locked.append(what)))
+        monkeypatch.setattr("sdopt.tracking.store.connect", lambda _tracking: None)
+        (tmp_path / "below").mkdir()
+        places = (tmp_path, "mlflow.db"), (tmp_path / "below", "../mlflow.db"), (Path("/"), f"{tmp_path}/mlflow.db")
+        for folder, file in places:
+            with chdir(folder):
+                with_store(Tracking(uri=f"sqlite:///{file}"), "it", lambda _client: ("id", True))
+        assert locked == [str(tmp_path / "mlflow.db")] * 3

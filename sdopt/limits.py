@@ -1,0 +1,61 @@
+"""Limits that a shell or a batch system sets (`ulimit`), held against the least that measuring takes.
+
+Below it libraries end their process in words of their own, or what was measured cannot be written.
+"""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from sdopt.errors import UnavailableError
+
+SIZES = (
+    (resource.RLIMIT_AS, "v", "of address space", 8 * 2**30),
+    (resource.RLIMIT_FSIZE, "f", "in a file", 64 * 2**20),
+)
+"""Limits in bytes: name in `ulimit`, of what, and the least. Importing PyTorch and diffusers takes most of the address
+space; the largest files are a result of many samples, final latents, and MLflow's database."""
+
+_TASKS = 64
+"""Processes and threads of a command that measures a pair of variants, and one for each core."""
+
+
+def require_limits() -> None:
+    """Checks the limits of this process, which its workers will have too.
+
+    Raises:
+        UnavailableError: a line for each that is too low to measure anything.
+    """
+    if problems := [*_sizes_too_low(), *_tasks_too_few()]:
+        raise UnavailableError(problems)
+
+
+def _sizes_too_low() -> Iterator[str]:
+    for limit, flag, of_what, least in SIZES:
+        allowed, _ = resource.getrlimit(limit)
+        if allowed != resource.RLIM_INFINITY and allowed < least:
+            said = f"{allowed / 2**20:.0f} MiB {of_what} are allowed, and {least / 2**20:.0f} MiB are needed at least"
+            yield f"{said}; allow more (ulimit -{flag} unlimited)"
+
+
+def _tasks_too_few() -> Iterator[str]:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    needed = _TASKS + (os.cpu_count() or 1)
+    if os.getuid() == 0 or allowed == resource.RLIM_INFINITY or allowed >= 64 * needed:
+        return  # root has none; and to count beside a limit that is far away takes time
+    running = _running_tasks()
+    if allowed < running + needed:
+        said = f"{allowed} processes and threads are allowed, of which {running} run already, and {needed} are needed"
+        yield f"{said} at least; allow more (ulimit -u), or end other programs"
+
+
+def _running_tasks() -> int:
+    """Returns how many processes and threads of this user run."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            if process.stat().st_uid == os.getuid():
+                found += sum(1 for _ in (process / "task").iterdir())
+    return found
