@@ -384,6 +384,10 @@ class BrokenImage:
     detail: str
 
 
+CONTRACTS = ("exact", "equivalent", "lossy")
+"""What an optimization may promise about the images: the names of `optimizations.Contract`."""
+
+
 @dataclass
 class Promise:
     """What one optimization promises about the images, and what it is for: `latency`, `memory` or nothing."""

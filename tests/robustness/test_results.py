@@ -14,11 +14,13 @@ from sdopt.analysis.figures import figures_by_variant
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
 from sdopt.gate.judge import judge
+from sdopt.optimizations import Contract
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
 from sdopt.report.sweep import exit_code, read_sweep
 from sdopt.results.files import parse_result, read_result
 from sdopt.results.folders import read_error
+from sdopt.results.records import CONTRACTS
 from tests.command import sdopt
 from tests.robustness.damage import REMOVED, VERSION_1, WRONG, Path_, document, keys, replaced
 
@@ -74,6 +76,8 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
             "config.protocol.estimator=x: choose one of median, mean, last, min",
         ),
         (("variants", 0, "name"), "", "variants.0.name='': must be one line of text"),
+        (("variants", 0, "contract"), "x", "variants.0.contract=x: choose one of exact, equivalent, lossy"),
+        (("variants", 1, "promises"), {"a": {"contract": "x", "claims": []}}, "variants.1.promises.a.contract=x: "),
         (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is no time"),
         (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
         (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: there is no such session"),
@@ -82,6 +86,10 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
 )
 def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> None:
     assert said in str(answer_to(replaced(DOCUMENT, path, value)))
+
+
+def test_contracts_are_those_of_optimizations() -> None:
+    assert tuple(Contract) == CONTRACTS
 
 
 def test_two_variants_of_one_name() -> None:
