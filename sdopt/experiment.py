@@ -19,7 +19,7 @@ from sdopt.config.command import current_folders
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UsageError, print_problems
+from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.gate.rules import require_measured
@@ -289,12 +289,15 @@ class Experiment:
             print_problems([f"`sdopt run resume={self.folder} retry_failed=true` measures again: {', '.join(failed)}"])
 
     def _write_reports(self, result: StudyResult) -> None:
+        missing: dict[str, list[str]] = {}
         for report, error in write_reports(result, self.folder):
             if error is not None:
-                print_problems([f"no {report.name}: {type(error).__name__}: {error}"])
+                said = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+                missing.setdefault(said, []).append(report.name)
             elif report.is_looked_at:
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
+        print_problems(f"no {', '.join(names)}: {said}" for said, names in missing.items())
 
     def track(self, result: StudyResult) -> None:
         """Logs the result to MLflow, where that is chosen; a server that is down costs nothing but the log."""

@@ -28,16 +28,23 @@ def require_limits() -> None:
     Raises:
         UnavailableError: a line for each that is too low to measure anything.
     """
-    if problems := [*_sizes_too_low(), *_tasks_too_few()]:
+    found = (_too_low(*row) for row in SIZES)
+    if problems := [*filter(None, found), *_tasks_too_few()]:
         raise UnavailableError(problems)
 
 
-def _sizes_too_low() -> Iterator[str]:
-    for limit, flag, of_what, least in SIZES:
-        allowed, _ = resource.getrlimit(limit)
-        if allowed != resource.RLIM_INFINITY and allowed < least:
-            said = f"{allowed / 2**20:.0f} MiB {of_what} are allowed, and {least / 2**20:.0f} MiB are needed at least"
-            yield f"{said}; allow more (ulimit -{flag} unlimited)"
+def require_address_space(what: str, least: int) -> None:
+    """Checks the address space of this process, for what would end it. Raises UnavailableError."""
+    if problem := _too_low(resource.RLIMIT_AS, "v", f"of address space for {what}", least):
+        raise UnavailableError(problem)
+
+
+def _too_low(limit: int, flag: str, of_what: str, least: int) -> str | None:
+    allowed, _ = resource.getrlimit(limit)
+    if allowed == resource.RLIM_INFINITY or allowed >= least:
+        return None
+    said = f"{round(allowed / 2**20, 1):g} MiB {of_what} are allowed, and {least / 2**20:g} MiB are needed at least"
+    return f"{said}; allow more (ulimit -{flag} unlimited)"
 
 
 def _tasks_too_few() -> Iterator[str]:

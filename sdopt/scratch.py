@@ -44,6 +44,14 @@ def own_folder() -> Path:
     return folder
 
 
+def cache_folder() -> Path:
+    """Returns this user's folder for caches, or of a user without a home, as in containers, this process's own."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return own_folder() / "cache"
+
+
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
     """Yields a new folder below this process's own, and removes it after the block.

@@ -7,6 +7,7 @@ import pytest
 
 from sdopt.errors import UnavailableError
 from sdopt.limits import require_limits
+from sdopt.report.charts.spec import picture
 from sdopt.worker.forkserver import start_fork_server
 
 
@@ -45,3 +46,10 @@ def test_processes_that_run_count(limits: dict[int, int], monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     with pytest.raises(UnavailableError, match="of which 3 run already"):
         require_limits()
+
+
+def test_plots_need_more_than_measuring(limits: dict[int, int]) -> None:
+    limits[resource.RLIMIT_AS] = 2**34
+    require_limits()
+    with pytest.raises(UnavailableError, match="16384 MiB of address space for plots are allowed, and 81920 MiB"):
+        picture({})

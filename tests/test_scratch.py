@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.scratch import own_folder, remove_abandoned, scratch_folder
+from sdopt.scratch import cache_folder, own_folder, remove_abandoned, scratch_folder
 
 _MAKE = """
 import multiprocessing, sys, time
@@ -100,3 +100,14 @@ def test_several_folders_of_one_process_are_apart() -> None:
         assert one.parent == two.parent == own_folder()
         assert str(own_folder()).startswith(tempfile.gettempdir())
     assert not one.exists()
+
+
+def test_caches_of_a_user_without_a_home_are_the_process_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/it")
+    assert cache_folder() == Path("/home/it/.cache")
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_folder() == own_folder() / "cache"

@@ -10,7 +10,7 @@ from pathlib import Path
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, reject_null_groups
 from sdopt.config.parse import RunConfig
-from sdopt.errors import OccupiedError, UsageError
+from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.locks import lock_folder
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
@@ -121,8 +121,13 @@ def concluded(search: Search, judged: StudyResult | None, ended: bool = True) ->
     """Writes what a search has found so far to its folder, and returns it; see `record_of`. Raises OSError."""
     record = record_of(search, judged, ended)
     write_record(record, search.studies.folder)
-    if (plot := search_plot(record)) is not None:
-        (search.studies.folder / PLOT).write_bytes(plot)
+    try:
+        plot = search_plot(record)
+    except UnavailableError as error:
+        print_problems([f"no {PLOT}: {error}"])
+    else:
+        if plot is not None:
+            (search.studies.folder / PLOT).write_bytes(plot)
     return record
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.analysis.measures import with_shape
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.report.catalog import REPORTS
 from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
@@ -273,7 +273,10 @@ def _log_reports(client: "MlflowClient", run: str, result: StudyResult, folder: 
         if not report.is_picture:
             if report.file == HTML and not images and not has_images(result, folder):
                 continue  # the one that is logged has them
-            content = report.render(result, folder)
+            try:
+                content = report.render(result, folder)
+            except UnavailableError:  # as `write_reports` has said
+                continue
             if content is not None:
                 client.log_text(run, content.decode(), report.file)
         elif images and (folder / report.file).is_file():

@@ -26,6 +26,7 @@ from sdopt.optimizations.compiler.base import (
     replace_by_graphs,
 )
 from sdopt.optimizations.compiler.toolchain import missing_for_packages
+from sdopt.scratch import cache_folder
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -179,7 +180,7 @@ def _processor() -> tuple[str, ...]:
 
 def private_folder() -> Path:
     """Returns the folder of the packages, made if it is missing. Raises UnavailableError if others may write there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / FOLDER
+    folder = cache_folder() / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if folder.is_symlink() or state.st_uid != os.getuid() or state.st_mode & 0o077:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sdopt.limits import require_address_space
+
 VEGA_LITE = "6.4"
 """The version that specifications are written for."""
 
@@ -26,6 +28,9 @@ SAID: Spec = {"field": "said"}
 
 ROW = 46
 """Height of a row of a plot, with the name above what is drawn."""
+
+_V8_BYTES = 80 * 2**30
+"""V8 reserves 64 GiB of addresses, whatever it uses of them."""
 
 _DRAWN, _NAMED = 0.18, -0.24
 """Where in its row something is drawn, and where its name stands; the middle of the row is 0."""
@@ -213,8 +218,14 @@ def whole(spec: Spec, width: int | None = None) -> Spec:
 
 
 def picture(spec: Spec, width: int = 900) -> bytes:
-    """Draws a specification as a PNG."""
+    """Draws a specification as a PNG. Raises UnavailableError as `engine` does."""
+    content: bytes = engine().vegalite_to_png(whole(spec, width), vl_version=VEGA_LITE, scale=1.5)
+    return content
+
+
+def engine() -> Any:
+    """Returns vl-convert. Raises UnavailableError where its V8 would end this process for lack of address space."""
+    require_address_space("plots", _V8_BYTES)
     import vl_convert  # large: a machine that only measures may do without
 
-    content: bytes = vl_convert.vegalite_to_png(whole(spec, width), vl_version=VEGA_LITE, scale=1.5)
-    return content
+    return vl_convert

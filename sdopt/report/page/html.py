@@ -3,20 +3,19 @@
 import base64
 import hashlib
 import json
-import os
 import re
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from sdopt.report.charts.spec import VEGA_LITE, Spec, whole
+from sdopt.report.charts.spec import VEGA_LITE, Spec, engine, whole
 from sdopt.report.page.blocks import Chart, Page
 from sdopt.results.files import write_atomically
+from sdopt.scratch import cache_folder
 
 _GLYPHS = {
     "worth it": "✓",
@@ -120,14 +119,12 @@ def _asset(name: str) -> str:
 @cache
 def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, which vl-convert takes two seconds to bundle: so it is kept."""
-    import vl_convert
-
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sdopt"
+    cached = cache_folder() / "sdopt"
     file = cached / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return file.read_text(encoding="utf-8")
     # A page's parser ends a script at this word, wherever in it the word stands.
-    bundle: str = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg]  # the stub is stricter
+    bundle: str = engine().javascript_bundle(vl_version=VEGA_LITE)
     script = bundle.replace("</script", "<\\/script")
     with suppress(OSError):  # a folder that cannot be written costs the time once more
         cached.mkdir(parents=True, exist_ok=True)
