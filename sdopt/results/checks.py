@@ -37,9 +37,10 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
             yield f"variants.{place}.name={row.name}: another variant has this name"
         seen.add(row.name)
         yield from _values_out_of_range(row.config, f"variants.{place}.config")
-        for key, promised in {"": row, **{f".promises.{axis}": made for axis, made in row.promises.items()}}.items():
-            if promised.contract not in CONTRACTS:
-                yield f"variants.{place}{key}.contract={promised.contract}: choose one of {', '.join(CONTRACTS)}"
+        contracts = {"": row.contract} | {f".promises.{axis}": made.contract for axis, made in row.promises.items()}
+        for key, contract in contracts.items():
+            if contract not in CONTRACTS:
+                yield f"variants.{place}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
         for number, measurement in enumerate(row.measurements):
             where = f"variants.{place}.measurements.{number}"
             if len(measurement.shapes) != len(row.config.shapes):

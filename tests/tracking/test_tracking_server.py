@@ -12,7 +12,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import chdir, nullcontext
+from contextlib import AbstractContextManager, chdir, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,7 +329,12 @@ class TestLocked:
 
     def test_is_one_store_from_wherever_it_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         locked: list[str] = []
-        monkeypatch.setattr("sdopt.tracking.store.exclusive", lambda what: nullcontext(locked.append(what)))
+
+        def exclusive(what: str) -> AbstractContextManager[None]:
+            locked.append(what)
+            return nullcontext()
+
+        monkeypatch.setattr("sdopt.tracking.store.exclusive", exclusive)
         monkeypatch.setattr("sdopt.tracking.store.connect", lambda _tracking: None)
         (tmp_path / "below").mkdir()
         places = (tmp_path, "mlflow.db"), (tmp_path / "below", "../mlflow.db"), (Path("/"), f"{tmp_path}/mlflow.db")
