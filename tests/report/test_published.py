@@ -66,6 +66,7 @@ def test_a_page_has_all_cards_and_every_reason(published: StudyResult) -> None:
     rows = [line for line in page.splitlines() if line.startswith("| bfloat16")]
     assert [row.split(" | ")[4] for row in rows] == ["T4", "A100"]
     assert "reproduced | exceeded" in rows[1]
+    assert " ms → " in rows[1].split(" | ")[HEADINGS.index("as measured")]
     assert "TensorFloat-32 needs a CUDA device" in page
     assert "A study (A. Author)" in page
 
@@ -80,6 +81,7 @@ def test_data_has_the_raw_figures(published: StudyResult) -> None:
     assert claim["measured"]["high"] == 2.8
     assert claim["ratio"]["estimate"] == pytest.approx(1.25)
     assert claim["verdict"] == "reproduced"
+    assert len(claim["amounts"]) == 2
 
 
 def test_are_reports_of_a_study_with_an_article_alone(result: StudyResult, tmp_path: Path) -> None:
