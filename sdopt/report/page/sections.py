@@ -228,7 +228,7 @@ def _limit(result: StudyResult) -> Section:
 def _break_even(result: StudyResult) -> Section:
     plot = break_even_plot(result)
     rows = [
-        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", f"{level.extra_s:+.1f} s", _repaid(level))
+        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", f"{level.extra_s:+z.1f} s", _repaid(level))
         for edge in result.comparisons
         if (level := edge.break_even) is not None and result.variant(edge.candidate).role != "control"
     ]
