@@ -118,6 +118,20 @@ def _amounts_text(claim: Claim) -> str:
     return " → ".join(f"{amount:.2f} GB" for amount in claim.amounts)
 
 
+def claims_table(claims: Sequence[Claim]) -> tuple[list[str], list[list[str]]]:
+    """Returns headings and cells for a page: a figure and what it is of in one cell, and no column that is empty."""
+    rows = []
+    for claim in claims:
+        cells = dict(zip(HEADINGS, claim_cells(claim), strict=True))
+        del cells["as printed"], cells["as measured"]
+        printed = f"{claim.printed}, {claim.place}" if claim.printed else ""
+        for figure, of in (("published", printed), ("here", _amounts_text(claim))):
+            cells[figure] += f" ({of})" if of else ""
+        rows.append({heading: cell.strip() for heading, cell in cells.items()})
+    shown = [heading for heading in rows[0] if any(row[heading] for row in rows)] if rows else []
+    return shown, [[row[heading] for heading in shown] for row in rows]
+
+
 def published_json(result: StudyResult) -> bytes | None:
     """Returns every claim with what was published and measured, as JSON; None without an article."""
     published, claims = published_of(result), claims_of(result)

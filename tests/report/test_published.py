@@ -98,8 +98,13 @@ def test_the_report_shows_one_card_and_folds_the_others(published: StudyResult, 
     shown, _, folded = section.blocks
     assert isinstance(shown, Table)
     assert isinstance(folded, Fold)
-    assert {row[HEADINGS.index("GPU")] for row in shown.rows} == {"A100", ""}
+    assert {row[shown.headings.index("GPU")] for row in shown.rows} == {"A100", ""}
+    assert "shape" not in shown.headings, "it is empty"
     [every] = folded.blocks
     assert isinstance(every, Table)
-    assert {row[HEADINGS.index("GPU")] for row in every.rows} == {"T4", "A100", ""}
-    assert "2.50× [2.20, 2.80]" in html_page(page).decode()
+    assert {row[every.headings.index("GPU")] for row in every.rows} == {"T4", "A100", ""}
+    cells = [row[every.headings.index("published")] for row in every.rows]
+    assert "2.00× (8.0 s → 4.0 s, Table 1)" in cells
+    html = html_page(page).decode()
+    assert '<span class="figure">2.00×</span> <small>(8.0 s → 4.0 s, Table 1)</small>' in html
+    assert '<span class="figure">2.50×</span> <small>[2.20, 2.80] (' in html
