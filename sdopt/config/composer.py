@@ -111,6 +111,17 @@ class HydraComposer:
         # Hydra says what is wrong with an option, and lists the others, once a variant is composed of it.
         return [key_of(option)] if found is None else list(found)
 
+    def options(self, group: str) -> list[str]:
+        """Lists the options of a group beside its default; see `sdopt.study.designs.Composer`."""
+        found = self._loader.options(group)
+        if not found:
+            known = ", ".join(sorted(self._groups()))
+            raise UsageError(
+                f"study.options: there is no group '{group}'; name one of {known}, or an option, as in a:b"
+            )
+        named = [f"{'' if has_default(group) else '+'}{group}={option}" for option in found]
+        return [option for option in named if option != default_choice(group)]
+
     def _composed(self, overrides: Sequence[str], plain: bool) -> tuple[RunConfig, list[str]]:
         """Composes the job's overrides and `overrides`; returns the result and the overrides of both."""
         named: dict[str, list[str]] = {}

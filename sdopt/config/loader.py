@@ -14,6 +14,7 @@ from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathElement
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
@@ -77,6 +78,10 @@ class Loader(ConfigLoaderImpl):
         """
         with _as_composition_error():
             return self._defaults_list(config_name, _parsed(overrides)).defaults
+
+    def options(self, group: str) -> list[str]:
+        """Lists the options of a group on the search path; none if there is no such group."""
+        return self._files.get_group_options(group, ObjectType.CONFIG)
 
     def compose(
         self, overrides: Sequence[str], config_name: str | None = CONFIG_NAME

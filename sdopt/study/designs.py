@@ -5,7 +5,7 @@ A design is a frozen dataclass with a yaml in `conf/study/`. It asks a `Composer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from typing import Protocol
 
 from typing_extensions import override
@@ -76,6 +76,9 @@ class Composer(Protocol):
         Options of different axes combine; of one axis a variant has one.
         """
 
+    def options(self, group: str) -> list[str]:
+        """Lists the options of a group beside its default, each as an override. Raises UsageError: no such group."""
+
 
 @dataclass(frozen=True)
 class Design:
@@ -116,12 +119,14 @@ class OneAtATime(Design):
 
     name: str = "one_at_a_time"
     options: list[str] = field(default_factory=list)
-    """The options or keys to try, as in `[precision:bf16,workload.steps:10]`."""
+    """The options or keys to try, as in `[precision:bf16,workload.steps:10]`. The name of a group, as in `[attention]`,
+    stands for all of its options."""
 
     @override
     def plan(self, composer: Composer) -> Plan:
         baseline = composer.variant(BASELINE, plain=True)
-        options = _overrides(self.options, "one_at_a_time")
+        named = [[option] if set(option) & set(":=") else composer.options(option) for option in self.options]
+        options = _overrides(list(chain(*named)), "one_at_a_time")
         variants = [composer.variant(_name(option), [option], plain=True) for option in options]
         return Plan((baseline, *variants), tuple(Edge(v.name, BASELINE, v.name) for v in variants))
 

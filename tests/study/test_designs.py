@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import options_of
 from sdopt.errors import UsageError
 from sdopt.study.designs import BASELINE, Design, Edge, Plan, difference
 from sdopt.variant import Variant
@@ -153,6 +154,16 @@ class TestOneAtATime:
     def test_an_option_of_the_same_axis_may_come_twice(self, composer: Composers) -> None:
         found = plan(composer, "study=one_at_a_time", "study.options=[precision:bf16,precision:fp16]")
         assert [variant.choices["precision"] for variant in found.variants] == ["fp32", "bf16", "fp16"]
+
+    def test_a_group_is_all_of_its_options(self, composer: Composers) -> None:
+        found = plan(composer, "study=one_at_a_time", "study.options=[memory,grad_mode,precision:bf16]")
+        memory = [f"memory={option}" for option in options_of("memory")]
+        others = ["grad_mode=enabled", "grad_mode=inference_mode", "precision=bf16"]
+        assert [variant.name for variant in found.variants] == [BASELINE, *memory, *others]
+
+    def test_a_group_that_is_none_is_named_with_those_that_are(self, composer: Composers) -> None:
+        with pytest.raises(UsageError, match=r"study\.options: there is no group 'attentoin'; name one of attention, "):
+            plan(composer, "study=one_at_a_time", "study.options=[attentoin]")
 
 
 class TestCumulative:
@@ -393,7 +404,13 @@ class TestOptions:
         with pytest.raises(UsageError, match=r"attention/nope.*vanilla"):
             plan(composer, f"study={design}", "study.options=[attention:nope]")
 
-    @pytest.mark.parametrize("option", ["bf16", "precision", "precision:"])
+    @pytest.mark.parametrize("option", ["bf16", "precision:"])
     def test_that_are_none_are_refused_by_name(self, composer: Composers, design: str, option: str) -> None:
         with pytest.raises(UsageError, match=option.partition(":")[0]):
             plan(composer, f"study={design}", f"study.options=['{option}']")
+
+
+@pytest.mark.parametrize("design", ["cumulative", "factorial"])
+def test_a_group_is_no_step_and_no_factor(composer: Composers, design: str) -> None:
+    with pytest.raises(UsageError, match="precision"):
+        plan(composer, f"study={design}", "study.options=[precision]")
