@@ -61,8 +61,11 @@ class Claim:
     measured: Interval | None
     ratio: Interval | None
     """Measured over published; None where they are figures of different things."""
-    latency: Interval | None
-    """One call here, in seconds: it is not compared."""
+    amounts: tuple[float, ...]
+    """What the measured ratio is of: the reference's and the variant's latency in seconds, or memory in GB.
+
+    They are of this machine, and are not compared with the article's; () of a limit, or where one of them is missing.
+    """
     verdict: Reproduction
     reason: str = ""
 
@@ -108,15 +111,18 @@ def claims_of(result: StudyResult) -> list[Claim]:
     if published is None:
         return []
     found: list[Claim] = []
-    for figures in figures_of(result):
+    rows = figures_of(result)
+    first = {row.variant.name: row for row in reversed(rows)}
+    for figures in rows:
         if figures.variant.role == "control":
             continue
-        claims = [claim for table in published.tables for claim in _of_table(result, published, table, figures)]
+        sides = _Sides(figures, first.get(figures.reference))
+        claims = [claim for table in published.tables for claim in _of_table(result, published, table, sides)]
         # A limit is the variant's own: it is not said again of its further comparisons.
         claims = [claim for claim in claims if claim not in found]
         if figures.comparison is not None and not claims:
             nothing = PublishedTable(place="", gpus=[])
-            claims = [_judged(result, published, figures, figures, _Figure(SPEEDUP.name, "", None), nothing, "")]
+            claims = [_judged(result, published, sides, sides, _Figure(SPEEDUP.name, "", None), nothing, "")]
         found += claims
     return found
 
@@ -132,8 +138,18 @@ def shown_claims(result: StudyResult, claims: Sequence[Claim]) -> list[Claim]:
 
 def is_card(gpu: str, device: str) -> bool:
     """Returns whether a driver's name of a device is of the card that an article names: `A10` is no `A100`."""
-    words = [word.upper() for word in re.findall(r"\w+", gpu) if word.upper() not in ("NVIDIA", "TESLA")]
-    return set(words) <= set(re.findall(r"\w+", device.upper()))
+    mine, there = _words_of(gpu), _words_of(device)
+    return mine <= there and not (there - mine) & _OTHER_CARDS
+
+
+_OTHER_CARDS = {"TI", "SUPER", "LAPTOP", "MAX"}
+"""Words that make another card of the one that is named without them."""
+
+
+def _words_of(card: str) -> set[str]:
+    """Returns the words of a card's name that tell it from others: `A100 (40 GB)` has those of `A100-SXM4-40GB`."""
+    joined = re.sub(r"(\d) GB", r"\1GB", re.sub(r"SXM\d", "SXM", card.upper()))
+    return set(re.findall(r"\w+", joined)) - {"NVIDIA", "TESLA", "GEFORCE"}
 
 
 def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
@@ -163,14 +179,47 @@ class _Figure:
     out_of_memory: bool = False
 
 
-def _of_table(result: StudyResult, published: Published, table: PublishedTable, figures: Figures) -> Iterator[Claim]:
+@dataclass(frozen=True)
+class _Sides:
+    """The figures of the two variants of a comparison, at one shape; without a reference those of one variant."""
+
+    figures: Figures
+    reference: Figures | None
+
+    def at(self, table: PublishedTable) -> "_Sides | None":
+        """Returns both at the shape of a table, or None where that was not measured."""
+        others: Sequence[Figures | None] = (
+            self.reference.shapes if self.reference else [None] * len(self.figures.shapes)
+        )
+        pairs = zip(self.figures.shapes, others, strict=True)
+        return next((_Sides(mine, other) for mine, other in pairs if table.is_of(mine.shape)), None)
+
+    def amounts(self, measure: str) -> tuple[float, ...]:
+        """Returns what a ratio is of, the reference first; () where one of them is missing."""
+        if measure == MEMORY or self.reference is None:
+            return ()
+        amount = _latency_s if measure == SPEEDUP.name else _memory_gb
+        found = [amount(side) for side in (self.reference, self.figures) if side.variant.status.measured]
+        known = tuple(value for value in found if value is not None)
+        return known if len(known) == 2 else ()
+
+
+def _latency_s(figures: Figures) -> float | None:
+    return None if figures.latency is None else figures.latency.estimate
+
+
+def _memory_gb(figures: Figures) -> float | None:
+    return None if figures.headline_memory is None else figures.headline_memory[1] * _GIB_IN_GB
+
+
+def _of_table(result: StudyResult, published: Published, table: PublishedTable, sides: _Sides) -> Iterator[Claim]:
     """Yields what a table says of one comparison, for each card."""
-    there = next((at for at in figures.shapes if table.is_of(at.shape)), None)
+    there = sides.at(table)
     for column, gpu in enumerate(table.gpus):
         for find in (_speedup, _memory, _limit):
-            figure = find(table, figures, column)
+            figure = find(table, sides.figures, column)
             if figure is not None:
-                yield _judged(result, published, figures, there, figure, table, gpu)
+                yield _judged(result, published, sides, there, figure, table, gpu)
 
 
 def _speedup(table: PublishedTable, figures: Figures, column: int) -> _Figure | None:
@@ -234,8 +283,8 @@ def _arrow(lines: dict[str, str], reference: str, candidate: str, column: int, u
 def _judged(
     result: StudyResult,
     published: Published,
-    figures: Figures,
-    there: Figures | None,
+    sides: _Sides,
+    there: _Sides | None,
     figure: _Figure,
     table: PublishedTable,
     gpu: str,
@@ -245,15 +294,16 @@ def _judged(
     Args:
         result: the study.
         published: the article.
-        figures: a comparison.
+        sides: a comparison, at the main shape.
         there: the same at the table's shape; None where that was not measured.
         figure: one of the table's.
         table: where it stands.
         gpu: the card that it is of.
     """
-    measured = _measured(there, figure.measure) if there else None
+    figures = sides.figures
+    measured = _measured(there.figures, figure.measure) if there else None
     verdict, reason = _not_run(result, figures, figure) or (
-        _verdict(result, published, there, figure, measured, gpu)
+        _verdict(result, published, there.figures, figure, measured, gpu)
         if there
         else (Reproduction.NOT_COMPARABLE, f"not measured at {table.shape}")
     )
@@ -273,7 +323,7 @@ def _judged(
         published=figure.value,
         measured=measured,
         ratio=ratio,
-        latency=there.latency if there else None,
+        amounts=there.amounts(figure.measure) if there else (),
         verdict=verdict,
         reason=reason,
     )
@@ -283,9 +333,8 @@ def _measured(figures: Figures, measure: str) -> Interval | None:
     if measure != MEMORY:
         ratio = figures.ratios.get(measure)
         return ratio.interval if ratio else None
-    if figures.headline_memory is None:
-        return None
-    return Interval(figures.headline_memory[1] * _GIB_IN_GB)
+    peak = _memory_gb(figures)
+    return None if peak is None else Interval(peak)
 
 
 _Said = tuple[Reproduction, str]

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.analysis.measures import SPEEDUP
 from sdopt.analysis.published import (
     MEMORY,
     Claim,
@@ -19,7 +20,8 @@ from sdopt.analysis.published import (
     shown_claims,
 )
 from sdopt.report.markdown import markdown
-from sdopt.results.records import StudyResult
+from sdopt.report.rows import seconds_text
+from sdopt.results.records import Interval, StudyResult
 
 _STYLES = {
     Reproduction.REPRODUCED: "green",
@@ -28,7 +30,7 @@ _STYLES = {
     Reproduction.NOT_COMPARABLE: "yellow",
 }
 
-_WORDS = {"speedup": "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
+_WORDS = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
 
 HEADINGS = (
     "variant",
@@ -39,6 +41,7 @@ HEADINGS = (
     "published",
     "as printed",
     "here",
+    "as measured",
     "here ÷ published",
     "verdict",
     "because",
@@ -101,10 +104,32 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
         claim.published_text,
         f"{claim.printed} ({claim.place})" if claim.printed else "",
         claim.measured_text,
+        _amounts_text(claim),
         claim.ratio_text,
         str(claim.verdict),
         claim.reason,
     )
+
+
+def _amounts_text(claim: Claim) -> str:
+    """Writes what a measured ratio is of, as in `458 ms → 210 ms`: what `printed` is of the published one."""
+    if claim.measure == SPEEDUP.name:
+        return " → ".join(seconds_text(Interval(amount)) for amount in claim.amounts)
+    return " → ".join(f"{amount:.2f} GB" for amount in claim.amounts)
+
+
+def claims_table(claims: Sequence[Claim]) -> tuple[list[str], list[list[str]]]:
+    """Returns headings and cells for a page: a figure and what it is of in one cell, and no column that is empty."""
+    rows = []
+    for claim in claims:
+        cells = dict(zip(HEADINGS, claim_cells(claim), strict=True))
+        del cells["as printed"], cells["as measured"]
+        printed = f"{claim.printed}, {claim.place}" if claim.printed else ""
+        for figure, of in (("published", printed), ("here", _amounts_text(claim))):
+            cells[figure] += f" ({of})" if of else ""
+        rows.append({heading: cell.strip() for heading, cell in cells.items()})
+    shown = [heading for heading in rows[0] if any(row[heading] for row in rows)] if rows else []
+    return shown, [[row[heading] for heading in shown] for row in rows]
 
 
 def published_json(result: StudyResult) -> bytes | None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sdopt.analysis.article import Printed, Published, PublishedTable, read_figure, require_published
+from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.published import (
     MEMORY,
     Claim,
@@ -142,6 +143,12 @@ class TestVerdicts:
         assert claim.ratio.estimate == pytest.approx(bounds[0] / 2)
         assert claim.ratio.low == (pytest.approx(bounds[1] / 2) if len(bounds) > 1 else None)
 
+    def test_names_the_times_that_its_ratio_is_of(self, result: StudyResult, article: Article) -> None:
+        latencies = [figures_by_variant(result)[name].latency for name in TIMES]
+        assert article(time=TIMES)[0].amounts == tuple(latency.estimate for latency in latencies if latency)
+        result.variant("baseline").status = Status.KILLED
+        assert article(time=TIMES)[0].amounts == ()
+
     def test_a_skipped_row_says_why(self, article: Article) -> None:
         [claim] = [c for c in article(time={"baseline": "6", "TensorFloat-32": "3"}) if c.variant == "TensorFloat-32"]
         assert claim.verdict is Reproduction.NOT_RUN
@@ -204,6 +211,7 @@ class TestMemory:
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
         assert claim.verdict is verdict
         assert claim.printed == "28.09 GB → 21.72 GB"
+        assert claim.amounts == pytest.approx((10.737, 10.737 * ratio), rel=1e-3)
 
     @pytest.mark.parametrize(("gib", "verdict"), [(2.7, Reproduction.REPRODUCED), (2.9, Reproduction.NOT_REPRODUCED)])
     def test_limit_is_of_the_variant_alone(
@@ -214,6 +222,7 @@ class TestMemory:
         result.comparisons.append(type(result.comparisons[0])("bfloat16", "batches of four", "nothing"))
         claims = [claim for claim in article(memory_limit_gb={"bfloat16": "<3"}) if claim.measure == MEMORY]
         assert [(c.variant, c.reference, c.verdict) for c in claims] == [("bfloat16", "", verdict)]
+        assert claims[0].amounts == ()
 
     def test_that_ran_out_is_reproduced_only_if_it_ran_out_here(self, result: StudyResult, article: Article) -> None:
         table = {"time": {"baseline": "OOM", "bfloat16": "13.86"}, "memory_gb": {"baseline": "OOM", "bfloat16": "6.89"}}
@@ -231,7 +240,11 @@ class TestCards:
             ("A10", "NVIDIA A10G", False),
             ("NVIDIA Tesla T4", "Tesla T4", True),
             ("NVIDIA 3060 RTX", "NVIDIA GeForce RTX 3060", True),
+            ("NVIDIA 3060 RTX", "NVIDIA GeForce RTX 3060 Ti", False),
             ("NVIDIA TITAN RTX", "NVIDIA TITAN V", False),
+            ("A100 (40 GB)", "NVIDIA A100-SXM4-40GB", True),
+            ("A100 (40 GB)", "NVIDIA A100-SXM4-80GB", False),
+            ("A100-SXM-80GB", "NVIDIA A100-SXM4-80GB", True),
         ],
     )
     def test_are_known_by_the_drivers_name(self, gpu: str, device: str, same: bool) -> None:

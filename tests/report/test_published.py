@@ -66,6 +66,7 @@ def test_a_page_has_all_cards_and_every_reason(published: StudyResult) -> None:
     rows = [line for line in page.splitlines() if line.startswith("| bfloat16")]
     assert [row.split(" | ")[4] for row in rows] == ["T4", "A100"]
     assert "reproduced | exceeded" in rows[1]
+    assert " ms → " in rows[1].split(" | ")[HEADINGS.index("as measured")]
     assert "TensorFloat-32 needs a CUDA device" in page
     assert "A study (A. Author)" in page
 
@@ -80,6 +81,7 @@ def test_data_has_the_raw_figures(published: StudyResult) -> None:
     assert claim["measured"]["high"] == 2.8
     assert claim["ratio"]["estimate"] == pytest.approx(1.25)
     assert claim["verdict"] == "reproduced"
+    assert len(claim["amounts"]) == 2
 
 
 def test_are_reports_of_a_study_with_an_article_alone(result: StudyResult, tmp_path: Path) -> None:
@@ -96,8 +98,13 @@ def test_the_report_shows_one_card_and_folds_the_others(published: StudyResult, 
     shown, _, folded = section.blocks
     assert isinstance(shown, Table)
     assert isinstance(folded, Fold)
-    assert {row[HEADINGS.index("GPU")] for row in shown.rows} == {"A100", ""}
+    assert {row[shown.headings.index("GPU")] for row in shown.rows} == {"A100", ""}
+    assert "shape" not in shown.headings, "it is empty"
     [every] = folded.blocks
     assert isinstance(every, Table)
-    assert {row[HEADINGS.index("GPU")] for row in every.rows} == {"T4", "A100", ""}
-    assert "2.50× [2.20, 2.80]" in html_page(page).decode()
+    assert {row[every.headings.index("GPU")] for row in every.rows} == {"T4", "A100", ""}
+    cells = [row[every.headings.index("published")] for row in every.rows]
+    assert "2.00× (8.0 s → 4.0 s, Table 1)" in cells
+    html = html_page(page).decode()
+    assert '<span class="figure">2.00×</span> <small>(8.0 s → 4.0 s, Table 1)</small>' in html
+    assert '<span class="figure">2.50×</span> <small>[2.20, 2.80] (' in html

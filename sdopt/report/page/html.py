@@ -93,7 +93,7 @@ def _environment() -> Environment:
     return environment
 
 
-_FIGURE = re.compile(r"(≈?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|GiB|dB|TFLOP/s))?)(?: ([\[(].*))?")
+_FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|GiB|GB|dB|TFLOP/s))?)(?: ([\[(].*))?")
 
 
 def _figure(text: str) -> tuple[str, str, str]:

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from sdopt.analysis.answer import Answer, OptionAnswer, answer_of
 from sdopt.analysis.break_even import images_text
-from sdopt.analysis.published import claims_of, notes_of_published, shown_claims
+from sdopt.analysis.published import Claim, claims_of, notes_of_published, shown_claims
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
 from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.page.gallery import gallery_of, has_images
-from sdopt.report.published import HEADINGS as PUBLISHED_HEADINGS
-from sdopt.report.published import claim_cells
+from sdopt.report.published import claims_table
 from sdopt.report.rows import (
     ANSWER_HEADINGS,
     BROKEN,
@@ -141,14 +140,15 @@ def _published(result: StudyResult) -> Section:
     """An article's figures beside those measured: those for this card or the article's main one; all of them folded."""
     claims = claims_of(result)
     shown = shown_claims(result, claims)
-    every, here = (
-        Table(PUBLISHED_HEADINGS, list(map(claim_cells, some)), PUBLISHED_HEADINGS.index("verdict"))
-        for some in (claims, shown)
-    )
-    blocks: list[Block] = [here, Notes(notes_of_published(result, shown))] if shown else []
+    blocks: list[Block] = [_claims(shown), Notes(notes_of_published(result, shown))] if shown else []
     if len(claims) > len(shown):
-        blocks.append(Fold(f"All {len(claims)} published figures, on every card", [every]))
+        blocks.append(Fold(f"All {len(claims)} published figures, on every card", [_claims(claims)]))
     return Section("published", "Published and measured", blocks)
+
+
+def _claims(claims: Sequence[Claim]) -> Table:
+    headings, cells = claims_table(claims)
+    return Table(headings, cells, headings.index("verdict"))
 
 
 def _tradeoff(result: StudyResult) -> Section:
@@ -228,7 +228,7 @@ def _limit(result: StudyResult) -> Section:
 def _break_even(result: StudyResult) -> Section:
     plot = break_even_plot(result)
     rows = [
-        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", f"{level.extra_s:+.1f} s", _repaid(level))
+        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", f"{level.extra_s:+z.1f} s", _repaid(level))
         for edge in result.comparisons
         if (level := edge.break_even) is not None and result.variant(edge.candidate).role != "control"
     ]
