@@ -54,11 +54,6 @@ LONGEST = (
 """Files that take longest. They are begun first, so that none keeps a single process busy at the end."""
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """With `-n auto`, one process more than there are cores: tests wait for workers that start, end or time out."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(LONGEST)))

@@ -59,17 +59,18 @@ def _refuges() -> Iterator[Path]:
 
 def to_json(result: StudyResult) -> bytes:
     """The content of `result.json`; the same for a result that was read from it."""
+    # pydantic takes what they raise for an error of its own.
     with _signals_held():
         return _ADAPTER.dump_json(result, indent=1, by_alias=True)
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Lets Ctrl-C and its like wait until the block has ended: pydantic takes what they raise for its own error."""
+    """Lets Ctrl-C and its like wait until the block has ended."""
     held: list[tuple[int, FrameType | None]] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU):
             if callable(handler := signal.getsignal(number)):
                 handlers[number] = handler
                 signal.signal(number, lambda *given: held.append(given))
@@ -84,20 +85,22 @@ def _signals_held() -> Iterator[None]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file in one step. Raises OSError where the folder cannot be written or the disk is full."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            # A temporary file is its owner's alone; what it replaces is for whoever shares the folder.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.fchmod(handle, 0o666 & ~mask)
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    # Between the making of the temporary file and the block that removes it, they would leave it behind.
+    with _signals_held():
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                # A temporary file is its owner's alone; what it replaces is for whoever shares the folder.
+                mask = os.umask(0)
+                os.umask(mask)
+                os.fchmod(handle, 0o666 & ~mask)
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def read_result(path: Path) -> StudyResult:

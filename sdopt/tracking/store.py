@@ -114,6 +114,9 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
         TrackingError: the server cannot be reached or refuses.
     """
     require_mlflow()
+    # All of it before a part of it: a thread that imports it (`import_in_background`) would wait for that part, as this
+    # one for the whole, and Python ends such a wait with a module that is half there.
+    import mlflow  # noqa: F401
     from mlflow.exceptions import MlflowException
 
     # A server takes many at once, and only the same study not twice; a database may still have to get its schema.

@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -154,6 +157,16 @@ def test_no_variant_of_that_name(result: StudyResult) -> None:
         result.variant("nobody")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal: what runs in the background may ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pydantic takes what a handler raises within it for an error of its own, and the command would not end by it."""
     ended = []
@@ -165,11 +178,21 @@ def test_a_signal_waits_until_a_result_is_in_words(monkeypatch: pytest.MonkeyPat
 
     result = read_result(VERSION_1)
     monkeypatch.setattr(files, "_ADAPTER", SimpleNamespace(dump_json=dump))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            files.to_json(result)
-        assert ended
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        files.to_json(result)
+    assert ended
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_signal_leaves_no_half_of_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make = tempfile.mkstemp
+
+    def interrupted(**where: Any) -> tuple[int, str]:
+        made = make(**where)
+        os.kill(os.getpid(), signal.SIGINT)
+        return made
+
+    monkeypatch.setattr(tempfile, "mkstemp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomically(tmp_path / "result.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
