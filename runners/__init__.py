@@ -15,9 +15,6 @@ from typing import Any, TextIO
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of Ctrl-C, as shells have it."""
 
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
-"""What CI and Slurm send, what a terminal sends that is closed, and the kernel where processor time is limited."""
-
 
 class Ended(KeyboardInterrupt):
     """A signal that a command answers as it answers Ctrl-C."""
@@ -97,6 +94,7 @@ def exit_code_of(interrupt: BaseException) -> int:
 @contextmanager
 def _endings_raised() -> Iterator[None]:
     """Raises `Ended` for the first of these signals, so that what was measured is kept; ignores further ones."""
+    from sdopt.errors import ENDINGS
 
     def end(number: int, _frame: Any) -> None:
         for other in taken:
@@ -104,7 +102,7 @@ def _endings_raised() -> Iterator[None]:
         raise Ended(number)
 
     # nohup leaves SIGHUP ignored, and outside of the main thread no handler can be set.
-    taken = [number for number in _ENDINGS if signal.getsignal(number) is signal.SIG_DFL]
+    taken = [number for number in ENDINGS if signal.getsignal(number) is signal.SIG_DFL]
     with suppress(ValueError):
         for number in taken:
             signal.signal(number, end)

@@ -1,9 +1,14 @@
 """What a user can get wrong, as one exception that never shows a traceback, and how it is said."""
 
 import errno
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
+
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
+"""What CI and Slurm send, what a terminal sends that is closed, and the kernel where processor time is limited: a
+command answers them as it answers Ctrl-C."""
 
 
 class UsageError(Exception):

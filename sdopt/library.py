@@ -11,7 +11,7 @@ import torch
 
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import has_default
+from sdopt.config.groups import override_of
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.trace import trace_call
@@ -96,7 +96,7 @@ def optimize(
         raise UsageError("options were applied to this pipeline before: take them back with sdopt.undo(pipe) first")
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
-    named = [f"{'' if has_default(group) else '+'}{group}={_as_value(chosen)}" for group, chosen in groups.items()]
+    named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
     folder = None if config_dir is None else Path(config_dir)
     with composer_of([*named, *overrides], folder) as composer:
         variant = composer.variant("pipeline", [*named, *overrides])

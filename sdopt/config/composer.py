@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from sdopt.config.groups import default_choice, has_default, reject_null_groups
+from sdopt.config.groups import default_choice, has_default, override_of, reject_null_groups
 from sdopt.config.loader import loader_of
 from sdopt.config.messages import in_one_line
 from sdopt.config.overrides import group_of, key_of, merge_overrides, without_plus
@@ -102,7 +102,7 @@ class HydraComposer:
         group, axes = group_of(key_of(option)), self.axes(option)
         others = [o for axis, o in self.current.choices.items() if group_of(axis) == group and axis not in axes]
         if others:
-            return f"{'' if has_default(group) else '+'}{group}=[{','.join(others)}]"
+            return override_of(group, f"[{','.join(others)}]")
         return default_choice(group)
 
     def axes(self, option: str) -> list[str]:
@@ -116,10 +116,8 @@ class HydraComposer:
         found = self._loader.options(group)
         if not found:
             known = ", ".join(sorted(self._groups()))
-            raise UsageError(
-                f"study.options: there is no group '{group}'; name one of {known}, or an option, as in a:b"
-            )
-        named = [f"{'' if has_default(group) else '+'}{group}={option}" for option in found]
+            raise UsageError(f"study.options: there is no group '{group}'; name one of {known}")
+        named = [override_of(group, option) for option in found]
         return [option for option in named if option != default_choice(group)]
 
     def _composed(self, overrides: Sequence[str], plain: bool) -> tuple[RunConfig, list[str]]:
@@ -154,10 +152,7 @@ class HydraComposer:
             if group in combining and options is not None:
                 # An empty list takes back what was chosen before it.
                 joined[group] = joined.get(group, {}) | options if options else {}
-        return others + [
-            f"{'' if has_default(group) else '+'}{group}=[{','.join(options.values())}]"
-            for group, options in joined.items()
-        ]
+        return others + [override_of(group, f"[{','.join(options.values())}]") for group, options in joined.items()]
 
     def _options(self, override: str) -> dict[str, str] | None:
         """Returns the options that an override of a group chooses, by axis; None if it is no choice of options."""

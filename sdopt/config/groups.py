@@ -41,6 +41,11 @@ def has_default(group: str) -> bool:
     return group in default_options()
 
 
+def override_of(group: str, chosen: str) -> str:
+    """Returns the override that chooses in a group: `layout=channels_last`; `+mine=fast` where it has no default."""
+    return f"{'' if has_default(group) else '+'}{group}={chosen}"
+
+
 def default_choice(group: str) -> str:
     """Returns the override that chooses a group's default: `compiler=eager`, `memory=[]`; `~group` if it has none."""
     if not has_default(group):

@@ -12,7 +12,7 @@ from types import FrameType
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from sdopt.errors import UsageError
+from sdopt.errors import ENDINGS, UsageError
 from sdopt.results.checks import problems_of
 from sdopt.results.migration import migrated
 from sdopt.results.records import SCHEMA_VERSION, StudyResult
@@ -70,7 +70,7 @@ def _signals_held() -> Iterator[None]:
     held: list[tuple[int, FrameType | None]] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU):
+        for number in (signal.SIGINT, *ENDINGS):
             if callable(handler := signal.getsignal(number)):
                 handlers[number] = handler
                 signal.signal(number, lambda *given: held.append(given))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
-from sdopt.config.groups import default_options, has_default, options_of
+from sdopt.config.groups import default_options, options_of, override_of
 from sdopt.config.overrides import quoted
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import UsageError
@@ -210,7 +210,7 @@ class Space:
                 combined.setdefault(group, self._unvaried(group))
                 combined[group] += [option] if value == ON else []
             elif value != variable.plain:
-                chosen.append(f"{'' if has_default(name) else '+'}{name}={value}")
+                chosen.append(override_of(name, value))
         lists = [
             f"{group}=[{','.join(options)}]"
             for group, options in combined.items()
