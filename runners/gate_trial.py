@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         "--alarms",
         type=int,
         metavar="N",
-        help="instead: N independent A/A trials, minutes each; the same command goes on with what is missing",
+        help="instead: N independent A/A trials, a minute each; the same command goes on with what is missing",
     )
     parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
@@ -127,8 +127,8 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
 
 
 def _alarms(trials: int, folder: Path, command: list[str]) -> int:
-    """Runs A/A trials as a sweep over their noise, or what is missing of one, and counts the false alarms."""
-    from sdopt.gate.trial.alarms import count_alarms
+    """Runs A/A trials as a sweep over noise and contracts, or what is missing of one, and counts the false alarms."""
+    from sdopt.gate.trial.alarms import CANDIDATES, count_alarms
     from sdopt.report.markdown import markdown
     from sdopt.results.records import Verdict
 
@@ -137,13 +137,15 @@ def _alarms(trials: int, folder: Path, command: list[str]) -> int:
     if (folder / "multirun.yaml").is_file():
         run([f"resume={folder}"])
     else:
-        run(["-m", *command, f"workload.seed=range(0,{1000 * trials},1000)", f"hydra.sweep.dir={folder}"])
-    finished = sorted(file.parent for file in folder.glob("*/result.json"))
-    found = count_alarms(finished)
+        seeds = f"workload.seed=range(0,{1000 * -(-trials // len(CANDIDATES))},1000)"
+        # The last axis changes fastest: what is done of a sweep that was interrupted is of all contracts.
+        contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
+        run(["-m", *command, seeds, contracts, f"hydra.sweep.dir={folder}"])
+    *by_contract, every = count_alarms(sorted(file.parent for file in folder.glob("*/result.json")))
     shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)
     rows = [
         (one.contract, str(len(one.verdicts)), *(str(one.count(v)) for v in shown), f"{100 * one.highest_rate:.1f} %")
-        for one in found
+        for one in (*by_contract, every)
     ]
     heads = (
         "declared",
@@ -154,13 +156,13 @@ def _alarms(trials: int, folder: Path, command: list[str]) -> int:
         "passed",
         "rate of false alarms below (95 %)",
     )
-    tables = markdown(heads, rows, [reason for one in found for reason in one.reasons])
+    tables = markdown(heads, rows, every.reasons)
     if folder.is_dir():
         (folder / "alarms.md").write_text(tables, encoding="utf-8")
     print(tables)
-    if any(one.count(Verdict.FAIL) for one in found):
+    if every.count(Verdict.FAIL):
         return 1
-    return 0 if len(finished) >= trials else 3
+    return 0 if len(every.verdicts) >= trials else 3
 
 
 if __name__ == "__main__":

@@ -222,6 +222,9 @@ class TestTrial:
         assert found["lossy"].count(Verdict.FAIL) == 4  # both sabotages, twice
         assert found["exact"].count(Verdict.FAIL) in (0, 2)  # `honest` claims a gain, which it may not have
         assert found["lossy"].highest_rate == 1.0
+        assert found["all"].verdicts == found["exact"].verdicts + found["lossy"].verdicts
+        [nothing] = count_alarms([])
+        assert nothing.highest_rate == 1.0
         assert any("tripwires" in reason for reason in found["lossy"].reasons)
 
     def test_a_measured_trial_is_reported_anew(

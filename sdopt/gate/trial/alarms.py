@@ -1,24 +1,26 @@
-"""False alarms: independent A/A trials, each a study of its own whose options change nothing that matters.
+"""False alarms: independent A/A trials, each a study of its own with one option that changes nothing that matters.
 
 Each trial has processes and noise of its own, so that a rate with a bound can be given. Trials that share a pool of
-processes are not independent: three processes a side can be labelled in eight ways, however often they are drawn.
+processes are not independent: three processes a side can be labelled in eight ways, however often they are drawn; nor
+are several candidates that share a baseline.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from sdopt.analysis.bounds import share_bounds
 from sdopt.results.files import read_result
 from sdopt.results.records import Verdict
 
-TRIALS = 200
-"""With none of 200 false, their rate is below 1.5 % at 95 % confidence."""
+CANDIDATES = ('["+trial=nothing"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')
+"""What the trials have in turn, as Hydra reads it: an option that declares itself exact, equivalent, or lossy."""
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """Verdicts of the trials of one contract."""
+    """Verdicts of the trials of one contract, or of all."""
 
     contract: str
     verdicts: tuple[Verdict, ...]
@@ -31,14 +33,16 @@ class Alarms:
 
     @property
     def highest_rate(self) -> float:
-        """The one-sided 95 % bound of the rate of false alarms (Clopper and Pearson)."""
+        """The one-sided 95 % bound of the rate of false alarms (Clopper and Pearson); 1 where no trial was judged."""
+        if not self.verdicts:
+            return 1.0
         high = share_bounds(self.count(Verdict.FAIL), len(self.verdicts), 0.95).high
         assert high is not None
         return high
 
 
 def count_alarms(folders: Sequence[Path]) -> list[Alarms]:
-    """Returns what a gate said of the A/A trials in some folders, by the contract that was declared."""
+    """Returns what a gate said of the A/A trials in some folders, by the contract that was declared, and of all."""
     verdicts: dict[str, list[Verdict]] = {}
     reasons: dict[str, list[str]] = {}
     for folder in folders:
@@ -49,4 +53,6 @@ def count_alarms(folders: Sequence[Path]) -> list[Alarms]:
                 for ruling in judgement.rulings
                 if ruling.verdict is Verdict.FAIL
             )
-    return [Alarms(contract, tuple(found), tuple(reasons[contract])) for contract, found in verdicts.items()]
+    by_contract = [Alarms(contract, tuple(found), tuple(reasons[contract])) for contract, found in verdicts.items()]
+    every = Alarms("all", tuple(chain(*verdicts.values())), tuple(chain(*reasons.values())))
+    return [*by_contract, every]
