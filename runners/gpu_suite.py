@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     from pathlib import Path
 
     from sdopt.errors import UnavailableError
-    from sdopt.suite.record import PAGE
+    from sdopt.suite.record import PAGE, Ending
     from sdopt.suite.run import Suite, run_suite, slug_of
     from sdopt.worker.forkserver import independent_children, start_fork_server
     from sdopt.worker.machine import probe_machine
@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise UnavailableError(f"{error.filename or folder}: {error.strerror or error}") from error
     left = [entry for entry in record.entries if not entry.ending.well]
-    print(f"{len(record.entries) - len(left)} of {len(record.entries)} parts are done: {folder / PAGE}")
+    able = [entry for entry in record.entries if entry.ending is not Ending.LEFT_OUT]
+    print(f"{len(able) - len(left)} of the {len(able)} parts that can run here are done: {folder / PAGE}")
     for entry in left:
         print(f"  {entry.part}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
     return 3 if left else 0

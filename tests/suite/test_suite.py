@@ -80,7 +80,7 @@ class TestCall:
 
     def test_ends_with_3_and_names_what_is_left(self, called: Finished) -> None:
         assert called.code == 3
-        assert "2 of 5 parts are done" in called.shown
+        assert "1 of the 4 parts that can run here are done" in called.shown
         assert "large: not run (takes 80000 s at least" in called.shown
 
     def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
