@@ -130,7 +130,8 @@ class DeepCaching(Caching):
             if ran:  # each layer was seen: those of the middle ran on whole steps only
                 facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
                 engaged = engaged and min(ran.values()) == facts["whole"] < ran["conv_in"] == calls
-            return Finding(engaged, f"whole steps {facts['whole']}, of the outer layers {facts['outer']}", facts)
+            summary = f"of {calls} traced steps {facts['whole']} ran whole, {facts['outer']} the outer layers alone"
+            return Finding(engaged, summary, facts)
 
         return proof
 
