@@ -109,7 +109,8 @@ def _again(suite: Suite, record: Record) -> Iterator[Part]:
         beginning_s = _PROCESSES * max(0.0, first.seconds - _FEWEST_ROUNDS * call_s)
         room_s = min(part.again_s, max(suite.left_s, 0)) - beginning_s
         rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / (_PROCESSES * call_s))))
-        overrides = merge_overrides(part.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"])
+        protocol = [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
+        overrides = merge_overrides([*map(as_override, part.overrides)], protocol)
         yield replace(
             part,
             name=part.name + AGAIN,
