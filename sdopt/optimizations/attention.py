@@ -175,8 +175,9 @@ class Sdpa(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             seen = trace.fused_attention
             if self.backend == "math":
-                # A compiler takes this back end apart into its products: then no fused kernel is what shows it.
-                compiled = unwrapped(denoiser_of(pipe)) is not denoiser_of(pipe)
+                # A compiler takes this back end apart into its products, and a replayed graph runs no operator: then no
+                # fused kernel is what shows it.
+                compiled = unwrapped(denoiser_of(pipe)) is not denoiser_of(pipe) or trace.graph_launches > 0
                 engaged = all(backend_of(name) == "math" for name in seen) and (bool(seen) or compiled)
             else:
                 engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)
