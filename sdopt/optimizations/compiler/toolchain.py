@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +27,10 @@ def missing_for_inductor(ctx: Context) -> list[str]:
         found += _missing_cxx("Inductor on a CPU")
     if sys.platform == "win32":
         found.append("Inductor is not tried on Windows")
+    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
+        # The loader then says "failed to map segment", as it does where memory is short.
+        folder = f"{tempfile.gettempdir()}, which is mounted noexec"
+        found.append(f"Inductor loads what it has compiled from {folder}: name another folder with TMPDIR=…")
     return found
 
 
