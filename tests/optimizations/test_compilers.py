@@ -251,12 +251,9 @@ class TestCudaGraphs:
         assert len(stubs.captured) == len({id(pool) for pool in stubs.captured}) == 2
 
     @pytest.mark.parametrize(("kernel", "engaged"), [("softmax_warp_forward", True), ("fmha_cutlassF_f32", False)])
-    def test_attention_in_products_runs_no_fused_kernel(
-        self, session: Load, stubs: StubGraphs, kernel: str, engaged: bool
-    ) -> None:
+    def test_attention_in_products_runs_no_fused_kernel(self, session: Load, kernel: str, engaged: bool) -> None:
         chosen = ["caching=deepcache", "attention=math", "compiler=cuda_graphs", "compiler.targets=[denoiser]"]
         trace = Trace(kernels=Counter([kernel]))
-        trace.denoiser.calls = trace.denoiser.graph_launches = 2
         assert session(*chosen)._assembly.proofs["attention"](trace).engaged == engaged
 
     def test_autocast_keeps_no_casts_within_a_capture(self, stubs: StubGraphs) -> None:
