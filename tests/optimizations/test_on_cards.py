@@ -148,6 +148,8 @@ class TestToolchain:
         assert variant("compiler=inductor").conflicts(card(8, 0)) == []
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         assert variant("compiler=inductor").conflicts(self.HERE) == []
+        found = variant("compiler=aot").conflicts(CPU)
+        assert "unpacks what it has compiled in /tmp, whatever TMPDIR says" in found[-1]
 
     def test_of_products_by_sdnq(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are Triton's, where it is installed."""
