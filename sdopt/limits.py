@@ -39,12 +39,22 @@ def require_address_space(what: str, least: int) -> None:
         raise UnavailableError(problem)
 
 
+def limited_address_space() -> str:
+    """Says how much address space this process may take; "" where there is no limit."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return "" if allowed == resource.RLIM_INFINITY else _said(allowed, "of address space")
+
+
 def _too_low(limit: int, flag: str, of_what: str, least: int) -> str | None:
     allowed, _ = resource.getrlimit(limit)
     if allowed == resource.RLIM_INFINITY or allowed >= least:
         return None
-    said = f"{round(allowed / 2**20, 1):g} MiB {of_what} are allowed, and {least / 2**20:g} MiB are needed at least"
+    said = f"{_said(allowed, of_what)}, and {least / 2**20:g} MiB are needed at least"
     return f"{said}; allow more (ulimit -{flag} unlimited)"
+
+
+def _said(allowed: int, of_what: str) -> str:
+    return f"{round(allowed / 2**20, 1):g} MiB {of_what} are allowed"
 
 
 def _tasks_too_few() -> Iterator[str]:

@@ -69,11 +69,13 @@ class TestOptimize:
         with pytest.raises(UsageError, match="'a blue car' was not among the prompts to encode"):
             pipe("a blue car")
 
-    def test_what_compiles_in_its_first_call_is_proved_by_a_later_one(self, pipe: StableDiffusionPipeline) -> None:
+    def test_what_compiles_in_its_first_calls_is_proved_by_a_later_one(self, pipe: StableDiffusionPipeline) -> None:
+        """Inductor compiles when a module runs first, records a CUDA graph when it runs next, and then replays it."""
         sdopt.optimize(pipe, compiler="trace")
         [found] = sdopt.prove(pipe).evidence
         assert found.facts["graphs"] == 1
         assert found.facts["graphs_run"] == found.facts["calls"]
+        assert pipe.unet.runs == 3 * found.facts["calls"]
 
     def test_as_many_steps_are_traced_as_an_option_needs(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, caching="pyramid_attention")

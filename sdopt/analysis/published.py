@@ -142,8 +142,8 @@ def is_card(gpu: str, device: str) -> bool:
     return mine <= there and not (there - mine) & _OTHER_CARDS
 
 
-_OTHER_CARDS = {"TI", "SUPER", "LAPTOP", "MAX"}
-"""Words that make another card of the one that is named without them."""
+_OTHER_CARDS = {"TI", "SUPER", "LAPTOP", "MAX", "MIG"}
+"""Words that make another card of the one that is named without them, or a slice (MIG) of it."""
 
 
 def _words_of(card: str) -> set[str]:

@@ -13,6 +13,7 @@ from torch.backends.cuda import SDPAParams
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
+from sdopt.limits import limited_address_space
 
 _GROUP = Path("/sys/fs/cgroup")
 """What a container may use (cgroup v2)."""
@@ -82,10 +83,7 @@ def _cuda(index: int) -> Device:
         }
     except (RuntimeError, AssertionError) as error:
         said = " ".join(str(error).split())[:300].rstrip(".")
-        raise _UnusableError(
-            f"CUDA does not start: {said}; update the driver, or install PyTorch for an older CUDA "
-            f"(https://pytorch.org/get-started)"
-        ) from error
+        raise _UnusableError(f"CUDA does not start: {said}; {_what_to_do()}") from error
     return Device(
         type="cuda",
         index=index,
@@ -96,6 +94,13 @@ def _cuda(index: int) -> Device:
         driver=ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion())),
         attributes=attributes,
     )
+
+
+def _what_to_do() -> str:
+    """Returns what to do where CUDA does not start. Its driver reserves addresses for far more than it will use."""
+    if limited := limited_address_space():
+        return f"{limited}, and CUDA reserves more than all memory of the cards: allow more (ulimit -v unlimited)"
+    return "update the driver, or install PyTorch for an older CUDA (https://pytorch.org/get-started)"
 
 
 def _largest_cudnn_head(index: int) -> int:

@@ -93,7 +93,8 @@ class PeakMemory:
         with suppress(OSError):
             self._highest = max(self._highest, _status_field("VmHWM"))
         if self._device.is_cuda:
-            self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated())
+            # By its number: in each new thread CUDA's current device is the first one.
+            self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated(self._device.index))
 
     def reset(self) -> None:
         """Starts a new peak."""

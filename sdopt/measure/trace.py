@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
-from sdopt.pipelines.parts import denoiser_of, hook_of, networks_of
+from sdopt.pipelines.parts import denoiser_of, hook_of, is_compiled, networks_of
 from sdopt.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -240,8 +240,11 @@ def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[No
             seen.convolutions += 1
             seen.channels_last += output.is_contiguous(memory_format=torch.channels_last)
 
-    compiled = hasattr(denoiser, "_orig_mod")
-    layers = [] if compiled else [(name, layer) for name, layer in denoiser.named_modules() if not [*layer.children()]]
+    layers = (
+        []
+        if is_compiled(denoiser)
+        else [(name, layer) for name, layer in denoiser.named_modules() if not [*layer.children()]]
+    )
     handles = [
         layer.register_forward_hook(lambda layer, _inputs, output, name=name: note(name, layer, output))
         for name, layer in layers

@@ -18,7 +18,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
-from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.parts import denoiser_of, is_compiled, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ class Sdpa(EquivalentAttention):
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler takes this back end apart into its products: then no fused kernel is what shows it.
-                compiled = unwrapped(denoiser_of(pipe)) is not denoiser_of(pipe)
-                engaged = all(backend_of(name) == "math" for name in seen) and (bool(seen) or compiled)
+                shown = bool(seen) or is_compiled(denoiser_of(pipe))
+                engaged = all(backend_of(name) == "math" for name in seen) and shown
             else:
                 engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)
             return Finding(engaged, _kernels(trace) or "products and softmax, nothing fused", {"kernels": seen})

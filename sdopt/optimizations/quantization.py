@@ -17,7 +17,7 @@ from sdopt.optimizations.compiler import CudaGraphs
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
 from sdopt.optimizations.conflicts import missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
-from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
+from sdopt.pipelines.parts import denoiser_of, is_compiled, layers_with_weights, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -97,9 +97,8 @@ class Quantized(Optimization):
                 if name not in done and id(layer) in weighted and kinds.get(name) in ("Linear", "Conv2d")
             )
             ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
-            compiled = network is not denoiser_of(pipe)
             # Compiled products may be kernels without an operator: then what is stored decides.
-            multiplied = bool(ran) == self.activations or compiled
+            multiplied = bool(ran) == self.activations or is_compiled(denoiser_of(pipe))
             shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
             shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
             products = ", ".join(f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items())

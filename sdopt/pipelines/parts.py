@@ -32,6 +32,13 @@ def unwrapped(module: torch.nn.Module) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def is_compiled(denoiser: torch.nn.Module) -> bool:
+    """Returns whether a compiler put something in the place of a denoiser, or of the kinds of steps that it has."""
+    steps = vars(denoiser).get(STEPS)
+    computing = [denoiser, *(getattr(steps, part) for part in getattr(steps, "parts", ()))]
+    return any(unwrapped(module) is not module for module in computing)
+
+
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 """The attributes of a pipeline that hold its text encoders, in their order."""
 

@@ -9,7 +9,6 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "failed to map segment",  # of a library that is loaded
     "status_alloc_failed",  # of cuBLAS and of cuDNN
     "device_allocation_failed",  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     "workspace can't be allocated",  # of DeepSpeed
@@ -22,6 +21,7 @@ _MAYBE_OUT_OF_MEMORY = (
     "cudnn_status_internal_error",
     "unable to find an engine",
     "busy or unavailable",  # also what all processes but one are told in exclusive compute mode
+    "failed to map segment",  # of a library that is loaded; also where its folder is mounted noexec
 )
 """What libraries say if a handle or a workspace found no memory; they have other reasons too."""
 

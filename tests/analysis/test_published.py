@@ -245,6 +245,7 @@ class TestCards:
             ("A100 (40 GB)", "NVIDIA A100-SXM4-40GB", True),
             ("A100 (40 GB)", "NVIDIA A100-SXM4-80GB", False),
             ("A100-SXM-80GB", "NVIDIA A100-SXM4-80GB", True),
+            ("A100 (40 GB)", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", False),
         ],
     )
     def test_are_known_by_the_drivers_name(self, gpu: str, device: str, same: bool) -> None:

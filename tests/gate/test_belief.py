@@ -255,6 +255,11 @@ class TestStages:
         found = self.said_of(variant("it"), step_s)
         assert [words in reason for words, reason in zip(said, found, strict=True)] == [True] * len(said)
 
+    @pytest.mark.parametrize(("seconds", "doubted"), [(0.012, False), (0.02, True)])
+    def test_beside_which_a_call_takes_as_long_as_the_reference(self, seconds: float, doubted: bool) -> None:
+        """A GPU waits for launches: a graph shortens the stages, and the scheduler's steps take what they took."""
+        assert bool(self.said_of(variant("it", seconds=seconds), 0.0001)) is doubted
+
     def test_on_a_host_that_became_slower(self) -> None:
         assert self.said_of(variant("it"), 0.08, host=1.6) == []
         assert self.said_of(variant("it"), 0.16, host=1.6)

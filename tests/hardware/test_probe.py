@@ -1,5 +1,6 @@
 """Cards that cannot be used: a driver that is too old, a build without their kernels, a build without CUDA."""
 
+import resource
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -55,6 +56,16 @@ class TestCudaThatDoesNotStart:
         [card] = list_cards()
         assert card.name.startswith("a card that cannot be used: CUDA does not start: ")
         assert card.capability is None
+
+
+def test_cuda_that_lacks_addresses_is_no_matter_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says "out of memory" then, with a card that is empty."""
+    one_card(monkeypatch, RuntimeError("CUDA driver error: out of memory"))
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34, 2**34))
+    warning = probe_device("auto").warning
+    assert "out of memory; 16384 MiB of address space are allowed, and CUDA reserves more" in warning
+    assert "allow more (ulimit -v unlimited); this runs on the CPU instead" in warning
+    assert "update the driver" not in warning
 
 
 def test_a_card_without_kernels_leaves_auto_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Memory in sandboxes that keep no high-water mark, and what CUDA graphs hold for their replays."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,26 @@ def test_a_peak_that_the_program_resets_is_seen() -> None:
     assert found.process_peak_gib > 0.09
 
 
+def test_a_peak_of_a_card_that_the_program_resets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the worker's own card: in another thread CUDA's current device is the first one."""
+    peaks = {0: 0, 1: 300 * MIB}
+
+    def peak(index: int | None = None) -> int:
+        current = 1 if threading.current_thread() is threading.main_thread() else 0
+        return peaks[current if index is None else index]
+
+    for name in ("memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", peak)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)
+    memory = PeakMemory(Device("cuda", 1))
+    memory.watch()
+    time.sleep(0.2)
+    peaks[1] = 10 * MIB
+    assert memory.read().cuda_peak_allocated_gib == 300 * MIB / 2**30
+
+
 class TestGraphs:
     def test_pools_count_beside_what_is_allocated(self) -> None:
         assert graph_pools_gib(SNAPSHOT, 0) == pytest.approx((256 + 1.5 + 128) * MIB / 2**30)
@@ -82,7 +103,7 @@ class TestGraphs:
         self, monkeypatch: pytest.MonkeyPatch, before: Any, peak: int, pools: float
     ) -> None:
         for name, amount in (("memory_allocated", 17), ("max_memory_allocated", peak), ("max_memory_reserved", 420)):
-            monkeypatch.setattr(torch.cuda, name, lambda amount=amount: amount * MIB)
+            monkeypatch.setattr(torch.cuda, name, lambda _index=0, amount=amount: amount * MIB)
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: before)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
         monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: None)

@@ -242,6 +242,20 @@ class TestCudaGraphs:
         assert not torch.equal(first, second)
         assert torch.equal(first, stand_in._orig_mod(torch.ones(1, 3)))
 
+    def test_both_kinds_of_steps_are_replayed(self, session: Load, stubs: StubGraphs, tmp_path: Path) -> None:
+        """What a whole step keeps is no tensor of its graph, which the next whole step overwrites."""
+        chosen = ["caching=deepcache", "workload.steps=7"]
+        captured, eager = session(*chosen, "compiler=cuda_graphs", "compiler.targets=[denoiser]"), session(*chosen)
+        assert torch.equal(latents(captured, tmp_path / "a"), latents(eager, tmp_path / "b"))
+        assert stubs.replayed == 7
+        assert len(stubs.captured) == len({id(pool) for pool in stubs.captured}) == 2
+
+    @pytest.mark.parametrize(("kernel", "engaged"), [("softmax_warp_forward", True), ("fmha_cutlassF_f32", False)])
+    def test_attention_in_products_runs_no_fused_kernel(self, session: Load, kernel: str, engaged: bool) -> None:
+        chosen = ["caching=deepcache", "attention=math", "compiler=cuda_graphs", "compiler.targets=[denoiser]"]
+        trace = Trace(kernels=Counter([kernel]))
+        assert session(*chosen)._assembly.proofs["attention"](trace).engaged == engaged
+
     def test_autocast_keeps_no_casts_within_a_capture(self, stubs: StubGraphs) -> None:
         seen = []
         layer = torch.nn.Linear(3, 2)

@@ -1,5 +1,6 @@
 """What a card, its libraries and its compiler cannot do is a conflict; what ran there is told by its exact names."""
 
+import os
 import shutil
 import sysconfig
 from collections import Counter
@@ -18,7 +19,7 @@ from sdopt.optimizations.attention import Sdpa, backend_of
 from sdopt.optimizations.base import Finding
 from sdopt.optimizations.compiler import Inductor, toolchain
 from sdopt.pipelines.loading import head_dimensions
-from tests.conftest import Compose, Load
+from tests.conftest import CPU, Compose, Load
 
 
 def card(major: int, minor: int, **attributes: Any) -> Device:
@@ -108,6 +109,7 @@ class TestToolchain:
         """A machine that has everything; each test takes something away."""
         (tmp_path / "Python.h").touch()
         monkeypatch.delenv("CC", raising=False)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
         monkeypatch.setattr(toolchain, "find_spec", lambda name: object())
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "gcc" else None)
         monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
@@ -134,6 +136,20 @@ class TestToolchain:
         (tmp_path / "Python.h").unlink()
         [found] = variant("compiler=inductor").conflicts(self.HERE)
         assert found.endswith(f"needs {tmp_path / 'Python.h'}: install it (Debian: apt-get install python3-dev)")
+
+    def test_in_a_folder_that_nothing_can_be_loaded_from(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """As Docker's `--tmpfs` mounts it."""
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID))
+        for here in (self.HERE, CPU):
+            found = variant("compiler=inductor").conflicts(here)
+            assert "which is mounted noexec: name another folder with TMPDIR=…" in found[-1]
+        assert variant("compiler=inductor").conflicts(card(8, 0)) == []
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        assert variant("compiler=inductor").conflicts(self.HERE) == []
+        found = variant("compiler=aot").conflicts(CPU)
+        assert "unpacks what it has compiled in /tmp, whatever TMPDIR says" in found[-1]
 
     def test_of_products_by_sdnq(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         """They are Triton's, where it is installed."""

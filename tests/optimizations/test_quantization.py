@@ -170,6 +170,14 @@ class TestProof:
         assert not loaded._assembly.proofs["precision"](trace).engaged
 
     @pytest.mark.parametrize("package", OPTIONS)
+    def test_of_replayed_graphs_is_what_is_stored(self, session: Load, package: str) -> None:
+        """Those of DeepCache's two kinds of steps, too, in which no operator is seen."""
+        chosen = [f"precision=int8_{package}", "compiler=cuda_graphs", "compiler.targets=[denoiser]"]
+        for caching in ("none", "deepcache"):
+            proofs = session(*chosen, f"caching={caching}")._assembly.proofs
+            assert proofs["precision"](Trace()).engaged
+
+    @pytest.mark.parametrize("package", OPTIONS)
     def test_of_products_that_should_not_have_run(self, session: Load, package: str) -> None:
         loaded = session(f"precision=int8_{package}", "precision.activations=false")
         trace = Trace()

@@ -1,5 +1,6 @@
 """Timed calls and those that draw images are made alike, and their images are read within their time."""
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -123,6 +124,14 @@ class TestTimedCall:
 
         called(loaded._pipe, late)
         assert loaded.time_once().seconds >= 0.5
+
+    def test_what_a_compiler_left_is_not_looked_through_before_each_call(self, session: Load) -> None:
+        loaded, before = session("compiler=trace"), gc.get_freeze_count()
+        assert loaded.time_once().compiled.graphs
+        left = gc.get_freeze_count()
+        assert left > before
+        assert not loaded.time_once().compiled.graphs
+        assert gc.get_freeze_count() <= left
 
     def test_is_marked_for_another_clock(self, variant: Compose) -> None:
         marks: list[tuple[Mark, float]] = []

@@ -150,6 +150,7 @@ class TestErrors:
             "GET was unable to find an engine to execute this computation",
             "CUDA error: all CUDA-capable devices are busy or unavailable",
             "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+            "/tmp/cuda_utils.so: failed to map segment from shared object",
         ],
     )
     def test_that_may_mean_memory(self, text: str) -> None:

@@ -8,7 +8,7 @@ from typing_extensions import override
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler.base import regions_in
-from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.pipelines.parts import denoiser_of, is_compiled
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -23,8 +23,7 @@ class Eager(Optimization):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
-            denoiser = denoiser_of(pipe)
-            compiled = regions_in(trace.denoiser) or unwrapped(denoiser) is not denoiser
+            compiled = regions_in(trace.denoiser) or is_compiled(denoiser_of(pipe))
             return Finding(not compiled, "operator by operator")
 
         return proof

@@ -4,11 +4,15 @@ import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from sdopt.hardware.cards import TRITON, missing
 from sdopt.optimizations.base import Context
+
+_UNPACKED = "/tmp"
+"""See `create_temp_dir` in torch/csrc/inductor/aoti_package/model_package_loader.cpp."""
 
 
 def missing_for_inductor(ctx: Context) -> list[str]:
@@ -26,12 +30,23 @@ def missing_for_inductor(ctx: Context) -> list[str]:
         found += _missing_cxx("Inductor on a CPU")
     if sys.platform == "win32":
         found.append("Inductor is not tried on Windows")
+    elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
+        folder = f"{tempfile.gettempdir()}, which is mounted noexec"
+        found.append(f"Inductor loads what it has compiled from {folder}: name another folder with TMPDIR=…")
     return found
+
+
+def _is_noexec(folder: str) -> bool:
+    """Whether no library can be loaded from a folder; a loader then says what it says where memory is short, too."""
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 
 def missing_for_packages(ctx: Context) -> list[str]:
     """Returns what AOTInductor lacks on this device: on CUDA it compiles C++, with the headers of the CUDA toolkit."""
     found = missing_for_inductor(ctx)
+    if ctx.device.is_here and _is_noexec(_UNPACKED):
+        unpacks = f"AOTInductor unpacks what it has compiled in {_UNPACKED}, whatever TMPDIR says"
+        found.append(f"{unpacks}, and that is mounted noexec: choose compiler=inductor")
     if not (ctx.device.is_cuda and ctx.device.is_here):
         return found
     from torch.utils import cpp_extension
