@@ -171,7 +171,11 @@ class PipelineHost:
         found = Compiled(compile_s, int(graphs))
         if found.graphs:
             _freeze()
-        return TimedCall(seconds, state, found, peak, self._memory.held_gib(), self._sample(number, draw, pixels))
+        return TimedCall(seconds, state, found, peak, image=self._sample(number, draw, pixels))
+
+    def held_gib(self) -> float:
+        """Returns the memory held now, with what children hold."""
+        return self._memory.held_gib()
 
     def _sample(self, number: int, draw: Draw, pixels: np.ndarray) -> SampledImage:
         """Returns one image of a call: of each call another."""
