@@ -16,21 +16,28 @@ _STYLES = {Fate.WINNER: "bold green", Fate.PASSED: "green", Fate.NOT_PASSED: "re
 _SHOWN = 15
 """Candidates in the table; `search.md` has all."""
 
+_WIDEST = 30
+"""Columns that a candidate's name has in any case: figures need the others of 80."""
+
 
 def answer_table(record: SearchRecord) -> Group:
     """The candidates that came far, the answer, and how to take it over."""
     parts: list[RenderableType] = []
     if record.entries:
         table = Table(box=box.SIMPLE, pad_edge=False)
+        shown = record.entries[:_SHOWN]
         columns = columns_of(record, brief=True)
-        for place, (heading, _) in enumerate(columns):
-            table.add_column(heading, overflow="fold", ratio=None if place else 1)
-        for entry in record.entries[:_SHOWN]:
+        # A name breaks between its options, and within none of them.
+        longest = max(len(option) for entry in shown for option in entry.name.split())
+        table.add_column(columns[0][0], overflow="fold", ratio=1, min_width=min(longest, _WIDEST))
+        for heading, _ in columns[1:]:
+            table.add_column(heading, overflow="fold")
+        for entry in shown:
             table.add_row(*(escape(cell(entry)) for _, cell in columns), style=_STYLES.get(entry.fate, ""))
         parts.append(table)
         parts += [
             Padding(Text(f"{entry.name}: {_reason(entry)}", style=_STYLES.get(entry.fate, "")), (0, 0, 0, 2))
-            for entry in record.entries[:_SHOWN]
+            for entry in shown
             if entry.command or entry.fate is Fate.RULED_OUT
         ]
         if len(record.entries) > _SHOWN:

@@ -2,11 +2,16 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
 
 from sdopt.results.records import BreakEven
 from sdopt.search.answer import columns_of, markdown_of
 from sdopt.search.plot import search_plot
 from sdopt.search.record import Entry, Fate, SearchRecord
+from sdopt.search.terminal import answer_table
 
 EAGER = Entry("layout=channels_last", ["layout=channels_last"], Fate.PASSED, "", 1.1, 1.0, 0.9, 0.5, 0.0, 3)
 COMPILED = replace(
@@ -29,6 +34,19 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     start = columns["start"]
     assert start(COMPILED) == "+31.2 s, repaid after 310 images; 2 compiled again later"
     assert start(EAGER) == ""
+
+
+@pytest.mark.parametrize("start", [None, "31.2 s, repaid after 310 images"])
+def test_a_name_breaks_between_its_options_in_a_narrow_terminal(start: str | None) -> None:
+    options = ["precision=bf16", "layout=channels_last", "caching=guidance_interval"]
+    many = replace(EAGER, name=", ".join(options), fate=Fate.NOT_PASSED, low=0.95, high=1.25, start_said=start or "")
+    written = StringIO()
+    Console(file=written, width=80).print(answer_table(record(many)))
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for option in options:
+        assert any(option in line for line in lines[:8])
+    assert any("[0.95, 1.25]" in line or "1.25]" in line for line in lines[:8])
 
 
 def test_what_it_costs_is_kept_as_figures() -> None:
