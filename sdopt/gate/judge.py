@@ -276,7 +276,7 @@ class RuleContext:
             said = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
             return unjudged(rule.test, f"{rule.metric} {said}", rule.metric)
         ((name, score),) = found
-        if between or rule.test in ("at_least", "at_most", "within", "exact", "rarely"):
+        if between or rule.test not in ("non_inferior", "equivalent"):
             return self._value(rule, name, score)
         other = self.reference.quality.get(name)
         if other is None:
@@ -310,10 +310,8 @@ class RuleContext:
             return every(rule, name, score, limit)
         if rule.test == "rarely":
             return rarely(rule, name, score, limit)
-        if rule.test in ("at_least", "at_most"):
-            bounds = bounds_of(score, rule.confidence)
-            return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
-        return unjudged(rule.test, f"{name} is a distance to the reference: test it with at_most", name)
+        bounds = bounds_of(score, rule.confidence)
+        return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
 
     def _at_precision(self, rule: Rule) -> Rule:
         """The rule with its limit for the type that the reference computes in; without one where that is not known."""

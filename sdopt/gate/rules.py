@@ -7,7 +7,7 @@ from sdopt.analysis.measures import RULED
 from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Contract
-from sdopt.quality.metrics import FAMILIES, QualityMetric, family_of, measured_metrics
+from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.study.designs import Plan
 
@@ -41,10 +41,8 @@ def _problems_of(rule: Rule) -> list[str]:
     problems = []
     if rule.metric not in RULED:
         try:
-            if family_of(rule.metric).higher_is_better is None and rule.test == "non_inferior":
-                problems.append(
-                    f".metric={rule.metric}: neither more nor less of it is better; test it with equivalent"
-                )
+            if unfit := _unfit(rule.test, family_of(rule.metric)):
+                problems.append(f".metric={rule.metric}: test={rule.test}: {unfit}")
         except UsageError as error:
             problems += [f".metric={problem}, {', '.join(RULED)}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())
@@ -64,6 +62,19 @@ def _problems_of(rule: Rule) -> list[str]:
     if rule.least and (rule.test == "at_least" or all(share is None for share in shares)):
         problems.append(": least goes with of_seeds, deviations or of_floor, and not with test=at_least")
     return problems
+
+
+def _unfit(test: str, family: Family) -> str:
+    """Says why a test cannot judge a metric, and which one can; "" where it can."""
+    if test in ("non_inferior", "equivalent") and family.needs_pair:
+        return f"it is of pairs of images already; test it with {'at_least' if family.higher_is_better else 'at_most'}"
+    if test == "non_inferior" and family.higher_is_better is None:
+        return "neither more nor less of it is better; test it with equivalent"
+    if test in ("rarely", "every") and family.higher_is_better:
+        return "the test counts prompts that exceed a limit, and more of this is better; test it with at_least"
+    if test in ("exact", "rarely", "every") and family.least > 1:
+        return "it is of all images together, and no prompt has a value; test it with at_least, at_most or within"
+    return ""
 
 
 def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:

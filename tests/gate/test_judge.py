@@ -294,6 +294,12 @@ class TestValues:
         assert found.verdict is expected
         assert f"{wrong} of 48 prompts exceed 0.75" in str(found.rulings)
 
+    @pytest.mark.parametrize(("brightest", "expected"), [(0.8, Verdict.PASS), (0.95, Verdict.FAIL)])
+    def test_no_image_of_a_variant_may_exceed_a_limit(self, brightest: float, expected: Verdict) -> None:
+        score = Score(0.5, [brightest, *[0.5] * (PROMPTS - 1)])
+        result = study(variant("it", quality={"brightness": score}))
+        assert verdict(result, Rule("brightness", "every", limit=0.9)).verdict is expected
+
     def test_a_share_belongs_to_rarely_alone(self) -> None:
         for rule in (Rule("perceptual", "rarely", limit=0.5), Rule("perceptual", "at_most", limit=0.5, share=0.1)):
             with pytest.raises(UsageError, match=r"gate\.rules\.lossy\[0\]: test=rarely takes a share"):

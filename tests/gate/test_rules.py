@@ -82,10 +82,29 @@ class TestMeasured:
         assert "quality.lpips=true" in said
 
 
-def test_what_has_no_better_way_is_not_tested_for_being_worse() -> None:
-    with pytest.raises(UsageError, match="neither more nor less of it is better"):
-        require_rules(Gate("g", {"lossy": [Rule("brightness", margin=0.1)]}))
-    require_rules(Gate("g", {"lossy": [Rule("brightness", "equivalent", margin=0.1)]}))
+@pytest.mark.parametrize(
+    ("unfit", "why", "fit"),
+    [
+        (
+            Rule("brightness", margin=0.1),
+            "neither more nor less of it is better",
+            Rule("brightness", "equivalent", margin=0.1),
+        ),
+        (Rule("perceptual", margin=0.1), "test it with at_most", Rule("perceptual", "at_most", limit=0.1)),
+        (Rule("psnr_db", "equivalent", margin=1), "test it with at_least", Rule("psnr_db", "at_least", limit=40)),
+        (Rule("ssim", "every", limit=0.9), "more of this is better", Rule("mse", "every", limit=0.1)),
+        (
+            Rule("clip_score", "rarely", limit=30, share=0.1),
+            "test it with at_least",
+            Rule("clip_score", "at_least", limit=30),
+        ),
+        (Rule("kid", "exact"), "no prompt has a value", Rule("kid", "at_most", limit=0.1)),
+    ],
+)
+def test_a_test_that_cannot_judge_a_metric_is_refused(unfit: Rule, why: str, fit: Rule) -> None:
+    with pytest.raises(UsageError, match=rf"lossy\[0\].metric={unfit.metric}: test={unfit.test}: .*{why}"):
+        require_rules(Gate("g", {"lossy": [unfit]}))
+    require_rules(Gate("g", {"lossy": [fit]}))
 
 
 def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> None:
