@@ -1,4 +1,4 @@
-"""How to take over what a study found: the command that measures it again, and code for a program of one's own."""
+"""Writes how to apply an option that a study measured: the command that measures it again, and code for a program."""
 
 import re
 import shlex
@@ -9,12 +9,12 @@ from sdopt.results.records import RecordedConfig, VariantResult
 from sdopt.schema import Workload
 
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")
-"""Keys that say nothing of the variant."""
+"""Keys that do not affect the variant."""
 
 _IMPORTS = ("import ", "from ")
 
 _WITHIN = "with "
-"""How a line begins that goes around each call of the pipeline."""
+"""Start of a line that wraps each call of the pipeline."""
 
 
 def command_of(variant: VariantResult, baseline: VariantResult) -> str:
@@ -23,7 +23,7 @@ def command_of(variant: VariantResult, baseline: VariantResult) -> str:
     for override in variant.overrides:
         key = _key(override)
         if key in variant.promises and override in baseline.overrides and key not in _ELSEWHERE:
-            continue  # the default, which a design names once more
+            continue  # the default, which a design repeats
         if key.partition(".")[0] not in _ELSEWHERE or key == "study.baseline":
             words.append(override)
     last = {_key(word): word for word in words}
@@ -39,7 +39,7 @@ def _names_experiment(variant: VariantResult) -> bool:
 
 
 def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
-    """What a preset says of the work, as overrides; the preset itself would measure all its variants."""
+    """Yields a preset's settings of the work as overrides; the preset itself would measure all its variants."""
     if config.model.name != RecordedConfig().model.name:
         yield f"model={config.model.name}"
     for field in fields(Workload):
@@ -48,14 +48,14 @@ def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
             continue
         if isinstance(value, int | float):
             yield f"workload.{field.name}={value}"
-        elif field.name in ("size", "batch_size"):  # of several shapes
+        elif field.name in ("size", "batch_size"):  # lists, if the study has several shapes
             yield f"workload.{field.name}=[{','.join(map(str, value))}]"
 
 
 def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
-    """Returns code that turns on, for a pipeline `pipe` of diffusers, what a variant has and its reference has not.
+    """Returns code that turns on, for a diffusers pipeline `pipe`, the options that a variant adds to its reference.
 
-    It is diffusers' own code where an option has some, and `sdopt.optimize` for the others.
+    The code is diffusers' own for options that have such code, and `sdopt.optimize` for the others.
     """
     differ = {axis for axis, option in variant.choices.items() if reference.choices.get(axis) != option}
     # Results of earlier versions have no snippets.
@@ -85,7 +85,7 @@ def _scheduler(mine: RecordedConfig, other: RecordedConfig) -> list[str]:
 
 
 def _call(mine: Workload, other: Workload) -> str:
-    """The call with the arguments in which two workloads differ; "" where they do not."""
+    """Returns the call of the pipeline with the arguments in which two workloads differ; "" if they do not differ."""
     names = {"num_inference_steps": "steps", "guidance_scale": "guidance_scale", "height": "size", "width": "size"}
     differ = {name: getattr(mine, key) for name, key in names.items() if getattr(mine, key) != getattr(other, key)}
     given = [f"{name}={value}" for name, value in differ.items() if isinstance(value, int | float)]
@@ -93,7 +93,7 @@ def _call(mine: Workload, other: Workload) -> str:
 
 
 def _optimize(variant: VariantResult, axes: list[str]) -> str:
-    """One call for all options: `optimize` takes a pipeline only once."""
+    """Returns one call of `optimize` for all options, because it accepts a pipeline only once."""
     groups: dict[str, str | list[str]] = {}
     for axis in axes:
         group, _, combines = axis.partition(".")

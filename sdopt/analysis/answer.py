@@ -1,7 +1,7 @@
-"""Answers what a study was run for: which of its options to turn on, and why not the others.
+"""Answers the question of a study: which of its options to turn on, and why not the others.
 
-The terminal, Markdown, trackers and reports show what is derived here. Where a gate judged, its verdicts decide; else
-the intervals, the A/A floor and the evidence do, and the answer says that nobody judged the images.
+The terminal, Markdown, trackers and reports all show this answer. If a gate judged the study, its verdicts decide; else
+the intervals, the A/A floor and the evidence decide, and the answer says that the images were not judged.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,11 +19,11 @@ from sdopt.schema import CHOICES, WORK
 
 
 class Worth(StrEnum):
-    """What a study says of one option."""
+    """The verdict of a study on one option."""
 
     WORTH_IT = "worth it"
     UNPROVEN = "unproven"
-    """Neither a gain nor a harm is shown; or a gain without images that are known to be good enough."""
+    """Neither a gain nor a harm is shown; or a gain is shown, but the images are not known to be good enough."""
     HARMFUL = "harmful"
     BROKEN = "broken"
     """It failed, it left no evidence of taking effect, or its images are broken."""
@@ -32,7 +32,7 @@ class Worth(StrEnum):
 
 
 REPEATS = "nothing is changed: what it chooses, its reference has too"
-"""Said of a variant that is its reference once more, as `precision=fp32` beside the default."""
+"""The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class OptionAnswer:
     """The verdict on one option, from one comparison.
 
     Attributes:
-        option: what is turned on, as `precision=bf16`; the variant's name where no single option is credited.
+        option: the option, as in `precision=bf16`; the variant's name if no single option is credited.
         variant: the candidate of the comparison.
-        reference: what it is compared with.
+        reference: the variant that it is compared with.
         worth: the verdict.
-        ratios: by measure (`speedup`, `memory_ratio`), and of several shapes with their names (`speedup/512x512b1`), as
-            the table has them; turned round where the candidate leaves the option out.
-        images: what is known of the images: `images equal`, `images not judged`, …
+        ratios: the table's ratios by measure (`speedup`, `memory_ratio`), with the shape's name if there are several
+            (`speedup/512x512b1`); inverted if the candidate leaves the option out.
+        images: the state of the images: `images equal`, `images not judged`, …
         because: the reason, in a few words.
         command: the `sdopt run` command that measures the option again, against its baseline.
         lines: code that turns it on in a program that has a pipeline `pipe` of diffusers.
@@ -85,12 +85,12 @@ class OptionAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """What to do after a study."""
+    """The answer of a study: which options to turn on."""
 
     sentence: str
     options: tuple[OptionAnswer, ...]
     best: OptionAnswer | None
-    """Of those that are worth it, the one with the largest lower bound of its speed-up."""
+    """Of the options that are worth it, the one whose speed-up has the largest lower bound."""
     notes: tuple[str, ...]
 
 
@@ -139,7 +139,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
 
 
 def _leaves_out(candidate: VariantResult, reference: VariantResult, baseline: VariantResult) -> bool:
-    """Whether the candidate is its reference without one of its options, as in `study=leave_one_out`."""
+    """Returns whether the candidate is the reference without one of its options, as in `study=leave_one_out`."""
     mine, other, plain = candidate.choices, reference.choices, baseline.choices
     axes = [axis for axis in {*mine, *other} if mine.get(axis) != other.get(axis)]
     return bool(axes) and all(mine.get(axis) == plain.get(axis) for axis in axes)
@@ -188,7 +188,7 @@ def _worth(
 
 
 def _failure(variant: VariantResult) -> tuple[Worth, str] | None:
-    """The verdict on a variant whose figures credit nothing; None of one that was measured whole and took effect."""
+    """Returns the verdict on a variant whose figures prove nothing; None if it was fully measured and took effect."""
     if variant.status in (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED):
         return Worth.NOT_MEASURED, variant.reason or str(variant.status)
     if variant.status is Status.NOT_ENGAGED:
@@ -202,7 +202,7 @@ def _failure(variant: VariantResult) -> tuple[Worth, str] | None:
 
 
 def _claims(variant: VariantResult, reference: VariantResult) -> set[str]:
-    """What the options claim in which two variants differ."""
+    """Returns the claims of the options in which two variants differ."""
     return {
         claim
         for side, other in ((variant, reference), (reference, variant))
@@ -213,7 +213,7 @@ def _claims(variant: VariantResult, reference: VariantResult) -> set[str]:
 
 
 def _shown(ratio: Ratio, smallest: float) -> int:
-    """1 for a gain that counts and that its whole interval shows, -1 for such a harm, 0 for neither."""
+    """Returns 1 if the whole interval shows a gain that counts, -1 if it shows such a harm, and 0 for neither."""
     low, high = _gains(ratio)
     if low is None or high is None or ratio.within_floor:
         return 0
@@ -221,7 +221,7 @@ def _shown(ratio: Ratio, smallest: float) -> int:
 
 
 def _gains(ratio: Ratio) -> tuple[float | None, float | None]:
-    """The bounds of a ratio, turned so that more than 1 is better."""
+    """Returns the bounds of a ratio, turned so that more than 1 is better."""
     low, high = ratio.interval.low, ratio.interval.high
     if low is None or high is None or ratio.measure.higher_is_better:
         return low, high
@@ -277,7 +277,7 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
         return Worth.HARMFUL, because
     if judged.verdict is not Verdict.PASS:
         return Worth.UNPROVEN, because
-    # Claims are tested together; what an option gains without claiming it, its interval shows.
+    # The gate tests claims together; a gain that an option does not claim shows in its interval alone.
     gains = judged.gains or [name for name, found in shown.items() if found > 0]
     if gains:
         return Worth.WORTH_IT, f"{_in_words(ratios, gains)}; the gate passes it"
@@ -287,7 +287,7 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
 
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
-    """Returns the reasons of rulings, each once, without a first word that the verdict beside them says already."""
+    """Returns the reasons of rulings, each once, without a first word that repeats the verdict beside them."""
     return "; ".join(dict.fromkeys(" ".join(filter(None, (each.metric, _bare(each.reason)))) for each in rulings))
 
 
@@ -319,7 +319,7 @@ def _is_ratio(ruling: Ruling) -> bool:
 
 
 def _lower_gain(option: OptionAnswer) -> float:
-    """The speed-up that an option has at least; 0 where that is not known."""
+    """Returns the lower bound of an option's speed-up; 0 if it is not known."""
     return (option.speedup.interval.low if option.speedup else None) or 0.0
 
 

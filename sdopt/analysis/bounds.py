@@ -10,7 +10,7 @@ from scipy import stats
 from sdopt.results.records import Score
 
 MINIMUM_PROMPTS = 16
-"""Below this many prompts no bounds are given: a bootstrap of so few says more than it knows."""
+"""With fewer prompts, there are no bounds: a bootstrap of so few is overconfident."""
 
 _RESAMPLES = 9_999
 
@@ -31,10 +31,10 @@ class Bounds:
     unit: str = "prompt"
 
     def needed(self, limit: float, confidence: float, power: float = 0.8) -> int | None:
-        """How many values would settle, `power` of the time, on which side of `limit` the estimate lies.
+        """Returns how many values would show, with probability `power`, on which side of `limit` the estimate lies.
 
-        The normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². None where the
-        estimate lies on the limit, and where there is no deviation to judge by.
+        Uses the normal approximation: n = ((z_confidence + z_power) · deviation / (estimate − limit))². Returns None if
+        the estimate lies on the limit, or if the deviation is not known.
         """
         distance = abs(self.estimate - limit)
         if distance == 0 or not math.isfinite(self.deviation) or self.deviation == 0:
@@ -44,9 +44,9 @@ class Bounds:
 
 
 def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
-    """Bounds of a mean over prompts: the bias-corrected and accelerated bootstrap (Efron 1987), prompts resampled.
+    """Returns bounds of a mean by the bias-corrected and accelerated bootstrap over prompts (Efron 1987).
 
-    Values that are all alike are their own bounds: there the bootstrap has nothing to resample and gives NaN.
+    If all values are equal, the bounds equal the mean: the bootstrap would give NaN.
     """
     mean, n = float(values.mean()), int(values.size)
     if n < MINIMUM_PROMPTS:
@@ -63,14 +63,14 @@ def mean_bounds(values: np.ndarray, confidence: float) -> Bounds:
     ).confidence_interval
     deviation = float(values.std(ddof=1))
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
-        # A single prompt that differs from all others leaves no acceleration to estimate.
+        # If a single prompt differs from all others, the acceleration cannot be estimated.
         width = float(stats.t.ppf(confidence, n - 1)) * deviation / math.sqrt(n)
         return Bounds(mean, mean - width, mean + width, deviation, n)
     return Bounds(mean, float(found.low), float(found.high), deviation, n)
 
 
 def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: float) -> Bounds:
-    """Bounds of a metric of a whole set from its values without each prompt: t on Tukey's pseudo-values (1958)."""
+    """Returns bounds of a metric of a whole set from its leave-one-out values: t on Tukey's pseudo-values (1958)."""
     n = int(leave_one_out.size)
     pseudo = pseudo_values(estimate, leave_one_out)
     deviation = float(pseudo.std(ddof=1)) if n > 1 else math.nan
@@ -81,7 +81,7 @@ def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: flo
 
 
 def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
-    """Bounds of a share of prompts (Clopper and Pearson 1934); the share itself without a confidence."""
+    """Returns bounds of a share of prompts (Clopper and Pearson 1934); without a confidence, the share itself."""
     share = count / n
     if confidence is None:
         return Bounds(share, share, share, math.nan, n)
@@ -90,13 +90,13 @@ def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
 
 
 def pseudo_values(estimate: float, leave_one_out: np.ndarray) -> np.ndarray:
-    """What each prompt contributes to a metric of a whole set (Tukey 1958), from the values without it."""
+    """Returns each prompt's contribution to a metric of a whole set (Tukey 1958), from the leave-one-out values."""
     n = leave_one_out.size
     return n * estimate - (n - 1) * leave_one_out
 
 
 def subtract(mine: Score, other: Score, sign: float = 1.0) -> Score:
-    """The score of a difference, prompt by prompt: of means by prompt, or of values that leave a prompt out."""
+    """Returns the score of the difference mine − other, from per-prompt values or from leave-one-out values."""
 
     def each(left: Sequence[float | None], right: Sequence[float | None]) -> list[float | None]:
         return [None if a is None or b is None else sign * (a - b) for a, b in zip(left, right, strict=True)]

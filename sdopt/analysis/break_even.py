@@ -1,4 +1,4 @@
-"""After how many images a variant has repaid what it costs before the first one."""
+"""Computes after how many images a variant has repaid its start-up cost."""
 
 import math
 
@@ -8,20 +8,20 @@ from sdopt.results.records import BreakEven, Interval, VariantResult
 def break_even(
     candidate: VariantResult, reference: VariantResult, call: Interval | None, speedup: Interval | None
 ) -> BreakEven | None:
-    """Returns what a candidate costs before its first image beyond its reference, and when that is repaid.
+    """Returns the extra start-up cost of a candidate over its reference, and when that cost is repaid.
 
-    After n calls a variant has taken its loading, its first call and n - 1 further ones. The candidate is level with
-    its reference once its shorter calls have saved the difference of what came before. The bounds are those of the
-    speed-up; that of the costs, of which each process has one, is not counted.
+    The time of n calls is loading, the first call and n - 1 further calls. The candidate breaks even once its shorter
+    calls have saved the difference in start-up time. The bounds come from the speed-up's interval; the uncertainty of
+    the start-up times, of which each process gives one, is not included.
 
     Args:
-        candidate: is compared.
-        reference: with this one.
-        call: one call of the reference, in seconds.
+        candidate: the variant with the start-up cost.
+        reference: the variant that it is compared with.
+        call: the time of one call of the reference, in seconds.
         speedup: time of the reference over time of the candidate.
 
     Returns:
-        None where the start or the speed-up was not measured.
+        the cost and the break-even point; None if the start or the speed-up was not measured.
     """
     begun, others = first_image_s(candidate), first_image_s(reference)
     if begun is None or others is None or call is None or speedup is None:

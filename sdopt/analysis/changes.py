@@ -1,7 +1,7 @@
-"""What two variants ran otherwise, as sdopt's own trace of a call counted it: options have no say in it.
+"""Compares the operations of two variants, as counted by sdopt's own trace of a call.
 
-An option that claims a gain must have changed something that can make one: kernels, operators, types, calls, graphs or
-memory. What it says of itself does not count.
+An option that claims a gain must have changed something that can cause one: kernels, operators, types, calls, graphs or
+memory. The option's own report does not count.
 """
 
 from sdopt.results.records import StudyResult, VariantResult
@@ -10,7 +10,7 @@ from sdopt.results.records import StudyResult, VariantResult
 def changes_of(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str] | None:
     """Returns what differs between the traces of two variants, in words; None where one of them has none.
 
-    What differs between the two baselines, which are identical, is left out.
+    Omits differences that also occur between the two identical baselines.
     """
     mine, other = traced(candidate), traced(reference)
     if not mine or not other:

@@ -1,7 +1,7 @@
-"""Whether what was measured can be believed: what timed calls drew, what idle processes did, memory that grows.
+"""Checks whether measurements can be believed: images of timed calls, work of idle processes, memory growth.
 
-An option runs in the process that measures it. So its times and its memory are held against what another clock,
-another call or another process says of them; each function here does one of these comparisons.
+An option runs in the process that measures it, and could falsify the measurement. So each function here compares its
+times, memory or images with those of another clock, another call or another process.
 """
 
 import math
@@ -21,35 +21,35 @@ SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""
 
 OF_FLOOR = 10
-"""Of one image, so many times the mean of the numerical floor count as the same."""
+"""Two versions of one image count as the same up to this multiple of the numerical floor's mean."""
 
 IDLE_LIMIT = 0.05
-"""An idle process may use this share of one core: threads spin for a while before they sleep."""
+"""Share of one core that an idle process may use: threads spin for a while before they sleep."""
 
 SMALLEST_GROWTH_MIB = 1.0
-"""Memory that grows by less from call to call does not grow."""
+"""Growth per call, in MiB, below which memory does not count as growing."""
 
 _AROUND_S, _AROUND = 0.05, 0.1
-"""What the study waits for around a timed call may take so much longer than for the reference, or such a share of the
-call, if that is more: garbage is collected there, and inputs are made."""
+"""Work around a timed call (garbage collection, making inputs) may take this many seconds longer than for the
+reference, or this share of the call, whichever is more."""
 
 _MORE_CORES = 0.25
-"""A call may ask for so many cores beyond the threads that the run gives it."""
+"""Number of cores that a call may use beyond its number of threads."""
 
 _FEWEST_CALLS = 8
-"""Of fewer calls of a quality pass, nothing is said of slow ones and of memory that grows."""
+"""A quality pass with fewer calls is not checked for slow calls or memory growth."""
 
 SLOW, SLOW_SHARE = 2.0, 0.02
-"""A call of the quality pass is slow if it takes so many times the median; such a share of them may be."""
+"""A call of the quality pass is slow if it takes more than `SLOW` times the median; `SLOW_SHARE` of calls may be."""
 
 KEPT_MIB, KEPT = 32.0, 0.05
-"""Memory may grow by so much over the quality pass, or by such a share of the peak, if that is more."""
+"""Memory may grow by `KEPT_MIB` over the quality pass, or by the share `KEPT` of the peak, whichever is more."""
 
 _STAGES_LIMIT = 1.5
-"""Stages may take so many times as long as the slowest call of the variant whose stages were not timed."""
+"""Stages may take this many times as long as the variant's slowest call without stage timing."""
 
 _STAGES_LEFT = 0.5
-"""The share of the fastest call that the stages take may be so much smaller than in the reference."""
+"""The stages' share of the fastest call must be at least this fraction of the reference's."""
 
 
 def error_limit(result: StudyResult, variant: VariantResult) -> float:
@@ -80,7 +80,7 @@ def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
 
 
 def uncompared(variant: VariantResult) -> list[int]:
-    """Returns the replicates of the timed processes of which no image of a timed call was held against a drawn one."""
+    """Returns the replicates of timed processes of whose timed calls no image was compared with a drawn one."""
     timed = {measurement.replicate for measurement in variant.measurements if measurement.latency_s}
     compared = {
         measurement.replicate
@@ -91,7 +91,7 @@ def uncompared(variant: VariantResult) -> list[int]:
 
 
 def idle_doubts(variant: VariantResult) -> list[str]:
-    """Says which processes worked while they had nothing to do, and others were timed."""
+    """Says which idle processes worked while others were timed."""
     busy = [m.idle_cpu for m in variant.measurements if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
     if not busy:
         return []
@@ -149,7 +149,7 @@ class Growth:
 
     estimate: float
     limit: float
-    """What is less does not count."""
+    """Smaller growth does not count."""
     low: float | None = None
     high: float | None = None
 
@@ -186,7 +186,7 @@ def _steps(variant: VariantResult) -> np.ndarray:
 
 
 def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says by how much memory grows from call to call, where that is shown."""
+    """Says by how much memory grows from call to call, if the bounds show growth."""
     found = growth(candidate, reference)
     if found is None or found.low is None or found.low <= found.limit:
         return []
@@ -194,7 +194,7 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
 
 
 def around_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says that a worker works longer than the reference's just before or after the calls that are timed."""
+    """Says that a worker works longer than the reference's just before or after timed calls."""
     mine, other = _around_s(candidate), _around_s(reference)
     call = [seconds for measurement in candidate.measurements for seconds in measurement.deciding_s]
     if mine is None or other is None or not call:
@@ -212,7 +212,7 @@ def _around_s(variant: VariantResult) -> float | None:
 
 
 def core_doubts(variant: VariantResult) -> list[str]:
-    """Says that timed calls asked for more cores than the run gives a process."""
+    """Says that timed calls used more cores than the run gives a process."""
     calls = [call.cores for m in variant.measurements for call in m.interference if call and call.cores is not None]
     threads = variant.config.hardware.threads
     if not calls or threads is None or float(np.median(calls)) <= threads + _MORE_CORES:
@@ -224,7 +224,7 @@ def core_doubts(variant: VariantResult) -> list[str]:
 def slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
     """Returns how many calls of the quality pass took more than `SLOW` times the median, of how many, and the longest.
 
-    None where no process drew the images, or in too few calls. A single one may be anything's doing.
+    None if no process drew the images, or if there were too few calls. A single slow call may have any cause.
     """
     for measurement in variant.measurements:
         if len(measurement.pass_s) >= _FEWEST_CALLS:
@@ -234,9 +234,9 @@ def slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
 
 
 def kept_in_pass(variant: VariantResult) -> tuple[float, float] | None:
-    """Returns by how many MiB memory grew over the quality pass, and how many may be; None where it was not drawn.
+    """Returns by how many MiB memory grew over the quality pass, and the allowed growth; None without a quality pass.
 
-    Both ends are medians over a tenth of its calls.
+    Start and end are each a median over a tenth of its calls.
     """
     for measurement in variant.measurements:
         held = np.array(measurement.pass_held_gib)
@@ -260,9 +260,9 @@ def drawn_speedup(candidate: VariantResult, reference: VariantResult) -> float |
 
 
 def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
-    """Returns how far the log ratio of two single calls scatters, by the timed calls of both sides.
+    """Returns the standard deviation of the log ratio of two single calls, from the timed calls of both sides.
 
-    Their processes count as well as their rounds: the calls that draw images are a few of one process.
+    Includes the deviation between processes: the calls that draw images are few, and of one process.
     """
     logs = [
         np.log([seconds for measurement in side.measurements for seconds in measurement.deciding_s])
@@ -277,7 +277,7 @@ def _drawn_s(variant: VariantResult) -> float | None:
 
 
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says what else ran beside the rounds of two variants: another study, a process of this one, most other work."""
+    """Says what disturbed the rounds of two variants: another study, a process of this one, or other work."""
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
     sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
     others = sorted({other for session in sessions for other in session.disturbed_by})
@@ -296,7 +296,7 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
 
 
 def _deciding(measurement: Measurement) -> Iterator[float]:
-    """Yields the share that others took of each timed call that decides, where it is known."""
+    """Yields, for each timed call that decides, the share that others took, if it is known."""
     for place, share in enumerate(shares(measurement)):
         if share is not None and place not in measurement.left_out:
             yield share

@@ -1,7 +1,7 @@
 """Derives every figure of a study, with its interval, once.
 
-Tables, plots, Markdown, trackers, data frames and a sweeper's objective all read these rows, so that none of them can
-say something else.
+Tables, plots, Markdown, trackers, data frames and a sweeper's objective all read these rows, so that they cannot
+disagree.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from sdopt.results.records import Comparison, Interval, Score, StudyResult, Vari
 from sdopt.schema import Shape
 
 _LABELS = {"median": "p50"}
-"""What an estimator is called among the flat names; the others are called as they are."""
+"""Flat names of estimators whose flat name differs from their own."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Ratio:
 
     @property
     def within_floor(self) -> bool:
-        """Whether it is no larger than the difference between two identical processes, or that is not known."""
+        """Whether the ratio is no larger than the difference between two identical baselines, or that is not known."""
         return self.floor is None or not exceeds(self.interval.estimate, self.floor)
 
     @property
@@ -44,7 +44,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Compute:
-    """What a variant computed: its operations, and of the data sheet's rate the share that it reached."""
+    """The operations of a variant, and the share of the data sheet's rate that it reached."""
 
     tflop_per_image: float
     achieved_tflops: float
@@ -69,15 +69,15 @@ class Compute:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What others took from the timed calls of a variant, as counted causes say."""
+    """The interference with the timed calls of a variant, by counted causes."""
 
     calls: int
-    """Timed calls of which it is known, those that decide nothing included."""
+    """Number of timed calls whose interference is known, including calls that are left out."""
     mean: float
     """Mean share of the processor and of the GPU that others took from a call."""
     worst: float
     left_out: int
-    """Calls that decide nothing, because others disturbed their round."""
+    """Number of calls that are left out because others disturbed their round."""
     major_faults: int
     switched_out: int
     cpu_mhz: float | None
@@ -117,25 +117,25 @@ class Figures:
     energy_per_image_j: float | None
     cost_per_1000_images: float | None
     graphs: float | None
-    """What was compiled in the first call."""
+    """Graphs compiled in the first call."""
     recompiles: float | None
-    """What was compiled in later ones."""
+    """Graphs compiled in later calls."""
     compute: Compute | None
     disturbance: Disturbance | None
     processes_needed: int | None
-    """Of a study with `protocol.precision`, how many processes its speed-ups need."""
+    """How many processes the speed-ups need, in a study with `protocol.precision`."""
     memory_gib: dict[str, float]
     """The largest of all processes: `peak_process`, `peak_allocated`, …"""
     headline_memory: tuple[str, float] | None
-    """The figure that memory ratios are made of, and its name."""
+    """The figure from which memory ratios are computed, with its name."""
     ratios: dict[str, Ratio]
     """By measure (`speedup`, `memory_ratio`)."""
     scores: dict[str, Score]
     """The variant's own quality metrics, and the distances to the reference's images."""
     verdicts: tuple[Verdict, ...]
-    """What the gate said of the variant, comparison by comparison."""
+    """The gate's verdicts on the variant, one for each comparison."""
     further: tuple["Figures", ...] = ()
-    """The same at the further shapes of the study, where it has several; then these are those of the main shape."""
+    """The figures at the further shapes of the study; this object holds those at the main shape."""
 
     @property
     def shapes(self) -> "tuple[Figures, ...]":
@@ -144,12 +144,12 @@ class Figures:
 
     @property
     def reference(self) -> str:
-        """What it is compared with, "" for nothing."""
+        """The name of the reference; "" without a comparison."""
         return self.comparison.reference if self.comparison else ""
 
     @property
     def call_ms(self) -> dict[str, float]:
-        """What each stage takes of one call: a step of the denoiser as often as a call runs it."""
+        """Milliseconds of one call by stage; a denoiser step counts as often as a call runs it."""
         calls = self.variant.denoiser_calls or self.variant.config.workload.steps
         return {
             stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
@@ -163,7 +163,7 @@ class Figures:
 
     @property
     def flat_of_shape(self) -> dict[str, float | None]:
-        """By flat names, the figures that every shape has; None for what was not measured."""
+        """The figures that every shape has, by flat names; None for a figure that was not measured."""
         found: dict[str, float | None] = {
             **{f"latency/{name}_s": value for name, value in self.latency_s.items()},
             **_bounded(f"latency/{_LABELS.get(self.estimator, self.estimator)}", self.latency, "_s"),
@@ -179,11 +179,10 @@ class Figures:
 
     @property
     def flat(self) -> dict[str, float]:
-        """Every figure by one name: what a tracker logs, and what a sweeper may optimise.
+        """Every figure by one name: a tracker logs these, and a sweeper may optimise them.
 
-        Of a study with several shapes, those of the main one, and those of each with its name, as in
-        `speedup/512x512b1`. A variant that failed has none: half a measurement would rank it beside those that were
-        measured whole.
+        With several shapes, a plain name is the figure at the main shape, and `speedup/512x512b1` the one at that
+        shape. A failed variant has no figures: partial measurements must not rank beside complete ones.
         """
         if not self.variant.status.measured:
             return {}
@@ -222,7 +221,7 @@ def ratio_text(interval: Interval) -> str:
 
 
 def figures_of(result: StudyResult) -> list[Figures]:
-    """The rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
+    """Returns the rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
     main, *further = [_figures_at(result.at(place)) for place in range(len(result.shapes))]
     return [replace(row, further=tuple(others)) for row, *others in zip(main, *further, strict=True)]
 
@@ -311,9 +310,9 @@ def _compute(result: StudyResult, variant: VariantResult, images_per_s: float) -
 
 
 def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] | None:
-    """The dense rate that the data sheet gives for the types in which the variant's products ran, as evidence shows.
+    """Returns the data sheet's dense rate for the types in which the variant's matrix products ran, by its evidence.
 
-    By name (`bf16`) and in TFLOP/s; None without a sheet, or where the types are not seen or not on it.
+    Gives the name (`bf16`) and TFLOP/s; None without a sheet, or if the types are unknown or not on it.
     """
     sheet = result.environment.sheet
     shown = [e.facts.get("arithmetic") for m in variant.measurements for e in m.evidence]
@@ -362,7 +361,7 @@ def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
 
 
 def _bounded(name: str, interval: Interval | None, unit: str = "") -> dict[str, float | None]:
-    """An interval by flat names: its estimate and, where it has some, its two-sided bounds."""
+    """Returns an interval by flat names: its estimate and, if it has any, its two-sided bounds."""
     if interval is None:
         return {}
     return {f"{name}{unit}": interval.estimate, f"{name}_low{unit}": interval.low, f"{name}_high{unit}": interval.high}

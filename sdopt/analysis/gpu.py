@@ -1,4 +1,4 @@
-"""What the state of a GPU says of its timings: throttled rounds, idle time between kernels, settings that distort."""
+"""Notes on GPU timings from the state of the GPU: throttled rounds, idle time between kernels, distorting settings."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ import numpy as np
 from sdopt.results.records import Measurement, StudyResult, VariantResult
 
 LAUNCH_BOUND = 0.8
-"""Where the device is busy for less than this share of a denoiser step, Python and launches hold it up."""
+"""If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
 
 _DISTORTING = {
     "CUDA_LAUNCH_BLOCKING": "each kernel was waited for before the next was launched",
@@ -15,7 +15,7 @@ _DISTORTING = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each tensor was allocated by the driver",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "it allows TF32 in matrix products where no option asked for it",
 }
-"""Environment variables that make a timing say little of other machines."""
+"""Environment variables that make timings unrepresentative of other machines."""
 
 
 def busy_share(variant: VariantResult) -> float | None:

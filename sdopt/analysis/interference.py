@@ -1,4 +1,4 @@
-"""Says which rounds others disturbed, and which rounds decide; by counted causes, and never by the times themselves."""
+"""Finds disturbed rounds, and selects the rounds that decide: by counted causes, never by the times themselves."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sdopt.results.records import ShapeSamples, StudyResult
 def shares(samples: ShapeSamples) -> list[float | None]:
     """Returns, for each timed call, the share that others took of the processor and of the GPU; None if not known.
 
-    What the worker's clock leaves out of a call counts as well: there is no telling what was done meanwhile.
+    Time that the worker's clock does not cover counts as well: nothing shows what ran meanwhile.
     """
     count = len(samples.latency_s)
     calls = samples.interference if len(samples.interference) == count else [None] * count
@@ -21,7 +21,7 @@ def shares(samples: ShapeSamples) -> list[float | None]:
 
 
 def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
-    """Returns the largest share of each round that all of these have timed; 0 where none is known."""
+    """Returns the largest share in each round that all these samples include; 0 if no share is known."""
     found = [shares(samples) for samples in timed]
     return [max((share for share in calls if share is not None), default=0.0) for calls in zip(*found, strict=False)]
 
@@ -32,9 +32,9 @@ def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bo
 
 
 def places_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
-    """Returns the places of the rounds that decide nothing: all but the `rounds` that others disturbed least.
+    """Returns the indices of the rounds to leave out: all but the `rounds` least disturbed ones.
 
-    Rounds within the limit count as equal, so that the first ones decide.
+    Rounds within the limit count as equally good, so the earliest of them are kept.
 
     Args:
         worst: the largest share of each round.

@@ -1,4 +1,4 @@
-"""What a gate can judge and a table can show beside quality: ratios of two variants, each a row here."""
+"""Defines the ratios of two variants that a gate can judge and a table can show, besides quality metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class Measure:
     """A ratio of a candidate and its reference.
 
     Attributes:
-        name: what rules, trackers and tables call it; of those that may be claimed, the field of a `Comparison`.
-        claim: what an option claims that is to improve it (`Optimization.claims`); "" where none claims it.
-        higher_is_better: the direction.
-        log_ratio: computes it, and how well it is known; None where it was not measured.
-        floor: the ratio, at least 1, by which two identical processes differed in a study; None where it is not known.
+        name: its name in rules, trackers and tables; for a measure that options claim, also the field of `Comparison`.
+        claim: the claim (`Optimization.claims`) of an option that should improve it; "" if options cannot claim it.
+        higher_is_better: whether a ratio above 1 is a gain.
+        log_ratio: computes the ratio with its error; None if it was not measured.
+        floor: returns the ratio, at least 1, by which two identical baselines differed; None if it is not known.
     """
 
     name: str
@@ -54,12 +54,12 @@ SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison:
 MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda result, _: memory_floor(result))
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
-"""What an option may claim, by name, in the order in which it is shown."""
+"""The measures that an option may claim, by name, in the order of display."""
 
 TAIL_RATIO = Measure("tail_ratio", "", False, log_tail, lambda result, _: tail_floor(result))
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
-"""What a gate's rules may be about beside quality, by name."""
+"""The measures that a gate's rules may name besides quality metrics, by name."""
 
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:

@@ -1,4 +1,4 @@
-"""How far equal processes differ, from a study whose variants are all the same: what every interval rests on."""
+"""Estimates how much identical processes differ, from a study of identical variants."""
 
 import math
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Noise:
     processes: int
     rounds: int
     between_rounds: float | None
-    """Of the rounds of one process, all processes pooled."""
+    """Deviation between rounds of one process, pooled over all processes."""
     between_processes: float | None
-    """Of the processes' means, beyond what their rounds explain."""
+    """Deviation between the means of processes, beyond what their rounds explain."""
     first_round: float | None
     """Time of the first round over the mean of the others, less one."""
     of_ratio: float | None
-    """Of the paired ratio of two equal processes, as a speed-up of one process each has it."""
+    """Deviation of the paired ratio of two identical processes, as in a speed-up of one process each."""
     memory: float | None
     """Largest over smallest peak memory, less one; 0 is equal to the byte."""
 
@@ -35,7 +35,7 @@ class Noise:
 
 
 def noise_of(result: StudyResult) -> Noise | None:
-    """Returns the noise of a study of equal variants; None if nothing was timed."""
+    """Returns the noise of a study of identical variants; None if nothing was timed."""
     timed = [variant for variant in result.variants if variant.status.timed]
     processes = [measured for variant in timed for measured in variant.measurements if len(measured.deciding_s) > 1]
     if not processes:

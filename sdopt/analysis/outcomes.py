@@ -1,4 +1,4 @@
-"""Says what a study shows of each option on its device: that it works, brings nothing, or cannot run."""
+"""Derives the outcome of each option of a study on its device: it works, has no effect or gain, or cannot run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class Standing(StrEnum):
     """What is shown of an option with a model and a task on a device."""
 
     PROVEN = "proven"
-    """It took effect, as its trace shows; if it was measured alone, nothing speaks against what it is for."""
+    """It took effect, as its trace shows; if it was measured alone, the figures do not rule out its claimed gain."""
     REFUTED = "refuted"
-    """It ran, and brought nothing: its trace showed no effect, or intervals show none of the gains that it is for."""
+    """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
     """It conflicts with the device or the model, or it failed there."""
 
 
 ORDER = tuple(Standing)
-"""Where studies say several things of an option, the first of these counts."""
+"""If studies disagree on an option, the first of these counts."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Outcome:
 
     group: str
     option: str
-    """As conf/ calls it; keys that were set otherwise are left out."""
+    """Its name in conf/, without changed keys."""
     model: str
     task: str
     standing: Standing
     why: str
-    """What shows it; of one that was measured alone, with its ratios."""
+    """The reason; for an option that was measured alone, with its ratios."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -60,7 +60,7 @@ def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
     variant = row.variant
     alone = _alone(result, row)
     if variant.status.failure or variant.status is Status.SKIPPED:
-        # Of options that were chosen together it is not known which one is at fault.
+        # With several options chosen together, it is not known which one is at fault.
         if alone is not None:
             said = variant.reason if variant.status is Status.SKIPPED else f"{variant.status}: {variant.reason}"
             yield _outcome(variant, alone, variant.choices[alone], Standing.CANNOT_RUN, said)
@@ -98,7 +98,7 @@ def _alone(result: StudyResult, row: Figures) -> str | None:
 
 
 def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
-    """Says that an option brought none of the gains that it claims; "" where it did, claims none, or might have."""
+    """Says that an option has none of the gains that it claims; "" if it claims none, or may have one."""
     claims = row.variant.promises[axis].claims
     ratios = [ratio for ratio in row.ratios.values() if ratio.measure.claim in claims]
     reference = result.variant(row.reference)
@@ -112,7 +112,7 @@ def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
 
 
 def _may_gain(ratio: Ratio, smallest: float) -> bool:
-    """Whether a gain that counts is possible; without an interval anything is."""
+    """Returns whether a gain that counts is possible; without an interval, it always is."""
     low, high = ratio.interval.low, ratio.interval.high
     return low is None or high is None or max(ratio.measure.gain(low), ratio.measure.gain(high)) > smallest
 

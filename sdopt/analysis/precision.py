@@ -1,9 +1,9 @@
-"""How many processes a speed-up needs for an interval as narrow as was asked for (`protocol.precision`).
+"""Computes how many processes a speed-up needs for an interval of the requested width (`protocol.precision`).
 
-Whoever measures until an interval is narrow enough stops where it happens to look narrow, and such intervals miss the
-truth too often. So Stein's two stages (1945): the deviation among the first `protocol.replicates` processes, the pilot,
-decides how many there shall be, and the interval around the mean of all keeps to that deviation. It covers the truth as
-often as it says, whatever the deviation is, because the deviation and the mean of normal samples are independent.
+To measure until an interval is narrow enough means to stop when it happens to look narrow, and such intervals miss the
+truth too often. So sdopt uses Stein's two stages (1945): the deviation among the first `protocol.replicates` processes,
+the pilot, fixes the number of processes, and the interval around the mean of all processes uses that same deviation.
+The coverage is then as stated, whatever the deviation, because deviation and mean of normal samples are independent.
 """
 
 import math
@@ -18,7 +18,7 @@ from sdopt.schema import Gate, Protocol
 
 
 def require_precision(protocol: Protocol, gate: Gate) -> None:
-    """Raises UsageError if a precision is asked for that no number of processes could show, or a budget for none."""
+    """Raises UsageError if no number of processes could reach the precision, or if there is a budget without one."""
     problems = []
     pilot = gate.replicates if protocol.replicates is None else protocol.replicates
     if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
@@ -53,7 +53,7 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
 
 
 def kept_going(result: StudyResult) -> Mapping[str, tuple[int, int]]:
-    """Returns the candidates that needed more processes than the pilot had: how many they have, and need."""
+    """Returns how many processes each candidate has and needs, for those that needed more than the pilot had."""
     if result.precision is None:
         return {}
     return {

@@ -19,39 +19,39 @@ from sdopt.results.records import Interval, Status, StudyResult, VariantResult
 _GIB_IN_GB = 2**30 / 1e9
 
 MEMORY = "memory"
-"""What a claim is called that an amount of memory suffices; the others are called as their measures are."""
+"""The measure of a claim that an amount of memory suffices; other claims have the name of their `Measure`."""
 
 _SYMBOLS = {SPEEDUP.name: "×", MEMORY_RATIO.name: "×", MEMORY: " GB"}
 
 
 class Reproduction(StrEnum):
-    """What became of one published figure here."""
+    """Whether one published figure was reproduced here."""
 
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not reproduced"
     UNDECIDED = "undecided"
     """It was measured without an interval."""
     NOT_COMPARABLE = "not comparable"
-    """What was measured here is something else."""
+    """The figure measured here is a different quantity."""
     NOT_RUN = "not run"
     NO_FIGURE = "no figure"
     """The article gives none."""
 
 
 _JUDGED = (Reproduction.REPRODUCED, Reproduction.NOT_REPRODUCED, Reproduction.UNDECIDED)
-"""Verdicts on two figures of the same; of others no ratio is made."""
+"""Verdicts on two figures of the same quantity; only these have a ratio."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One published figure of one variant on one card, and what was measured of it here."""
+    """One published figure of one variant on one card, with the figure measured here."""
 
     variant: str
     reference: str
     shape: str
-    """Size or batch, where the study has several; else ""."""
+    """Size or batch if the study has several; else ""."""
     gpu: str
-    """The article's; "" where it gives no figure."""
+    """The article's card; "" if it gives no figure."""
     place: str
     measure: str
     """`speedup`, `memory_ratio`, or `memory`: a limit in GB."""
@@ -60,11 +60,11 @@ class Claim:
     published: Printed | None
     measured: Interval | None
     ratio: Interval | None
-    """Measured over published; None where they are figures of different things."""
+    """Measured over published; None if they are different quantities."""
     amounts: tuple[float, ...]
-    """What the measured ratio is of: the reference's and the variant's latency in seconds, or memory in GB.
+    """The two values of the measured ratio, reference first: latencies in seconds, or memory in GB.
 
-    They are of this machine, and are not compared with the article's; () of a limit, or where one of them is missing.
+    They belong to this machine, and are not compared with the article's; () for a limit, or if a value is missing.
     """
     verdict: Reproduction
     reason: str = ""
@@ -97,7 +97,7 @@ _PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)
 
 
 def published_of(result: StudyResult) -> Published | None:
-    """Returns the article's figures that a study brings, or None if it reproduces no article."""
+    """Returns the article that a study's configuration includes, or None if it reproduces no article."""
     found = result.config.study.get("published")
     return None if found is None else _PUBLISHED.validate_python(found)
 
@@ -105,7 +105,7 @@ def published_of(result: StudyResult) -> Published | None:
 def claims_of(result: StudyResult) -> list[Claim]:
     """Returns every figure of the article beside what was measured, in the order of the study's comparisons.
 
-    A comparison of which the article says nothing has one claim without a figure, so that no row is left out.
+    A comparison that the article does not cover gets one claim without a figure, so that no row is left out.
     """
     published = published_of(result)
     if published is None:
@@ -118,7 +118,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
             continue
         sides = _Sides(figures, first.get(figures.reference))
         claims = [claim for table in published.tables for claim in _of_table(result, published, table, sides)]
-        # A limit is the variant's own: it is not said again of its further comparisons.
+        # A limit belongs to the variant: it is not repeated for its further comparisons.
         claims = [claim for claim in claims if claim not in found]
         if figures.comparison is not None and not claims:
             nothing = PublishedTable(place="", gpus=[])
@@ -128,7 +128,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
 
 
 def shown_claims(result: StudyResult, claims: Sequence[Claim]) -> list[Claim]:
-    """Returns the claims for this machine's card, where the article has it; else those for the card of its headline."""
+    """Returns the claims for this machine's card if the article covers it; else those for the article's main card."""
     published = published_of(result)
     if published is None:
         return []
@@ -137,23 +137,23 @@ def shown_claims(result: StudyResult, claims: Sequence[Claim]) -> list[Claim]:
 
 
 def is_card(gpu: str, device: str) -> bool:
-    """Returns whether a driver's name of a device is of the card that an article names: `A10` is no `A100`."""
+    """Returns whether the driver's name of a device matches the card that an article names: `A10` is not `A100`."""
     mine, there = _words_of(gpu), _words_of(device)
     return mine <= there and not (there - mine) & _OTHER_CARDS
 
 
 _OTHER_CARDS = {"TI", "SUPER", "LAPTOP", "MAX", "MIG"}
-"""Words that make another card of the one that is named without them, or a slice (MIG) of it."""
+"""Words that distinguish a card, or a slice (MIG) of it, from the card of the same name without them."""
 
 
 def _words_of(card: str) -> set[str]:
-    """Returns the words of a card's name that tell it from others: `A100 (40 GB)` has those of `A100-SXM4-40GB`."""
+    """Returns the words that identify a card: `A100 (40 GB)` has the same ones as `A100-SXM4-40GB`."""
     joined = re.sub(r"(\d) GB", r"\1GB", re.sub(r"SXM\d", "SXM", card.upper()))
     return set(re.findall(r"\w+", joined)) - {"NVIDIA", "TESLA", "GEFORCE"}
 
 
 def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str]:
-    """Returns what a reader has to know beside the claims."""
+    """Returns notes that a reader of the claims needs."""
     published = published_of(result)
     if published is None:
         return []
@@ -171,7 +171,7 @@ def notes_of_published(result: StudyResult, claims: Sequence[Claim]) -> list[str
 
 @dataclass(frozen=True)
 class _Figure:
-    """One figure as it stands in a table: without a value where the run ran out of memory, or there is none."""
+    """One figure of a published table; without a value if the run ran out of memory, or the table has none."""
 
     measure: str
     printed: str
@@ -187,7 +187,7 @@ class _Sides:
     reference: Figures | None
 
     def at(self, table: PublishedTable) -> "_Sides | None":
-        """Returns both at the shape of a table, or None where that was not measured."""
+        """Returns both sides at the shape of a table, or None if that shape was not measured."""
         others: Sequence[Figures | None] = (
             self.reference.shapes if self.reference else [None] * len(self.figures.shapes)
         )
@@ -195,7 +195,7 @@ class _Sides:
         return next((_Sides(mine, other) for mine, other in pairs if table.is_of(mine.shape)), None)
 
     def amounts(self, measure: str) -> tuple[float, ...]:
-        """Returns what a ratio is of, the reference first; () where one of them is missing."""
+        """Returns the two values of a ratio, the reference first; () if one of them is missing."""
         if measure == MEMORY or self.reference is None:
             return ()
         amount = _latency_s if measure == SPEEDUP.name else _memory_gb
@@ -213,7 +213,7 @@ def _memory_gb(figures: Figures) -> float | None:
 
 
 def _of_table(result: StudyResult, published: Published, table: PublishedTable, sides: _Sides) -> Iterator[Claim]:
-    """Yields what a table says of one comparison, for each card."""
+    """Yields a table's claims on one comparison, one for each card and figure."""
     there = sides.at(table)
     for column, gpu in enumerate(table.gpus):
         for find in (_speedup, _memory, _limit):
@@ -289,16 +289,16 @@ def _judged(
     table: PublishedTable,
     gpu: str,
 ) -> Claim:
-    """Puts what was measured beside one figure, and says what became of it.
+    """Returns the claim for one published figure: with the measured figure beside it, and the verdict.
 
     Args:
         result: the study.
         published: the article.
-        sides: a comparison, at the main shape.
-        there: the same at the table's shape; None where that was not measured.
-        figure: one of the table's.
-        table: where it stands.
-        gpu: the card that it is of.
+        sides: the comparison, at the main shape.
+        there: the comparison at the table's shape; None if that shape was not measured.
+        figure: the published figure.
+        table: the table that holds the figure.
+        gpu: the card of the figure.
     """
     figures = sides.figures
     measured = _measured(there.figures, figure.measure) if there else None
@@ -349,7 +349,7 @@ def _verdict(
     measured: Interval | None,
     gpu: str,
 ) -> _Said:
-    """Judges a figure of a comparison both of whose sides ran."""
+    """Judges a figure of a comparison whose two sides both ran."""
     if figure.out_of_memory:
         return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
     if figure.value is None:
@@ -363,7 +363,7 @@ def _verdict(
 
 
 def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | None:
-    """Returns why one of the sides has no figure here; running out of memory may be just what the article says."""
+    """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
     sides = [figures.variant, *([] if figure.measure == MEMORY else [result.variant(figures.reference)])]
     if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
         return Reproduction.REPRODUCED, "ran out of memory here too"
@@ -380,7 +380,7 @@ def _why_not_run(side: VariantResult) -> str:
 
 
 def _compared(measure: str, published: Printed, measured: Interval | None) -> _Said:
-    """Says whether a figure lies within the interval here, which rounding of the printed one widens, or is exceeded."""
+    """Says whether a published figure lies within the measured interval, widened by its rounding, or is exceeded."""
     if measured is None:
         return Reproduction.NOT_RUN, "it was not measured"
     if measure == MEMORY:

@@ -1,4 +1,4 @@
-"""Looks up the type that a variant computes in: two ways to compute the same differ by as much as it rounds."""
+"""Looks up the type that a variant computes in: its rounding sets how far two equivalent computations may differ."""
 
 from sdopt.results.records import VariantResult
 

@@ -1,8 +1,8 @@
 """Turns raw times and memory peaks into ratios with intervals.
 
-The process is the unit of replication. Identical processes differ, by where their memory lies and which kernels they
-chose, and calls of one process share all that: the rounds of one process say how noisy that process is, and nothing of
-how far another one would lie. So figures from fewer than `MINIMUM_PROCESSES` processes have no interval.
+The process is the unit of replication. Identical processes differ in their memory layout and choice of kernels, which
+all calls of one process share. So the rounds of one process show the noise of that process, but not how far another
+process would differ. Figures from fewer than `MINIMUM_PROCESSES` processes have no interval.
 """
 
 import math
@@ -17,10 +17,10 @@ from sdopt.results.records import Comparison, Interval, Measurement, StudyResult
 from sdopt.schema import WORK
 
 MINIMUM_PROCESSES = 3
-"""Below this many processes of each side no interval is given: with two, one odd process decides."""
+"""Minimum number of processes on each side for an interval: with two, one odd process decides."""
 
 _WIDEST = 700.0
-"""Largest logarithm of a bound: the exponential of a little more is no float."""
+"""Largest logarithm of a bound: the exponential of a slightly larger one overflows a float."""
 
 _ESTIMATORS: dict[str, Callable[[Sequence[float]], float]] = {
     "median": lambda samples: float(np.median(samples)),
@@ -65,7 +65,7 @@ class LogRatio:
     def p_value(self, limit: float) -> float | None:
         """Returns the one-sided p value of the claim that the ratio is above `limit`; None where there is no error.
 
-        Without any deviation the estimate is taken for the truth: 0 above the limit, 1 at or below it.
+        With a standard error of zero, the estimate counts as the truth: 0 above the limit, 1 at or below it.
         """
         if self.error is None:
             return None
@@ -82,8 +82,8 @@ class LogRatio:
 def latency(variant: VariantResult, estimator: str, confidence: float) -> Interval | None:
     """Returns the latency of one call in seconds, or None without samples.
 
-    Of one process it is what the estimator says of its rounds. Of several it is the geometric mean of what it says of
-    each, with a t interval on the log scale (so that no bound is negative) from three processes on.
+    With one process, it is the estimator's value over its rounds. With several, it is the geometric mean of the
+    processes' values; from three processes on, with a t interval on the log scale, so that no bound is negative.
     """
     processes = list(variant.samples.values())
     if not processes:
@@ -106,7 +106,7 @@ def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio 
     The mean of each process is one replicate: two independent samples of equal variance (Student). In blocks, and
     across several sessions, a process is compared with the baseline beside it alone, which leaves one ratio for each
     replicate (one sample). With fewer than three processes of each side there is no error, whatever the rounds.
-    Where processes were added for `protocol.precision`, the error is made from the deviation of the pilot alone.
+    If processes were added for `protocol.precision`, the error uses only the deviation of the pilot.
     """
     pairs = paired(candidate, reference)
     found, pilot = _log_speedup(pairs), pilot_speedup(candidate, reference)
@@ -153,7 +153,7 @@ def log_tail(candidate: VariantResult, reference: VariantResult) -> LogRatio | N
     The largest of a process's calls is one value, and the process the replicate, as for the speed-up: the chance of a
     false alarm is that of Student's t, however the calls of one process are distributed and however few they are. Both
     sides have as many calls, because the largest of more calls is larger. A call that is slow in some processes and
-    not in others widens the interval, so that it cannot pass unseen where it was met.
+    not in others widens the interval, so that it cannot be overlooked.
     """
     pairs = paired(candidate, reference)
     flat = [pair for found in pairs.values() for pair in found]
@@ -199,7 +199,7 @@ def paired(
 
 
 def paired_rounds(candidate: VariantResult, reference: VariantResult, replicate: int) -> int:
-    """How many rounds of a replicate were timed of both in the same session."""
+    """Returns how many rounds of a replicate were timed for both variants in the same session."""
     return sum(_paired_logs(*pair).size for pair in paired(candidate, reference).get(replicate, []))
 
 
@@ -228,15 +228,15 @@ def peak_memory_gib(variant: VariantResult) -> float | None:
 
 
 def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[int] | None = None) -> float | None:
-    """Returns the ratio, at least 1, by which the control and the baseline differed, which are identical.
+    """Returns the ratio, at least 1, by which the control and the baseline, which are identical, differed.
 
-    Both are geometric means over as many processes as a speed-up is made of. The worst pair of processes would be no
+    Both are geometric means over as many processes as a speed-up uses. The worst pair of processes would be a wrong
     measure: it grows with their number, while the error of a speed-up shrinks.
 
     Args:
         control: the second baseline.
         baseline: the first one.
-        sessions: only processes of these.
+        sessions: numbers of sessions; all others are left out.
     """
     found = paired(control, baseline, sessions).values()
     logs = [float(np.concatenate([_paired_logs(*pair) for pair in pairs]).mean()) for pairs in found]
@@ -256,7 +256,7 @@ def compare(result: StudyResult) -> None:
     """Fills in every comparison of a study from its raw samples, and the A/A floor."""
     control = next(variant for variant in result.variants if variant.role == "control")
     baseline = result.variant(result.baseline)
-    # A control that failed says nothing of the floor.
+    # A failed control gives no floor.
     known = control.status.timed and baseline.status.timed
     result.floor = floor(control, baseline) if known else None
     for comparison in result.comparisons:
@@ -275,7 +275,7 @@ def compare(result: StudyResult) -> None:
 
 
 def _explain(comparison: Comparison, result: StudyResult) -> None:
-    """Fills in what a comparison's start costs, and what a reader needs to know of it."""
+    """Fills in a comparison's start-up cost and its notes for the reader."""
     candidate, reference = map(result.variant, (comparison.candidate, comparison.reference))
     comparison.break_even = None
     unmeasured = [variant for variant in (candidate, reference) if not variant.status.timed]
@@ -298,9 +298,9 @@ def exceeds(ratio: float, floor: float) -> bool:
 
 
 def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
-    """Log of the times by round that decides; in blocks, relative to the baseline just before and just after.
+    """Returns the log of the times of the rounds that decide; in blocks, relative to the baseline before and after.
 
-    Of a block that broke off before the baseline was measured again there are none.
+    A block that broke off before the baseline was measured again gives none.
     """
     times: np.ndarray = np.log(measurement.deciding_s)
     if measurement.latency_before_s:

@@ -1,4 +1,4 @@
-"""Rules that hold in every gate: whether what was measured can be believed. Like all others they fail closed."""
+"""Rules that apply in every gate: they check whether the measurements can be believed. They fail closed."""
 
 import math
 
@@ -27,16 +27,16 @@ from sdopt.gate.rulings import unjudged
 from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
 
 _CHANCE = 1.05
-"""Factor by which a few drawn calls may fall short of what they should show."""
+"""Factor by which the speed-up in a few drawn calls may fall short of what it should show."""
 
 _CONFIDENCE = 0.95
 
 _ONE_SIDED = 1.645
-"""Deviations that 95 % of a normal distribution stay below."""
+"""Number of standard deviations below which 95 % of a normal distribution lies."""
 
 
 def belief_rulings(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Returns what is to be said of the measurements of two variants, whatever they show."""
+    """Returns the rulings on whether the measurements of two variants can be believed, whatever they show."""
     return [
         _drawn_alike(result, candidate, reference),
         _idle(candidate, reference),
@@ -51,7 +51,7 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
 
 
 def _drawn_alike(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """Rules that the timed calls of every process drew what the quality pass shows."""
+    """Checks that the timed calls of every process drew the same images as the quality pass."""
     rule = "timed as drawn"
     if doubts := image_doubts(result, candidate):
         return Ruling(rule, "", Verdict.FAIL, "; ".join(doubts))
@@ -91,7 +91,7 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
 
 
 def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Rules on calls that are rarely slow: the quality pass has many more calls than those that are timed."""
+    """Rules on rare slow calls in the quality pass, which has many more calls than the timed rounds."""
     mine, other = slow_calls(candidate), slow_calls(reference)
     if mine is None:
         return []
@@ -110,7 +110,7 @@ def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Rulin
 
 
 def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Rules on memory that grows now and then: over the whole quality pass, in the process that draws it."""
+    """Rules on memory that grows in some calls only: over the whole quality pass, in the process that draws it."""
     mine, other = kept_in_pass(candidate), kept_in_pass(reference)
     if mine is None:
         return []
@@ -127,7 +127,7 @@ def _noise(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
 
 
 def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """Rules on a gain of speed that was shown: it must show in the calls that draw images, too."""
+    """Rules on a speed-up that the timed calls showed: the calls that draw images must show it, too."""
     rule, timed, drawn = "gain when drawn", log_speedup(candidate, reference), drawn_speedup(candidate, reference)
     repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
     if timed is None or drawn is None:

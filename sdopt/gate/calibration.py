@@ -1,8 +1,8 @@
-"""What margins are made of: how much a model's images differ from prompt to prompt, measured once and kept in a file.
+"""Calibrations for margins: how much a model's images differ from prompt to prompt, measured once and kept in a file.
 
-A margin that is a multiple of the noise of the run that it judges is circular: the noisier the run, the more it lets
-pass. So the spread is measured beforehand, with `sdopt calibrate`, on the model as it is, and a gate's margins are
-stated as shares of it.
+A margin must not be a multiple of the noise in the run that it judges: the noisier the run, the more would pass. So
+`sdopt calibrate` measures the spread beforehand, on the model without optimizations, and a gate's margins are stated
+as shares of that spread.
 """
 
 import json
@@ -21,10 +21,10 @@ FOLDER = Path(__file__).parent / "calibrations"
 
 @dataclass(frozen=True)
 class Calibration:
-    """The spread of each quality metric between two images of a prompt that start from other noise.
+    """The spread of each quality metric between two images of one prompt that start from different noise.
 
-    `model`, `workload` and `scheduler` are the sections of the configuration it was measured with, `digests` the hashes
-    of the weights (of the model, and of each feature extractor by name).
+    `model`, `workload` and `scheduler` are sections of the configuration that the spread was measured with. `digests`
+    holds the hashes of the weights: those of the model, and those of each feature extractor by name.
     """
 
     model: str
@@ -34,14 +34,14 @@ class Calibration:
     scheduler: dict[str, Any] = field(default_factory=dict)
 
     def differing(self, config: RecordedConfig) -> dict[str, tuple[Any, Any]]:
-        """Returns what decides how far images from other noise lie apart and is otherwise in a study.
+        """Returns the settings that affect the spread and that differ between the calibration and a study.
 
         Args:
-            config: of the study.
+            config: the study's configuration.
 
         Returns:
-            by key its value here and in the study. A key that the calibration does not know is left out, and so is
-            one that both leave to the model.
+            for each key, its value in the calibration and its value in the study. Omits keys that the calibration does
+            not record, and keys that both leave to the model.
         """
         theirs = work_of(config)
         mine = self.workload | {f"scheduler.{key}": value for key, value in self.scheduler.items()}
@@ -53,7 +53,7 @@ class Calibration:
 
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
-    """Returns what a calibration belongs to: steps, guidance, size and scheduler, with what the model decides."""
+    """Returns the settings that a calibration is valid for: steps, guidance, size and scheduler."""
     own = config.workload.guidance_scale
     return {
         "steps": config.workload.steps,
@@ -68,12 +68,12 @@ _ADAPTER = TypeAdapter(Calibration)
 
 
 def calibration_file(model: str, steps: int) -> Path:
-    """Where the calibration of a model at a number of steps is, if it comes with sdopt."""
+    """Returns the path at which sdopt ships the calibration of a model at a number of steps, if it ships one."""
     return FOLDER / f"{model}-{steps}.json"
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Raises UsageError where the file is missing or is none."""
+    """Reads a calibration. Raises UsageError if the file is missing or is not a calibration."""
     try:
         return _ADAPTER.validate_json(path.read_bytes())
     except OSError as error:
@@ -83,15 +83,15 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def calibration_for(result: StudyResult, path: str | None) -> Calibration | None:
-    """The calibration that a result is judged with: a file, or one that comes with sdopt for its model.
+    """Returns the calibration to judge a result with: the file at `path`, or one that sdopt ships for the model.
 
-    Of several that come with sdopt it is the one whose work differs least from the study's.
+    If sdopt ships several, returns the one whose settings differ least from the study's.
 
     Returns:
-        None where there is none, or where it is of other weights: margins of one model say nothing of another's.
+        None if there is no calibration, or none with the same weights: margins of one model do not apply to another.
 
     Raises:
-        UsageError: the file that was named is missing or no calibration.
+        UsageError: the file at `path` is missing or is not a calibration.
     """
     files = [Path(path).expanduser()] if path else sorted(FOLDER.glob(f"{result.config.model.name}-*.json"))
     ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
@@ -106,15 +106,15 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
 def fitting_calibration(
     calibration: Calibration | None, config: RecordedConfig, named: bool
 ) -> tuple[Calibration | None, str]:
-    """Returns a calibration if it may be applied to a study, and what a reader must know of it.
+    """Returns the calibration if it may be applied to a study, and a note for the reader.
 
-    Two images of a prompt lie farther apart at few steps than at many: a share of one is no share of the other. One
-    that was named is applied all the same, and the verdict says so.
+    Two images of one prompt differ more at few steps than at many, so a calibration with other settings does not fit.
+    A calibration whose file the user named is applied anyway, and the note says so.
 
     Args:
-        calibration: the one that was found.
-        config: of the study.
-        named: whether the user named its file.
+        calibration: the calibration found for the study.
+        config: the study's configuration.
+        named: whether the user named the calibration's file.
     """
     if calibration is None:
         return None, ""
@@ -130,6 +130,6 @@ def fitting_calibration(
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Replaces the file in one step. Raises OSError."""
+    """Writes the calibration, replacing the file in one step. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(asdict(calibration), indent=1) + "\n").encode())

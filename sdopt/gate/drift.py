@@ -24,14 +24,14 @@ WAIVERS = ("versions", "sdopt")
 
 @dataclass(frozen=True)
 class Difference:
-    """Something by which two results are not comparable; `waiver` is what would allow it, "" where nothing does."""
+    """One reason why two results are not comparable; `waiver` names the waiver that allows it, "" if none does."""
 
     what: str
     waiver: str = ""
 
 
 def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
-    """What keeps two results from being compared: device, model, workload, prompts, versions."""
+    """Returns what keeps two results from being compared: other devices, models, workloads, prompts or versions."""
     now, then = later.environment, earlier.environment
     found = [
         Difference(f"{what}: {mine} against {other}")
@@ -63,18 +63,18 @@ def judge_drift(
     waived: Collection[str] = (),
     folders: tuple[Path, Path] | None = None,
 ) -> list[Judgement]:
-    """One judgement for each variant that both results measured, the later one as the candidate.
+    """Returns one judgement for each variant that both results measured; the later result is the candidate.
 
     Args:
-        later: the result that is judged.
-        earlier: what it is held against.
-        gate: whose rules; each variant is judged as `equivalent`, or as `lossy` where a difference is waived.
-        calibration: for margins.
-        waived: of `WAIVERS`.
-        folders: of both results, to compare their images in; without, metrics of pairs are left out.
+        later: the result to judge.
+        earlier: the result to compare it with.
+        gate: holds the rules. Each variant is judged as `equivalent`, or as `lossy` if a difference is waived.
+        calibration: the spread that margins are shares of.
+        waived: names from `WAIVERS`.
+        folders: the folders of both results, to compare their images; without them, paired metrics are omitted.
 
     Raises:
-        UsageError: the results are not comparable; every difference is named.
+        UsageError: the results are not comparable; the message names every difference.
     """
     found = differences(later, earlier)
     refused = [difference for difference in found if difference.waiver not in waived]
@@ -138,7 +138,7 @@ def _judge(
 
 
 def _paired(now: VariantResult, then: VariantResult, folders: tuple[Path, Path]) -> dict[str, Score]:
-    """Distances between a variant's images then and now, in pixels and latents."""
+    """Returns the distances between a variant's images in the two results, in pixels and latents."""
     from sdopt.quality.evaluation import Evaluator, Settings
     from sdopt.quality.inputs import Pictures
 

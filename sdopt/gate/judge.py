@@ -1,12 +1,12 @@
 """The gate: rules fixed beforehand, applied to what a study measured. It decides; nothing here measures.
 
-Every rule fails closed: what is missing, not finite or not comparable never passes. A rule that compares an estimate
-with a limit passes where the whole one-sided interval lies on the right side, fails where it lies on the wrong one, and
-is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
+Every rule fails closed: a value that is missing, not finite or not comparable never passes. A rule that compares an
+estimate with a limit passes if the whole one-sided interval lies on the right side, fails if it lies on the wrong side,
+and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
 
-A candidate passes where all its rules do, so they need no correction for their number. Claims of a gain do: they are
-tested together (`paying`), and a study that is judged again as it grows shares its chance of error among its looks
-(`looks`). Of a study that another one disturbed no verdict is better than inconclusive, and none on time is worse.
+A candidate passes only if all its rules do, so the rules need no correction for their number. Claims of a gain need
+one: they are tested together (`paying`). A study that is judged again as it grows shares its chance of error among its
+looks (`looks`). If another study disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
 """
 
 import math
@@ -57,9 +57,9 @@ from sdopt.schema import Gate, Rule
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
-    """Fills in `result.judgements`: one for each comparison whose candidate was not skipped, the A/A control aside.
+    """Fills in `result.judgements`: one for each comparison, except the A/A control and skipped candidates.
 
-    Each comparison's look is noted in `result.looks`.
+    Records each comparison's look in `result.looks`.
     """
     result.gate = gate.name
     edges = [
@@ -98,7 +98,7 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
 
 
 def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int:
-    """0 where all passed, 1 for a regression, 3 where something could not be judged."""
+    """Returns 0 if all judgements pass, 1 for a regression, and 3 if something could not be judged."""
     if report_only:
         return 0
     verdicts = {judgement.verdict for judgement in judgements}
@@ -136,7 +136,7 @@ def _context(
 
 
 def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
-    """Returns the context of a comparison's main shape, with those of its further shapes in it, each by its name."""
+    """Returns the main shape's context, with those of further shapes in it; names the shapes if there are several."""
     if len(contexts) > 1:
         contexts = [replace(context, shape=context.candidate.config.shapes[0].name) for context in contexts]
     return replace(contexts[0], further=tuple(contexts[1:]))
@@ -151,22 +151,22 @@ def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note
 
 @dataclass(frozen=True)
 class RuleContext:
-    """Both sides of a comparison at one shape, and what a rule may ask of them.
+    """Both sides of a comparison at one shape, and the data that rules need.
 
     Attributes:
-        candidate: what is judged.
-        reference: what it is held against.
-        paired: distances between their images, pair by pair.
-        calibration: of the model, for margins.
-        ratio: the interval of `speedup` or `memory_ratio` at a two-sided confidence; None where it was not measured.
-        floor: by which ratio two baselines differed in one of them; None where that is not known.
-        share: of each rule's chance of error, that this look may spend.
-        disturbed: by what the times were disturbed; "" where by nothing.
-        belief: whether the measurements of both can be believed, at the main shape.
-        shape: its name, where the study has several; "" where it has one.
-        floors: how far two baselines differ that compute in another order, by metric.
-        uncalibrated: why `calibration` is None, and what to do; "" where it is there.
-        further: the same comparison at further shapes. Images were drawn at the main shape alone.
+        candidate: the variant to judge.
+        reference: the variant to compare it with.
+        paired: distances between the images of both, pair by pair.
+        calibration: the model's calibration, for margins.
+        ratio: returns the interval of a measure in `RULED` at a two-sided confidence; None if it was not measured.
+        floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
+        share: the share of each rule's chance of error that this look may spend.
+        disturbed: what disturbed the times; "" if nothing did.
+        belief: rulings on whether the measurements can be believed; only the main shape has them.
+        shape: the shape's name if the study has several; "" if it has one.
+        floors: by metric, how far the baseline's images move when it computes in another order.
+        uncalibrated: why `calibration` is None, and what to do; "" if it is not None.
+        further: the same comparison at further shapes. Images are drawn at the main shape only.
     """
 
     candidate: VariantResult
@@ -185,17 +185,17 @@ class RuleContext:
 
     @property
     def promises(self) -> list[Promise]:
-        """What is promised on either side by the options in which the two differ."""
+        """The promises of both sides' options, on the axes where the two sides differ."""
         return [*self.promises_of(self.candidate), *self.promises_of(self.reference)]
 
     def promises_of(self, side: VariantResult) -> list[Promise]:
-        """Of one side alone."""
+        """Returns the promises of one side's options, on the axes where the two sides differ."""
         mine, other = self.candidate.choices, self.reference.choices
         return [promise for axis, promise in side.promises.items() if mine.get(axis) != other.get(axis)]
 
     @property
     def contract(self) -> Contract:
-        """The weakest of those promises; other work, as another scheduler is, promises nothing of the images."""
+        """The weakest contract among `promises`; different work, such as another scheduler, is `lossy`."""
         order = list(Contract)
         if (self.candidate.contract == Contract.LOSSY) != (self.reference.contract == Contract.LOSSY):
             return Contract.LOSSY
@@ -214,7 +214,7 @@ class RuleContext:
         return not comparable(self.candidate, self.reference)
 
     def claims(self, gate: Gate) -> list[Claim]:
-        """What the candidate claims at each shape, for all claims of the study to be tested together."""
+        """Returns the candidate's claims at each shape, to be tested together with all other claims of the study."""
         if not self.comparable:
             return []
         return [
@@ -232,13 +232,13 @@ class RuleContext:
         ]
 
     def smallest(self, metric: str, gate: Gate) -> float:
-        """The smallest factor, at least 1, by which a measure must differ to count."""
+        """Returns the smallest factor, at least 1, by which a measure must differ to count."""
         return smallest_factor(RULED[metric], gate, self.reference)
 
     def rulings(self, gate: Gate, contract: Contract) -> list[Ruling]:
-        """Every rule of the gate for a contract, and those that hold for all; where nothing can be compared, why.
+        """Applies the gate's rules for a contract and those for all contracts; if not comparable, returns why.
 
-        Whether the candidate pays is not among them: that depends on all claims of the study.
+        Does not rule on whether the candidate pays: that depends on all claims of the study.
         """
         rulings = comparable(self.candidate, self.reference)
         if rulings:
@@ -254,7 +254,7 @@ class RuleContext:
         return rulings
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
-        """Applies one rule, with the share of its chance of error that this look may spend."""
+        """Applies one rule, at the share of its chance of error that this look may spend."""
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
         if rule.metric in RULED:
@@ -266,7 +266,7 @@ class RuleContext:
         return self._of_images(rule, least)
 
     def _of_images(self, rule: Rule, least: int) -> Ruling:
-        """A rule on a metric of images, which decides nothing below so many of them."""
+        """Applies a rule on a quality metric; with fewer than `least` images, the rule stays unjudged."""
         if len(self.candidate.images) < least:
             return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
@@ -284,7 +284,7 @@ class RuleContext:
         return self._difference(rule, name, score, other)
 
     def _value(self, rule: Rule, name: str, score: Score) -> Ruling:
-        """A rule on a value itself, as a distance between paired images is."""
+        """Applies a rule to a value on its own, such as a distance between paired images."""
         problem = problem_of(score)
         if problem:
             return unjudged(rule.test, problem, name)
@@ -314,12 +314,12 @@ class RuleContext:
         return (above if rule.test == "at_least" else below)(rule, name, bounds, limit)
 
     def _at_precision(self, rule: Rule) -> Rule:
-        """The rule with its limit for the type that the reference computes in; without one where that is not known."""
+        """Returns the rule with the limit for the reference's precision; without a limit if that is not known."""
         kind = precision_of(self.reference)
         return replace(rule, limit=rule.limits.get(kind)) if kind else rule
 
     def _tied(self, rule: Rule, name: str, limit: float, times: float) -> float | Ruling:
-        """A limit, lowered to a multiple of what another order of computation changes in the baseline itself."""
+        """Lowers a limit to `times` the numerical floor (the baseline computed in another order)."""
         if self.candidate.choices.get("precision") != self.reference.choices.get("precision"):
             return limit
         floor = self.floors.get(name)
@@ -329,7 +329,7 @@ class RuleContext:
         return min(limit, max(times * floor.mean, rule.least))
 
     def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
-        """A rule on candidate − reference, signed so that more is better."""
+        """Applies a rule to candidate − reference, signed so that more is better."""
         problem = problem_of(mine) or problem_of(other)
         if problem:
             return unjudged(rule.test, problem, name)
@@ -347,7 +347,7 @@ class RuleContext:
     def _threshold(
         self, rule: Rule, name: str, given: float | None, share: float | None, whole: Callable[[Spread], float]
     ) -> float | Ruling:
-        """A limit or margin as the rule gives it, or a share of something calibrated; without either, why not."""
+        """Returns the rule's own limit or margin, or a share of the calibrated spread; else a ruling that says why."""
         if given is not None:
             return given
         if rule.limits:
@@ -363,10 +363,10 @@ class RuleContext:
         return max(share * whole(known), rule.least)
 
     def _performance(self, rule: Rule, gate: Gate) -> Ruling:
-        """A rule on the speed-up, the largest calls or the memory ratio.
+        """Applies a rule to the speed-up, the slowest calls or the memory ratio.
 
-        Its limit never asks for less than what counts. It fails only where the harm exceeds the A/A floor as well, and
-        decides nothing on times that were disturbed.
+        A limit against harm always tolerates a harm too small to count. The rule fails only if the harm also exceeds
+        the A/A floor, and is inconclusive on times that were disturbed.
         """
         bounds, name = self._ratio(rule.metric, rule.confidence), with_shape(rule.metric, self.shape)
         if bounds is None:

@@ -1,8 +1,8 @@
 """Counts how often a study was judged as it grew, because each look is another chance to pass by luck.
 
-The number of looks is settled before the first one (`gate.looks`), and each takes an equal share of the chance of error
-(Bonferroni): whatever the data of two looks have in common, the chance that any of them errs is at most the whole.
-Judging the same data again is the same look. A look beyond the number settled cannot pass.
+`gate.looks` fixes the number of looks before the first one, and each spends an equal share of the chance of error
+(Bonferroni). So the chance that any look errs is at most the whole, however much data two looks share. Judging the same
+data again is the same look. A look beyond the fixed number cannot pass.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from sdopt.schema import Gate
 
 
 def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
-    """Returns the look that judging a comparison now would be; its verdict is still open."""
+    """Returns the look that judging a comparison now counts as, without its verdict."""
     candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
     pairs = [pair for found in paired(candidate, reference).values() for pair in found]
     times = [[(m.replicate, m.session, m.latency_s) for m in pair] for pair in pairs]
@@ -42,7 +42,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
 
 
 def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
-    """Notes a look with its verdict, unless this gate has looked at these data before, or there was nothing to see."""
+    """Records a look with its verdict, unless this gate has judged these data before or there are no data."""
     look.verdict = verdict
     known = any(
         (other.candidate, other.reference, other.gate, other.data)
@@ -54,7 +54,7 @@ def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
 
 
 def ruling_of(look: Look) -> list[Ruling]:
-    """Returns what a look means for the verdict: nothing where it is the only one that was settled."""
+    """Returns the ruling on a look; none if `gate.looks` allows a single one and this is it."""
     if look.number > look.allowed:
         said = (
             f"this is look {look.number} at the study, and gate.looks allows {look.allowed}: the chance of error is "

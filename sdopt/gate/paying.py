@@ -1,11 +1,11 @@
-"""Says whether options pay: their claims of speed and memory, tested together with all others of the study.
+"""Decides whether options pay: tests their claims of speed and memory together with all other claims of the study.
 
 Three answers are possible, each for a claim by itself:
 
-- It gains: a gain that counts (`gate.smallest_speedup`, …) is shown at `gate.confidence` together with all claims of
-  the study (Holm 1979), and the estimate exceeds the A/A floor. A harm is shown in the same way.
-- It does not gain: its one-sided bound excludes a gain that counts.
-- It is open in between, and where there is no interval or no floor, or another study disturbed the measurement.
+- Gain: a gain that counts (`gate.smallest_speedup`, …) is shown at `gate.confidence` together with all claims of the
+  study (Holm 1979), and the estimate exceeds the A/A floor. A harm is shown in the same way.
+- No gain: the claim's one-sided bound excludes a gain that counts.
+- Open: anything in between; also if there is no interval or no floor, or another study disturbed the measurement.
 """
 
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ class Claim:
     """One measure in which an option claims a gain.
 
     Attributes:
-        measure: what was claimed to be better.
-        ratio: as measured; None where it was not.
+        measure: the measure that the option claims to improve.
+        ratio: the measured ratio; None if it was not measured.
         smallest: the smallest factor, at least 1, that counts.
-        floor: the factor by which two identical baselines differed; None where it is not known.
-        share: of the chance of error, that this look may spend.
-        disturbed: by what the times were disturbed; "" where by nothing.
-        shape: at which it was claimed, by name, where the study has several; "" where it has one.
+        floor: the factor by which two identical baselines differed; None if it is not known.
+        share: the share of the chance of error that this look may spend.
+        disturbed: what disturbed the times; "" if nothing did.
+        shape: the name of the shape if the study has several; "" if it has one.
     """
 
     measure: Measure
@@ -52,7 +52,7 @@ class Claim:
 
     @property
     def name(self) -> str:
-        """What records call it: its measure, and its shape where there are several."""
+        """The claim's name in records: the measure, with the shape if the study has several."""
         return with_shape(self.measure.name, self.shape)
 
     @property
@@ -130,7 +130,7 @@ def _shown(claim: Claim, level: float) -> str:
 
 
 def _missing(claim: Claim) -> str:
-    """What a claim lacks to be tested, to follow its figure."""
+    """Says what a claim lacks to be tested; the text follows the claim's figure."""
     if claim.ratio is None or claim.ratio.error is None:
         return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
     return ", but the A/A floor is not known" if claim.floor is None else f", but {claim.disturbed}"
@@ -146,13 +146,13 @@ def unexplained(changes: Sequence[str] | None) -> str:
 def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> Ruling:
     """Rules on all claims of one option: it must gain in one of them, and harm none.
 
-    It fails for a harm, and where every claim excludes a gain that counts; what is open is inconclusive, unless another
-    claim gains. A gain of speed is unproven where nothing ran otherwise than in the reference; less memory is a change
-    that sdopt itself measured.
+    The option fails for a harm, or if every claim excludes a gain that counts. An open claim makes the ruling
+    inconclusive unless another claim gains. A speed-up is unproven if the traces of option and reference do not differ;
+    lower memory needs no trace, because sdopt itself measures it.
 
     Args:
         results: the answer to each claim.
-        changes: what ran otherwise (`sdopt.analysis.changes`); None where that is not known.
+        changes: how the option's trace differs from the reference's (`sdopt.analysis.changes`); None if not known.
     """
     reason = "; ".join(result.said for result in results)
     answers = {result.answer for result in results}

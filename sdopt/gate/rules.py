@@ -19,14 +19,14 @@ _THRESHOLDS = {
     "rarely": ("limit", "limits", "of_seeds"),
     "every": ("limit", "limits", "of_seeds"),
 }
-"""Of which keys a test takes exactly one."""
+"""The keys of which each test takes exactly one."""
 
 _EXAMPLES = {"clip": "clip:openai/clip-vit-base-patch32"}
-"""Features of a kind that are not simply called as the kind is."""
+"""An example of `quality.features` for each kind whose own name does not suffice."""
 
 
 def require_rules(gate: Gate) -> None:
-    """Raises UsageError for rules that could never be applied, all at once."""
+    """Raises UsageError if any rule could never be applied; the error names all such rules."""
     problems = []
     for contract, rules in gate.rules.items():
         if contract not in list(Contract):
@@ -78,13 +78,13 @@ def _unfit(test: str, family: Family) -> str:
 
 
 def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
-    """Checks before anything is loaded that what the gate's rules judge will be measured.
+    """Checks, before anything is loaded, that the study will measure every metric that the gate's rules judge.
 
-    Rules for a contract that no variant of the plan has are left alone.
+    Does not check rules for contracts that no variant of the plan has.
 
     Raises:
-        UsageError: a rule names a metric that will not be measured, several that will be, or one that decides nothing
-            of so few images; each metric with its rules and the way out.
+        UsageError: a rule names a metric that will not be measured, that is ambiguous, or that decides nothing with so
+            few images; the error lists each metric with its rules and the way out.
     """
     measured = measured_metrics(quality, model)
     images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
@@ -103,7 +103,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
 
 
 def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
-    """Returns a gate without the rules that so few images decide nothing by, or that will not be measured."""
+    """Returns a gate with only those rules whose metrics will be measured and decide something with so few images."""
     measured = measured_metrics(quality, model)
     rules = {
         contract: [
@@ -115,7 +115,7 @@ def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
 
 
 def _contracts(plan: Plan) -> list[Contract]:
-    """The contracts by which a gate may judge the variants of a plan."""
+    """Returns the contracts by which a gate may judge the variants of a plan."""
     sides = [variant for variant in plan.variants if variant is not plan.baseline]
     found = {variant.contract for variant in sides} | ({plan.baseline.contract} - {Contract.EXACT})
     if any(variant.other_work(plan.baseline) for variant in sides):
@@ -124,7 +124,7 @@ def _contracts(plan: Plan) -> list[Contract]:
 
 
 def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, model: Model) -> str:
-    """Says why a rule on a metric could not be judged, and the way out; "" where it can be."""
+    """Says why a rule on a metric cannot be judged, and the way out; "" if it can."""
     meant = [one for one in measured if metric in (one.name, one.family.name)]
     family = family_of(metric)
     if len(meant) > 1:

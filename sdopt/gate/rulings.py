@@ -16,19 +16,19 @@ from sdopt.schema import Rule
 
 
 def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
-    """Returns the ruling of what could not be judged, with the reason."""
+    """Returns the ruling for a rule that could not be judged, with the reason."""
     return Ruling(rule, metric, Verdict.NOT_COMPARABLE, reason)
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
-    """Returns the scores that a rule means: of that name, or of that metric over whatever features were measured."""
+    """Returns the scores that a rule means: the one of that name, or that metric over every feature measured."""
     if metric in scores:
         return {metric: scores[metric]}
     return {name: score for name, score in scores.items() if family_of(name).name == metric}
 
 
 def problem_of(score: Score) -> str:
-    """Says what keeps a score from being judged; "" where nothing does."""
+    """Says what keeps a score from being judged; "" if nothing does."""
     if score.estimate is None or not math.isfinite(score.estimate):
         return score.note or "the value is not finite"
     if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
@@ -37,7 +37,7 @@ def problem_of(score: Score) -> str:
 
 
 def bounds_of(score: Score, confidence: float | None) -> Bounds:
-    """Returns a score with one-sided bounds, each at a confidence; without a confidence the estimate is its own."""
+    """Returns a score with one-sided bounds at a confidence; without a confidence, both bounds are the estimate."""
     assert score.estimate is not None
     if confidence is None:
         return Bounds(score.estimate, score.estimate, score.estimate, math.nan, len(score.per_prompt))
@@ -75,7 +75,7 @@ def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
 
 
 def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
-    """Rules by two one-sided tests (Schuirmann 1987): the worse verdict of the two, with its reason."""
+    """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two."""
     rulings = [above(rule, name, bounds, low), below(rule, name, bounds, high)]
     return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
@@ -91,7 +91,7 @@ def _bound(rule: Rule, which: str) -> str:
 
 
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
-    """An undecided ruling, with what would settle it."""
+    """Returns an inconclusive ruling that says what would settle it."""
     shown = "has no interval"
     if bounds.low is not None and bounds.high is not None and rule.confidence:
         level = level_of(rule.confidence)
@@ -126,7 +126,7 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
 
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
-    """Passes where no prompt exceeds the limit: a mean, and a share, let one wholly wrong image of many through."""
+    """Passes if no prompt exceeds the limit: a mean or a share would let one entirely wrong image among many pass."""
     values = [value for value in score.per_prompt if value is not None]
     if not values:
         return unjudged(rule.test, f"{name} has no values by prompt", name)

@@ -44,7 +44,7 @@ def tripwires(candidate: VariantResult) -> Ruling:
 
 
 def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """A variant that was told to take as many steps as its reference must take them."""
+    """Checks that a variant configured for as many steps as its reference took them."""
     asked = [(v.config.workload.steps, v.config.scheduler) for v in (candidate, reference)]
     mine, other = candidate.denoiser_calls, reference.denoiser_calls
     if asked[0] != asked[1]:

@@ -1,1 +1,1 @@
-"""Finds the fastest stack of options that keeps the quality, within limits: see `sdopt.search.run`."""
+"""Finds the fastest combination of options that keeps image quality within the limits: see `sdopt.search.run`."""

@@ -1,4 +1,4 @@
-"""What a search comes to: the record of all candidates, the sentence, and the tables."""
+"""Writes the answer of a search: the record of all candidates, the one-sentence answer, and the tables."""
 
 import json
 import math
@@ -28,9 +28,9 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
     """Returns what a search has found so far.
 
     Args:
-        search: with what it dropped.
-        judged: the study of the finalists, where it came so far.
-        ended: whether it took all its steps, rather than being interrupted.
+        search: the search, with the candidates that it dropped.
+        judged: the study of the finalists; None if the search has not reached it.
+        ended: whether the search took all its steps, rather than being interrupted.
     """
     found = search.all_findings(("screen-", "race-"))
     answers = {each.variant: each for each in answer_of(judged).options} if judged else {}
@@ -75,13 +75,13 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
 
 
 def _because(answer: OptionAnswer, finding: Finding) -> str:
-    """Why a finalist passed or not; what the gate says against it, the answer repeats."""
+    """Returns why a finalist passed or not; the answer repeats the gate's objections."""
     out = finding.out if answer.worth is Worth.WORTH_IT else ""
     return "; ".join(filter(None, (out, f"{answer.worth}: {answer.because}", answer.images)))
 
 
 def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Finding]) -> Entry:
-    """A candidate with the means of its studies; of memory the largest, of images the last."""
+    """Returns the entry of a candidate: means over its studies, the largest memory, and the last study's images."""
     timed = [finding for finding in findings if "latency" in finding.losses]
     last = findings[-1] if findings else None
     return Entry(
@@ -151,7 +151,7 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
 
 
 def _noise(search: Search) -> str:
-    """How far processes, or prompts, differ; "" where no control tells it."""
+    """Says how far processes or prompts differ; "" if no control measured it."""
     said = []
     for objective in search.config.objectives:
         noise = search.noise(objective, ("screen-", "race-"))
@@ -173,11 +173,11 @@ def write_record(record: SearchRecord, folder: Path) -> None:
 
 
 def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda entry: entry.because) -> str:
-    """The answer, the candidates, what cannot run, and the notes, as Markdown.
+    """Returns the answer, the candidates, the combinations that cannot run, and the notes, as Markdown.
 
     Args:
         record: the search.
-        because: writes why a candidate came so far and no farther.
+        because: writes why a candidate ended where it did.
     """
     parts = [f"**{record.sentence}**\n", " · ".join(record.header) + "\n"]
     columns = columns_of(record)
@@ -201,11 +201,11 @@ Column = tuple[str, Callable[[Entry], str]]
 
 
 def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:
-    """The columns of the table but the last one, which says why.
+    """Returns the columns of the table except the last one, which gives the reason.
 
     Args:
         record: the search.
-        brief: leaves out when a start is repaid. The column of starts is there only where one says something.
+        brief: omits when a start is repaid. The column of starts is present only if a candidate has such a figure.
     """
     columns: list[Column] = [
         ("candidate", lambda entry: entry.name),
@@ -234,5 +234,5 @@ def _start(entry: Entry) -> str:
 
 
 def load_line(record: SearchRecord) -> str:
-    """The line that returns the winner's pipeline."""
+    """Returns the line of Python that loads the winner's pipeline."""
     return f"pipe = sdopt.load({f'{record.folder}/{FINAL}'!r}, variant={record.winner!r})"

@@ -1,4 +1,4 @@
-"""What the studies of a search will take, from those that were measured: calls, loading, and what is compiled."""
+"""Estimates how long the next studies of a search will take, from those already measured: calls, loading, compiling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from sdopt.variant import Variant
 
 @dataclass
 class Budget:
-    """Estimates studies, and learns from each that was measured.
+    """Estimates how long studies will take, and learns from each measured study.
 
     Attributes:
-        studies: of the search.
-        beside_s: what the last study took beside its calls and the start of its processes, in seconds.
+        studies: the search's studies.
+        beside_s: seconds that the last study took besides its calls and the start of its processes.
     """
 
     studies: Studies
@@ -27,12 +27,12 @@ class Budget:
     _composed: dict[str, tuple[RunConfig, Variant]] = field(default_factory=dict)
 
     def seconds(self, stage: str, starts: Sequence[float], screened: StudyResult) -> float:
-        """Returns what a study will take.
+        """Returns how many seconds a study will take.
 
         Args:
             stage: `screen`, `race` or `final`.
-            starts: of each candidate, see `start_s`.
-            screened: a study that tells how long a call of the baseline is.
+            starts: the extra start-up time of each candidate, see `start_s`.
+            screened: a measured study, which gives the time of one call of the baseline.
         """
         if stage not in self._composed:
             self._composed[stage] = self.studies.composed(stage)
@@ -45,11 +45,11 @@ class Budget:
         return calls * (one.estimate if one else 0.0) + replicates * (count * each + sum(starts)) + self.beside_s
 
     def learn(self, stage: str, found: Sequence[Finding], measured: StudyResult, took_s: float) -> None:
-        """Notes what a study took that was just measured."""
+        """Records how long a study took, right after it was measured."""
         self.beside_s = 0.0
         self.beside_s = max(0.0, took_s - self.seconds(stage, [start_s(finding) for finding in found], measured))
 
 
 def start_s(finding: Finding) -> float:
-    """Returns what each process of a candidate takes more than the baseline's before its second call, in seconds."""
+    """Returns how many seconds longer than the baseline's a candidate's process takes before its second call."""
     return max(0.0, finding.start.extra_s) if finding.start else 0.0

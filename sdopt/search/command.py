@@ -1,4 +1,4 @@
-"""Sets up a search from a command line, or finds the one that the same command line began."""
+"""Sets up a search from a command line, or finds the search that an earlier call of the same command line began."""
 
 import hashlib
 import time
@@ -35,14 +35,14 @@ _HOW_LONG = ("budget_s", "trials", "folder", "storage")
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a command line asks for, before anything is written.
+    """The search that a command line asks for, before anything is written.
 
     Attributes:
-        config: the search's keys.
-        given: overrides of the studies.
-        config_dir: a folder with groups of the user's own.
+        config: the configuration of the search.
+        given: overrides for the studies.
+        config_dir: a folder with the user's own config groups.
         baseline: the configuration that the other keys compose.
-        space: what is varied.
+        space: the combinations to search.
     """
 
     config: SearchConfig
@@ -56,11 +56,11 @@ def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
     """Reads a command line.
 
     Args:
-        overrides: `search.…`, and those of the studies.
-        config_dir: a folder with groups of the user's own.
+        overrides: `search.…` overrides, and overrides for the studies.
+        config_dir: a folder with the user's own config groups.
 
     Raises:
-        UsageError: something in it cannot be read or composed, or no option can run here.
+        UsageError: an override cannot be read or composed, or no option can run here.
     """
     config = search_config(overrides, config_dir)
     _, given = split(overrides)
@@ -73,10 +73,10 @@ def prepare(overrides: Sequence[str], config_dir: Path | None) -> Prepared:
 
 @contextmanager
 def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Iterator[Search]:
-    """Yields a search, new or as an earlier call left it, whose folder is locked meanwhile.
+    """Yields a search, new or as an earlier call left it, and locks its folder for the duration.
 
     Args:
-        prepared: what is searched.
+        prepared: the search that the command line asks for.
         began: when the command began, in seconds of the monotonic clock.
         say: takes lines of progress.
 
@@ -101,7 +101,7 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Itera
 
 
 def _identity(prepared: Prepared) -> str:
-    """What makes two calls the same search: all that is searched, and on which device."""
+    """Returns a key that two calls share if they are the same search: the same settings, on the same device."""
     own = {key: value for key, value in asdict(prepared.config).items() if key not in _HOW_LONG}
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
     said = repr((own, recorded, prepared.space.device.name))

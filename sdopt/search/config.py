@@ -15,38 +15,37 @@ from sdopt.schema import SEEDS, bounded, wrong_name
 OBJECTIVES = ("latency", "memory", "distance")
 
 _OWN = ("study", "experiment", "resume", "retry_failed", "objective")
-"""Keys of `sdopt run` that a search settles itself."""
+"""Keys of `sdopt run` that a search sets itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """What a search varies, what it looks for, and what it may spend."""
+    """The variables, the objectives and the budget of a search."""
 
     title: str
-    """Of the MLflow experiment, and the first part of the folder's name. Another name begins another search."""
+    """Name of the MLflow experiment, and first part of the folder's name. Another name begins another search."""
     groups: list[str] = field(default_factory=list)
     """Groups whose options are tried, as in `[precision,layout,caching]`."""
     options: dict[str, list[str]] | None = None
-    """Of a group, the options to try, as in `{compiler: [eager,inductor]}`; by default all that can run here."""
+    """The options to try, by group, as in `{compiler: [eager,inductor]}`; by default all that can run here."""
     keys: dict[str, list[Any]] | None = None
     """Values of a key, tried wherever it applies, as in `{caching.interval: [2,3,5], workload.steps: [15,25]}`."""
     objectives: list[str] = bounded(choices=OBJECTIVES)  # noqa: RUF009 (returns a field)
-    """What shall be small: `latency`, `memory` (the peak of a process) or `distance` (of the images to the
-    baseline's). Of several, the search looks for the combinations than which none is better in all."""
+    """Quantities to minimise: `latency`, `memory` (the peak of a process) or `distance` (from the baseline's images).
+    With several objectives, the search looks for the Pareto front: combinations that no other one beats in all."""
     memory_gib: float | None = bounded(None, gt=0, le=1e6)
     """A limit for the peak memory of a process."""
     latency_s: float | None = bounded(None, gt=0, le=1e6)
     """A limit for the time of a call."""
     distance: str
-    """The metric that is the distance of the images, of those that compare with the baseline and are better when
-    small."""
+    """The metric that measures the distance to the baseline's images: a paired metric that is better when smaller."""
     distance_limit: float | None = bounded(None, ge=0, le=1e9)
     """A limit for that distance, in the unit of the metric."""
     budget_s: float = bounded(gt=0, le=31_536_000)
-    """Time that this call may take, in seconds: no further candidates are screened once what is left is needed to race
-    and to judge, and no race begins that would leave too little to judge. The judging is done whatever it takes."""
+    """Time that this call may take, in seconds. Screening stops while enough time is left to race and to judge, and no
+    race begins that would leave too little time to judge. The judging always runs to its end."""
     trials: int | None = bounded(None, ge=1, le=1_000_000)
-    """Combinations to measure at most; null is as many as the budget allows, or as there are."""
+    """Maximum number of combinations to measure; null measures as many as exist and the budget allows."""
     side_by_side: int = bounded(ge=1, le=100)
     """Candidates that are measured beside one baseline, in one study."""
     error: float = bounded(gt=0, lt=1)
@@ -57,13 +56,13 @@ class SearchConfig:
     finalists: int = bounded(ge=1, le=100)
     """Candidates that the gate judges, on prompts, noise and processes that the search has not seen."""
     skip_spoiled: bool = True
-    """Not to screen a combination of which a part was ruled out for its images, as in `caching=deepcache,layout=…`
-    where `caching=deepcache` was: approximations add up. What draws another image by intent, as a scheduler, a LoRA or
-    `workload.steps` do, may mend the rest, and is screened all the same."""
+    """Skips a combination if a part of it was ruled out for its images, such as `caching=deepcache,layout=…` after
+    `caching=deepcache`: errors of approximations add up. An addition that draws another image by design (a scheduler,
+    a LoRA, `workload.steps`) may repair the images, so such a combination is screened anyway."""
     seed: int = bounded(**SEEDS)
     """Seed of the proposals."""
     folder: str
-    """Where searches lie, each in a folder of its own."""
+    """Folder of all searches; each search has its own subfolder."""
     storage: str
     """Optuna's storage of trials, a database as SQLAlchemy names it."""
     screen: list[str] = field(default_factory=list)
@@ -80,7 +79,7 @@ class SearchCommand:
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the overrides of the search itself, and those of the studies that it makes."""
+    """Splits overrides into those of the search itself and those of its studies."""
     own = [override for override in overrides if override.lstrip("+").startswith("search.")]
     return own, [override for override in overrides if override not in own]
 
@@ -94,7 +93,7 @@ def search_config(overrides: Sequence[str], config_dir: Path | None = None) -> S
 
     Raises:
         UsageError: an override names no key, a value is of another type or out of its range, a group or an option does
-            not exist, or a key of the study is one that a search settles itself.
+            not exist, or a key of the study is one that a search sets itself.
     """
     own, others = split(overrides)
     config = own_config("search", SearchCommand, own).search

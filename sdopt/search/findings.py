@@ -1,4 +1,4 @@
-"""What a study says of each of a search's candidates, and why one of them is out."""
+"""Reads from a study the figures of each candidate of a search, and why a candidate is ruled out."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 
 RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
-"""The ratio that an objective is made of."""
+"""The ratio from which each objective is computed."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,18 @@ class Finding:
     """One candidate in one study.
 
     Attributes:
-        losses: by objective, what shall be small; of latency and memory the logarithm of the ratio to the baseline.
-        processes: that it was timed in.
-        latency_s: of a call, in seconds.
-        memory_gib: the peak of a process, in GiB.
-        distance: of its images to the baseline's, in the unit of `search.distance`.
-        excess: by limit, by which share it is exceeded; negative where it is kept.
-        out: why it cannot be the winner; "" where it may be.
-        spoiled: whether that is because its images, which are all there, break a rule of the gate.
-        distances: of each prompt; empty where the metric has none, or one is not finite.
-        start: what it costs before its first image, and when that is repaid; None where that was not measured.
-        start_said: the same in words, where it is worth a word.
-        recompiles: graphs that were compiled after the first call; None where nothing is compiled.
+        losses: the value to minimise, by objective; for latency and memory, the log ratio to the baseline.
+        processes: the number of processes that timed the candidate.
+        latency_s: the time of one call, in seconds.
+        memory_gib: the peak memory of a process, in GiB.
+        distance: the distance of its images to the baseline's, in the unit of `search.distance`.
+        excess: by limit, the share by which the candidate exceeds it; negative if it keeps the limit.
+        out: why the candidate cannot win; "" if it may.
+        spoiled: whether it is ruled out because its images break a rule of the gate.
+        distances: the distance for each prompt; empty if the metric has none, or one is not finite.
+        start: its start-up cost before the first image, and when that is repaid; None if it was not measured.
+        start_said: the same in words; "" if it is negligible.
+        recompiles: graphs compiled after the first call; None if nothing is compiled.
     """
 
     losses: dict[str, float]
@@ -62,12 +62,12 @@ class Finding:
 
 
 def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[str, Finding]:
-    """Returns what a study says of each candidate, by its name.
+    """Returns the finding on each candidate of a study, by name.
 
     Args:
-        result: the study. Its judgements are made here: its own gate was none, because few images decide little.
+        result: the study. It ran with `gate=none`, because few images decide little; this function judges it.
         config: the objectives and the limits.
-        gate: the rules that so few images can decide; a candidate that fails one is out.
+        gate: the rules that so few images can decide; a candidate that fails one is ruled out.
     """
     broken = {each.variant: each.because for each in answer_of(result).options if each.worth is Worth.BROKEN}
     if gate.judges and any(row.quality for row in result.variants):
@@ -129,11 +129,11 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
 
 
 _PEAKS_VARY = 1.1
-"""By what factor the peaks of two processes of one variant differ at most: those of A/A controls are within 3 %."""
+"""Largest factor by which peaks of two processes of one variant may differ; those of A/A controls are within 3 %."""
 
 
 def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
-    """Says so if the peak is so far beyond the gate's limit that one process, which has no interval, shows it."""
+    """Says that the peak exceeds the gate's limit, if even one process, without an interval, shows it; else ""."""
     ratio = row.ratios.get(MEMORY_RATIO.name)
     rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
     limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
@@ -158,13 +158,13 @@ def _why_out(variant: VariantResult, unknown: Sequence[str], excess: dict[str, f
 
 
 def distance_of(row: Figures, metric: str) -> Score | None:
-    """Returns the distance of a candidate's images to the baseline's; of a metric over features, the first one."""
+    """Returns the distance of a candidate's images to the baseline's; for a metric over features, the first score."""
     scores = [score for name, score in row.scores.items() if name == metric or name.startswith(f"{metric}_")]
     return next((score for score in scores if score.estimate is not None), None)
 
 
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
-    """Returns the log ratio of the A/A control to the baseline in time or memory, and over how many processes."""
+    """Returns the log ratio of the A/A control to the baseline in time or memory, and its number of processes."""
     for row in figures_of(result):
         if row.variant.role == "control" and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
             return math.log(ratio.interval.estimate), len(row.variant.measurements)

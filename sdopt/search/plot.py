@@ -1,4 +1,4 @@
-"""The picture of a search: speed against the distance of the images, of every candidate that was measured."""
+"""Plots a search: speed-up against image distance, for every measured candidate."""
 
 import math
 from typing import Any
@@ -22,13 +22,13 @@ _JUDGED = (Fate.WINNER, Fate.PASSED, Fate.NOT_PASSED)
 
 
 def search_plot(record: SearchRecord) -> bytes | None:
-    """Draws every candidate with a speed-up as a PNG: against the distance of its images, or else against memory.
+    """Plots every candidate with a speed-up, against the distance of its images or against memory.
 
-    Memory it is, too, where that is an objective and the distance is none. Where both axes are all the objectives, a
-    line joins the front.
+    Memory is the x axis if no distance was measured, or if memory is an objective and distance is not. A line joins the
+    front if the two axes are exactly the objectives.
 
     Returns:
-        None where there is none.
+        the plot as a PNG; None if no candidate can be shown.
     """
     measured = [entry for entry in record.entries if entry.speedup is not None]
     wanted = "distance" in record.objectives or "memory" not in record.objectives
@@ -51,7 +51,7 @@ def search_plot(record: SearchRecord) -> bytes | None:
         return None
     if by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
-    # The label of every other point stands below it, so that those of neighbours do not meet.
+    # Every second label goes below its point, so that labels of neighbouring points do not overlap.
     named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
     for place, point in enumerate(named):
         point["below"] = bool(place % 2)
@@ -101,7 +101,7 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> 
 
 
 def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool, below: bool) -> Spec:
-    """The names of points, written towards the middle of the plot."""
+    """Returns a layer with the names of points, written towards the middle of the plot."""
     small, places = _small(points), [point["x"] for point in points]
     is_distance = x["scale"].get("type") == "symlog"
 
@@ -123,7 +123,7 @@ def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool, 
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
-    """Zero, and some powers of ten; that below the smallest figure would be written over the zero if there are many."""
+    """Returns zero and some powers of ten; with many, omits the one below the smallest figure, which overlaps zero."""
     low, high = math.log10(_small(points)), math.log10(max(point["x"] for point in points) or 1.0)
     step = max(1, math.ceil((high - low) / 6))
     first = math.floor(low) + (step if high - low > 1 else 0)

@@ -1,14 +1,14 @@
-"""Which candidates may still be the best, from estimates that are noisy by a measured amount.
+"""Finds the candidates that may still be the best, from estimates whose noise is measured.
 
-A study measures the ratio of each candidate to its baseline in the logarithm, and that of the A/A control, which is
-noise alone: the controls of all studies say how far a process of the same variant differs from another. Distances of
-images differ from prompt to prompt, and are compared prompt by prompt. A candidate is dropped where another one is
-better in every objective by more than that explains.
+A study measures the log ratio of each candidate to its baseline, and the log ratio of the A/A control, which is pure
+noise: the controls of all studies show how far two processes of one variant differ. Image distances vary from prompt to
+prompt, so they are compared prompt by prompt. A race drops a candidate if another one is better in every objective by
+more than this noise explains.
 
-A candidate than which none is better in everything, compared with any other one, is at least as good in some objective,
-and that comparison alone has to be wrong for it to be dropped. So all comparisons of all races share an error
-(Bonferroni): those of the best candidate, or with several objectives those of every candidate of the front. Ranking
-alone drops nobody, and what is reported of a winner is measured anew (`sdopt.search.run`).
+A candidate on the front is at least as good as any other one in some objective, so it is dropped only if that one
+comparison is wrong. So all comparisons of all races share one chance of error (Bonferroni): the comparisons of the best
+candidate or, with several objectives, of every candidate on the front. A low rank alone drops no candidate, and the
+figures reported of the winner are measured anew (`sdopt.search.run`).
 """
 
 import math
@@ -25,11 +25,11 @@ from sdopt.search.record import Fate
 
 @dataclass(frozen=True)
 class Noise:
-    """How far log ratios of a process and its baseline scatter that is the same variant.
+    """The scatter of log ratios between two processes of the same variant.
 
     Attributes:
-        variance: of one process against one baseline process.
-        degrees: how many control processes it was estimated from.
+        variance: the variance of the log ratio of one process to one baseline process.
+        degrees: the degrees of freedom of that estimate: the number of controls.
     """
 
     variance: float
@@ -37,11 +37,11 @@ class Noise:
 
     @classmethod
     def of_controls(cls, log_ratios: Sequence[tuple[float, int]]) -> "Noise":
-        """Returns the noise that A/A controls show.
+        """Estimates the noise from A/A controls.
 
         Args:
-            log_ratios: of each study, the mean log ratio of its control, and over how many processes. Its true value is
-                zero, so each counts as a degree of freedom.
+            log_ratios: for each study, the mean log ratio of its control and the number of processes. The true log
+                ratio is zero, so each control counts as one degree of freedom.
         """
         if not log_ratios:
             return UNKNOWN
@@ -49,17 +49,17 @@ class Noise:
 
 
 UNKNOWN = Noise(math.inf, 0)
-"""Without any control."""
+"""The noise if no control was measured."""
 
 
 @dataclass(frozen=True)
 class RatioStanding:
-    """What is known of a candidate's time or memory.
+    """The estimate of a candidate's time or memory.
 
     Attributes:
-        loss: mean log ratio to the baseline.
-        processes: that it is the mean of.
-        noise: of one process.
+        loss: the mean log ratio to the baseline.
+        processes: the number of processes in that mean.
+        noise: the noise of one process.
     """
 
     loss: float
@@ -73,9 +73,9 @@ class RatioStanding:
         return cls(sum(ratio * processes for ratio, processes in found) / total, total, noise)
 
     def excess(self, other: "RatioStanding", error: float) -> float:
-        """Returns by how much it is worse than another one, beyond what noise explains at an error.
+        """Returns by how much this candidate is worse than another, beyond what noise explains at a chance of error.
 
-        Without any noise it is the difference itself; where the noise is not known it is minus infinity.
+        Returns the plain difference if the noise is zero, and minus infinity if the noise is unknown.
         """
         if not self.noise.degrees:
             return -math.inf
@@ -85,18 +85,18 @@ class RatioStanding:
 
 @dataclass(frozen=True)
 class DistanceStanding:
-    """What is known of the distance of a candidate's images to the baseline's.
+    """The estimate of the distance of a candidate's images to the baseline's.
 
     Attributes:
-        loss: its mean.
-        by_prompt: of each prompt, in the order in which all studies of a search show them.
+        loss: the mean distance.
+        by_prompt: the distance for each prompt, in the order of prompts that all studies of a search share.
     """
 
     loss: float
     by_prompt: tuple[float, ...]
 
     def excess(self, other: "DistanceStanding", error: float) -> float:
-        """Returns by how much it is worse than another one, beyond what prompts explain that both were drawn for."""
+        """Returns by how much this candidate is worse than another, beyond the variation over their common prompts."""
         count = min(len(self.by_prompt), len(other.by_prompt))
         if count < 2:
             return -math.inf
@@ -107,7 +107,7 @@ class DistanceStanding:
 Standing = RatioStanding | DistanceStanding
 
 Standings = Mapping[str, Sequence[Standing]]
-"""By candidate, what is known of it in each objective."""
+"""The estimates of each candidate, one for each objective."""
 
 
 @cache
@@ -116,7 +116,7 @@ def _quantile(degrees: int, error: float) -> float:
 
 
 def front_of(losses: Mapping[str, Sequence[float]]) -> set[str]:
-    """Returns the names than which none is at least as good in all losses, and better in one."""
+    """Returns the Pareto front: the names for which no other is at least as good in all losses and better in one."""
 
     def beats(one: Sequence[float], other: Sequence[float]) -> bool:
         return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
@@ -127,8 +127,8 @@ def front_of(losses: Mapping[str, Sequence[float]]) -> set[str]:
 def ranked(standings: Standings) -> list[str]:
     """Returns the names of the candidates, the best first.
 
-    With several objectives these are the front, then the front of the rest, and so on; of each the best one of each
-    objective comes first, so that the ends of a front are measured whatever is between them.
+    With several objectives, the front comes first, then the front of the rest, and so on. Within each front, the best
+    candidate in each objective comes first, so that the ends of a front are always measured.
     """
     losses = {name: [each.loss for each in standing] for name, standing in standings.items()}
     rest = sorted(losses, key=lambda name: losses[name])
@@ -148,8 +148,8 @@ def contenders(standings: Standings, error: float) -> list[str]:
     """Returns the candidates that may still be the best one, or on the front, the best first.
 
     Args:
-        standings: of all that are still in.
-        error: the chance that this race drops the best one, or any of the front, all its comparisons together.
+        standings: the estimates of all candidates that are still in the race.
+        error: the chance, over all comparisons together, that this race drops the best candidate, or any of the front.
     """
     order = ranked(standings)
     if len(order) < 2:
@@ -158,22 +158,22 @@ def contenders(standings: Standings, error: float) -> list[str]:
     each = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
 
     def beaten(place: int) -> bool:
-        # Who is worse in everything is ranked behind.
+        # A candidate that is worse in everything has a lower rank.
         return any(_is_beaten(standings[order[place]], standings[better], each) for better in order[:place])
 
     return [name for place, name in enumerate(order) if not beaten(place)]
 
 
 def _is_beaten(one: Sequence[Standing], other: Sequence[Standing], error: float) -> bool:
-    """Whether the other one is shown to be better in everything; where nothing is noisy, being as good is enough."""
+    """Returns whether another candidate is shown better in all objectives; without noise, ties in some suffice."""
     found = [mine.excess(theirs, error) for mine, theirs in zip(one, other, strict=True)]  # type: ignore[arg-type]
     return all(each >= 0 for each in found) and any(each > 0 for each in found)
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:
-    """Whether a candidate was measured to be better than the baseline in something, if it can be.
+    """Returns whether a candidate was measured to be better than the baseline in time or memory.
 
-    In the distance of images it cannot: that of the baseline itself is zero.
+    True if distance is the only objective: no candidate can beat the baseline there, whose own distance is zero.
     """
     ratios = [each.loss for each in standing if isinstance(each, RatioStanding)]
     return not ratios or min(ratios) < 0
@@ -185,16 +185,16 @@ def race(
     measure: Callable[[int, list[str]], bool],
     drop: Callable[[Iterable[str], Fate, str], None],
 ) -> list[str]:
-    """Drops who cannot win any more, measuring the others again where they are too many to be judged.
+    """Drops candidates that cannot win any more, and measures the others again while they are too many to judge.
 
     Args:
-        config: how many races there are, of how many, with which error, until how many are left.
-        known: returns what is known after so many races; of some it may tell that they are out, and leave them out.
-        measure: measures candidates again in a race of that number; returns whether it did.
-        drop: takes the names of candidates that take no further part, and why.
+        config: the number of races, candidates per race and finalists, and the chance of error.
+        known: returns the estimates after a number of races, without the candidates that are ruled out by then.
+        measure: measures candidates again in the race of a number; returns whether it did.
+        drop: receives the names of dropped candidates, with the reason.
 
     Returns:
-        who is left and was measured to be a gain, the best first.
+        the remaining candidates that were measured to be a gain, the best first.
     """
     gone: set[str] = set()
     for number in range(config.races + 1):

@@ -1,4 +1,4 @@
-"""What a search found, as it is shown, written and logged."""
+"""The record of a search: what tables show, files store and trackers log."""
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -7,32 +7,32 @@ from sdopt.results.records import BreakEven
 
 
 def shortened(reasons: str) -> str:
-    """Returns the first of several reasons, and how many there are beside it."""
+    """Returns the first of several reasons, and how many more there are."""
     first, *others = reasons.split("; ")
     return f"{first} (and {len(others)} more)" if others else first
 
 
 class Fate(StrEnum):
-    """How far a candidate came."""
+    """How far a candidate came in the search."""
 
     WINNER = "winner"
     PASSED = "passed"
-    """The gate passes it, and another one was ahead of it."""
+    """The gate passes the candidate, but another one that passes was ranked higher."""
     NOT_PASSED = "not passed"
-    """The gate judged it, and does not pass it."""
+    """The gate judged the candidate and does not pass it."""
     LEFT_OUT = "left out"
-    """It could have been the best one, and others came first."""
+    """The candidate might have been the best, but others were ranked higher."""
     DROPPED = "dropped"
-    """It cannot win any more."""
+    """The candidate cannot win any more."""
     RULED_OUT = "ruled out"
-    """It failed, it exceeds a limit, or a rule of the gate."""
+    """The candidate failed, exceeds a limit, or breaks a rule of the gate."""
     OPEN = "open"
     """The search has not ended."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One candidate. Figures are those of the judging where it came so far, else the means of what was measured."""
+    """One candidate. If it was judged, its figures are those of that study; else the means over its studies."""
 
     name: str
     overrides: list[str]
@@ -45,18 +45,18 @@ class Entry:
     distance: float | None
     processes: int
     low: float | None = None
-    """Of the interval of the speed-up, which only the judging gives."""
+    """Lower bound of the speed-up's interval, which only the final study gives; `high` is the upper one."""
     high: float | None = None
     start: BreakEven | None = None
-    """What it costs before its first image, in the last study that it was measured in."""
+    """The start-up cost before its first image, in the last study that measured it."""
     start_said: str = ""
-    """The same in words, where it is more than a call of the baseline."""
+    """The same in words, if it exceeds one call of the baseline."""
     recompiles: float | None = None
-    """Graphs that were compiled after the first call; None where nothing is compiled."""
+    """Graphs compiled after the first call; None if nothing is compiled."""
     on_front: bool = False
     """Whether no other candidate that was judged and passed is better in all objectives."""
     command: str = ""
-    """What measures it again, of those that were judged."""
+    """The command that measures the candidate again; only judged candidates have one."""
 
 
 @dataclass(frozen=True)
@@ -83,5 +83,5 @@ class SearchRecord:
 
     @property
     def plain(self) -> dict[str, object]:
-        """As JSON takes it."""
+        """Returns the record as a dictionary for JSON."""
         return asdict(self)

@@ -1,9 +1,9 @@
-"""A search from its first proposal to its answer: screen, race, judge.
+"""Runs a search from its first proposal to its answer: screen, race, judge.
 
-Screening and racing choose; nothing that they measured is reported of the winner. The finalists are ranked before they
-are judged, by prompts, noise and processes that the search has not seen, and the answer is the first of them that
-passes. So the figure of each is unbiased, as it would be of an option that somebody named beforehand; the largest of
-them would not be.
+Screening and racing only select; none of their measurements are reported for the winner. The finalists are ranked
+first, then judged on prompts, noise and processes that the search has not seen; the answer is the first finalist in
+that ranking that passes. So each reported figure is unbiased, as if the option had been named beforehand. The largest
+figure of several would be biased.
 """
 
 import math
@@ -31,15 +31,15 @@ from sdopt.study.timeline import waited_s
 
 @dataclass
 class Search:
-    """One search in one folder. `run` takes its steps in order, or goes on where an earlier call ended.
+    """One search in one folder. `run` takes its steps in order, or continues where an earlier call ended.
 
     Attributes:
-        config: its keys.
-        space: what is varied.
+        config: the configuration of the search.
+        space: the combinations to search.
         studies: makes the studies.
-        trials: the candidates, as Optuna proposes and keeps them.
-        deadline: in seconds of the monotonic clock, after which nothing more is screened.
-        say: takes a line of progress.
+        trials: the candidates, which Optuna proposes and stores.
+        deadline: the end of the budget, in seconds of the monotonic clock.
+        say: prints a line of progress.
     """
 
     config: SearchConfig
@@ -49,12 +49,12 @@ class Search:
     deadline: float
     say: Callable[[str], None]
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
-    """How candidates ended that take no further part, and why, by their names."""
+    """The fate of each candidate that is out of the search, with the reason, by name."""
     _read: dict[str, dict[str, Finding]] = field(default_factory=dict)
 
     @cached_property
     def budget(self) -> Budget:
-        """What studies will take."""
+        """Estimates how long studies will take."""
         return Budget(self.studies)
 
     def run(self) -> StudyResult | None:
@@ -63,7 +63,7 @@ class Search:
             for reasons in self.space.left_out:
                 self.say(f"left out: {shortened(reasons)}")
             self.studies.require_final(self._foreseen())
-            # Who has raced was chosen among those that were screened before.
+            # Once a race exists, screening is over: the race selected among all screened candidates.
             if not any(self.results("race-")):
                 self.screen()
         finalists = self.race()
@@ -75,14 +75,14 @@ class Search:
         return self.studies.measure(FINAL, finalists, brief=False)
 
     def _foreseen(self) -> list[Candidate]:
-        """Some candidates, for checks before anything is measured."""
+        """Returns the candidates with a single option each, for checks before anything is measured."""
         found = (self.space.candidate(point) for point in self.space.alone())
         return [candidate for candidate in found if isinstance(candidate, Candidate)]
 
     # ---------------------------------------------------------------------------------------------------- screening
 
     def screen(self) -> None:
-        """Measures candidates side by side, until the budget, the trials or the space are at their end."""
+        """Measures candidates side by side, until the budget, the trials or the space are exhausted."""
         for stage, candidates in self.trials.unfinished().items():
             self._screen(stage, candidates)
         while (count := self._next()) > 0:
@@ -95,7 +95,7 @@ class Search:
             self._screen(stage, candidates)
 
     def _next(self) -> int:
-        """How many candidates the next study screens; 0 where there is none."""
+        """Returns how many candidates the next study screens; 0 ends the screening."""
         done = len(self.trials.candidates)
         most = self.config.side_by_side
         why = f"Screened {done}: no more fitted into search.budget_s={self.config.budget_s:g} with the judging."
@@ -103,9 +103,9 @@ class Search:
             most = max(0, self.config.trials - done)
             why = why if most else f"Screened as many as search.trials={self.config.trials} allows."
         screened = next(iter(self.results("screen-")), None)
-        if screened is not None:  # before that nothing is known
+        if screened is not None:  # without a study, there is no estimate
             left = self.deadline - time.monotonic() - self._reserved(screened)
-            # What is proposed next may hold whatever takes longest to start.
+            # The next proposals may include the option that takes longest to start.
             longest = max(map(start_s, self._screened()), default=0.0)
             fitting = (n for n in range(most, 0, -1) if self.budget.seconds("screen", [longest] * n, screened) <= left)
             most = next(fitting, 0)
@@ -115,9 +115,9 @@ class Search:
         return most
 
     def _reserved(self, screened: StudyResult) -> float:
-        """What racing and judging will take, in seconds, as far as a study that screened tells it."""
+        """Returns how many seconds one race and the judging will take, estimated from a screening study."""
         starts = sorted((start_s(finding) for finding in self._screened() if not finding.out), reverse=True)
-        starts += [0.0] * max(self.config.side_by_side, self.config.finalists)  # of what is not screened yet
+        starts += [0.0] * max(self.config.side_by_side, self.config.finalists)  # candidates not screened yet
         judging = self.budget.seconds(FINAL, starts[: self.config.finalists], screened)
         racing = self.budget.seconds("race", starts[: self.config.side_by_side], screened) if self.config.races else 0
         return judging + racing
@@ -126,7 +126,7 @@ class Search:
         return f" (about {math.ceil(self._seconds(stage, names) / 60)} min)"
 
     def _seconds(self, stage: str, names: Sequence[str]) -> float:
-        """How long a study of some candidates takes."""
+        """Returns how many seconds a study of some candidates takes."""
         screened, found = next(iter(self.results("screen-"))), self.all_findings(("screen-",))
         return self.budget.seconds(stage, [max(map(start_s, found[name])) for name in names], screened)
 
@@ -145,7 +145,7 @@ class Search:
             self.say(f"  {self.told(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
     def told(self, finding: Finding) -> str:
-        """Writes the figures of a candidate in a line."""
+        """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
             "" if finding.memory_gib is None else f"{finding.memory_gib:.2f} GiB",
@@ -157,7 +157,7 @@ class Search:
     # ------------------------------------------------------------------------------------------------------- racing
 
     def race(self) -> list[Candidate]:
-        """Drops who cannot win any more, measuring the others again where they cannot be told apart.
+        """Drops candidates that cannot win any more, and measures the others again while they cannot be told apart.
 
         Returns:
             the finalists, ranked.
@@ -189,12 +189,12 @@ class Search:
         return (self.studies.folder / stage / "result.json").is_file()
 
     def _has_time(self, names: Sequence[str]) -> bool:
-        """Whether candidates can race before the time is needed to judge the first of them."""
+        """Returns whether candidates can race and still leave enough time to judge the finalists."""
         left = self.deadline - time.monotonic()
         return self._seconds("race", names) + self._seconds(FINAL, names[: self.config.finalists]) <= left
 
     def _standings(self, races: int) -> Standings:
-        """What is known after so many races of the candidates that are not ruled out; notes why the others are."""
+        """Returns the estimates of all candidates after a number of races; drops those that are ruled out."""
         stages = ("screen-", *(f"race-{number}" for number in range(races)))
         noise = {objective: self.noise(objective, stages) for objective in self.config.objectives}
         found: dict[str, list[Standing]] = {}
@@ -206,7 +206,7 @@ class Search:
         return found
 
     def _finalists(self, order: Sequence[str], known: dict[str, Candidate]) -> list[str]:
-        """The first ones, the last of them replaced by the best that promises equal images, if none of them does."""
+        """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
         chosen = list(order[: self.config.finalists])
         if len(chosen) > 1 and not any(self._promises_equal(known[name]) for name in chosen):
             safe = next((name for name in order if self._promises_equal(known[name])), None)
@@ -222,12 +222,12 @@ class Search:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def noise(self, objective: str, stages: Sequence[str]) -> Noise:
-        """What the A/A controls of some stages say of how far processes differ in time or memory."""
+        """Estimates from the A/A controls of some stages how far processes differ in time or memory."""
         controls = [control_of(result, objective) for stage in stages for result in self.finished(stage)]
         return Noise.of_controls([control for control in controls if control is not None])
 
     def all_findings(self, stages: Sequence[str]) -> dict[str, list[Finding]]:
-        """What the studies of some stages say of each candidate."""
+        """Returns each candidate's findings in the studies of some stages, by name."""
         found: dict[str, list[Finding]] = {}
         for stage in stages:
             for result in self.finished(stage):
@@ -238,7 +238,7 @@ class Search:
         return found
 
     def findings(self, result: StudyResult) -> dict[str, Finding]:
-        """What one study says of each candidate."""
+        """Returns each candidate's finding in one study, by name."""
         quality, model = result.config.quality, result.config.model
         images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
         return findings_of(result, self.config, decidable(self.gate, quality, model, images))
@@ -250,20 +250,20 @@ class Search:
             return composer.current.gate
 
     def finished(self, stage: str) -> Iterator[StudyResult]:
-        """Of these, what was measured to its end."""
+        """Yields the results of a stage whose studies finished."""
         return (result for result in self.results(stage) if result.status == "finished")
 
     def results(self, stage: str) -> Iterator[StudyResult]:
-        """The results of the study of that name, or of all whose names begin so where it ends in a hyphen."""
+        """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
         for path in sorted(self.studies.folder.glob(f"{stage}{'*' if stage.endswith('-') else ''}/result.json")):
             yield read_result(path)
 
 
 def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> Standing:
-    """Returns what several studies, in each of which it was measured, say of a candidate in one objective."""
+    """Returns the estimate of a candidate in one objective, from all studies that measured it."""
     if objective in RATIOS:
         return RatioStanding.of([(finding.losses[objective], finding.processes) for finding in findings], noise)
-    # Each study shows the prompts of the ones before it, and some more.
+    # Each study draws the prompts of the earlier ones, and further ones.
     last = max(findings, key=lambda finding: len(finding.distances))
     return DistanceStanding(last.losses[objective], last.distances)
 

@@ -1,7 +1,7 @@
-"""Whether a search reports what is true: searches among invented options, by its own code and the gate's.
+"""Tests whether a search reports true figures: it simulates searches among invented options, with the real code.
 
-The times of a process are its variant's, times what this process differs by, times what each round differs by, as in
-`sdopt.gate.trial.simulation`. All options gain nothing, or one of them does.
+A simulated time is the variant's true time, multiplied by a random factor of the process and one of the round, as in
+`sdopt.gate.trial.simulation`. Either no option has a true gain, or exactly one has.
 """
 
 import math
@@ -45,12 +45,12 @@ class Found:
     """One simulated search.
 
     Attributes:
-        screened: log speed-up of the best one, as screening measured it.
-        reported: that of the first finalist, as the judging measured it; without a finalist None.
-        false: the gate found a gain that is none.
-        dropped: the one that gains was dropped as if it could not win.
-        judged: it was a finalist.
-        passed: the gate found its gain.
+        screened: the log speed-up of the best candidate, as screening measured it.
+        reported: the log speed-up of the first finalist, as the final study measured it; None without a finalist.
+        false: the gate found a gain in an option that has none.
+        dropped: a race dropped the option with the true gain.
+        judged: the option with the true gain was a finalist.
+        passed: the gate found the true gain.
     """
 
     screened: float
@@ -62,7 +62,7 @@ class Found:
 
 
 def simulated(config: SearchConfig, between: float, gain: float, random: np.random.Generator) -> Found:
-    """Searches once among options of which the first has a true gain, as in 1.05, and the others none."""
+    """Simulates one search in which the first option has a true gain, such as 1.05, and the others have none."""
     speeds = {f"{number}": math.log(gain) if number == 0 else 0.0 for number in range(_OPTIONS)}
     found: dict[str, list[tuple[float, int]]] = {}
     controls: list[tuple[float, int]] = []
@@ -97,7 +97,7 @@ def _measure(
     found: dict[str, list[tuple[float, int]]],
     controls: list[tuple[float, int]],
 ) -> None:
-    """Adds one study: log losses of candidates, and that of a control, against one baseline."""
+    """Adds one study: the log losses of candidates and of a control against one baseline."""
     deviation = ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
     baseline, control, *times = deviation * random.standard_normal(len(names) + 2)
     controls.append((control - baseline, processes))
@@ -108,10 +108,10 @@ def _measure(
 def _judged(
     finalists: Sequence[str], screened: float, dropped: bool, between: float, gain: float, random: np.random.Generator
 ) -> Found:
-    """Judges finalists by the gate's own code, in new processes."""
+    """Judges finalists with the gate's own code, in newly simulated processes."""
     if not finalists:
         return Found(screened, None, False, dropped, False, False)
-    # The gaining option is the first one there, wherever it was ranked.
+    # The simulated study gives its gain to the first option, whatever its rank.
     order = sorted(finalists, key=lambda name: name != "0")
     scenario = Scenario(between, variants=len(order), gain=gain if order[0] == "0" else 1.0)
     result = empty_study(len(order))
@@ -132,7 +132,7 @@ def _judged(
 
 
 def searches(studies: int) -> list[tuple[str, ...]]:
-    """Returns a row for each deviation between processes, without a true gain and with one of 10 %."""
+    """Returns two rows for each deviation between processes: without a true gain, and with one of 10 %."""
     rows, config = [], search_file()
     for between in BETWEEN:
         for gain in (1.0, 1.1):

@@ -1,4 +1,4 @@
-"""What a search varies: the options of some groups and the values of some keys, and which combinations can run."""
+"""The space of a search: options of some groups, values of some keys, and which of their combinations can run."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,22 +25,22 @@ Point = Mapping[str, Any]
 
 
 Settings = frozenset[tuple[str, Any]]
-"""The variables of a point that are not the baseline's, with their values."""
+"""The variables of a point whose values differ from the baseline's, with those values."""
 
 OFF, ON = "off", "on"
 
 _REDRAWING = {"scheduler", "lora", *SECTIONS}
-"""Groups and sections of keys that draw another image, rather than approximate the same one."""
+"""Groups and config sections that draw another image, rather than approximate the same one."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One thing that is varied.
+    """One variable of the search.
 
     Attributes:
-        name: a group (`precision`), an option of a group that combine (`memory.vae_tiling`), or a key.
-        values: the names of options, `off` and `on`, or the values of a key.
-        plain: that of the baseline; None of a key, which applies only to some options.
+        name: a group (`precision`), an option of a group whose options combine (`memory.vae_tiling`), or a key.
+        values: the names of the group's options; `off` and `on`; or the values of the key.
+        plain: the baseline's value; None for a key, which may apply to some options only.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Variable:
 
     @property
     def is_key(self) -> bool:
-        """Whether it is a key and no option."""
+        """Whether the variable is a key rather than an option."""
         return self.plain is None
 
     @property
     def combines(self) -> bool:
-        """Whether it is one of the options of a group that are on or off each."""
+        """Whether the variable is one option, on or off, of a group whose options combine."""
         return self.plain in (OFF, ON)
 
 
@@ -63,8 +63,8 @@ class Candidate:
     """A combination that can run.
 
     Attributes:
-        name: what it changes of the baseline, as tables show it.
-        overrides: the same as overrides.
+        name: its difference from the baseline, as tables show it.
+        overrides: the overrides that turn the baseline into it.
     """
 
     name: str
@@ -77,9 +77,9 @@ class Space:
 
     Attributes:
         variables: groups first, keys after them.
-        left_out: why options cannot run here even alone, all reasons of each in a line.
+        left_out: one line for each option that cannot run here even alone, with all its reasons.
         composer: composes the baseline and each combination.
-        device: what they shall run on.
+        device: the device that they run on.
     """
 
     variables: tuple[Variable, ...]
@@ -92,13 +92,13 @@ class Space:
     def of(
         cls, config: SearchConfig, composer: HydraComposer, device: Device, config_dir: Path | None = None
     ) -> "Space":
-        """Returns the space that a search is asked for. Raises UsageError where no option of it can run here.
+        """Returns the space that a configuration describes. Raises UsageError if none of its options can run here.
 
         Args:
-            config: what it varies.
+            config: names the groups, options and keys to vary.
             composer: composes the baseline and each combination.
-            device: what they shall run on.
-            config_dir: a folder with groups of the user's own.
+            device: the device that they run on.
+            config_dir: a folder with the user's own config groups.
         """
         whole = cls((*_groups(config, composer, config_dir), *_keys(config)), (), composer, device)
         baseline = {variable.name: variable.plain for variable in whole.variables if not variable.is_key}
@@ -117,7 +117,7 @@ class Space:
         return cls(tuple(kept), tuple(dict.fromkeys(reasons)), composer, device)
 
     def applies(self, variable: Variable, point: Point) -> bool:
-        """Whether a key means something to the options of a point; an option always does."""
+        """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""
         if not variable.is_key or variable.name.partition(".")[0] in SECTIONS:
             return True
         options = {name: value for name, value in point.items() if not self._named(name).is_key}
@@ -144,7 +144,7 @@ class Space:
         return Candidate(re.sub("['\"]", "", ", ".join(each.lstrip("+") for each in overrides)), tuple(overrides))
 
     def settings(self, point: Point) -> Settings:
-        """Returns what a point changes of the baseline."""
+        """Returns the settings of a point that differ from the baseline's."""
         named = {variable.name: variable for variable in self.variables}
         return frozenset(
             (name, value) for name, value in point.items() if named[name].is_key or value != named[name].plain
@@ -152,16 +152,15 @@ class Space:
 
     @staticmethod
     def inherits(whole: Settings, part: Settings) -> bool:
-        """Whether a combination spoils its images because a part of it does.
+        """Returns whether a combination spoils its images because a part of it does.
 
-        Approximations of the same image add up. A scheduler, a LoRA or a key such as `workload.steps` draws another
-        image by intent, and may mend what it is combined with: few steps are spoiled, and with a LoRA for few steps
-        they are not.
+        Errors of approximations add up. But a scheduler, a LoRA or a key such as `workload.steps` draws another image
+        by design, and may repair the rest: few steps alone spoil the images, few steps with a LoRA for them do not.
         """
         return part < whole and not any(name.partition(".")[0] in _REDRAWING for name, _ in whole - part)
 
     def contract(self, candidate: Candidate) -> Contract:
-        """Returns what a candidate promises about its images."""
+        """Returns the contract that a candidate promises for its images."""
         composed = self._variant(candidate.overrides)
         return composed.contract if isinstance(composed, Variant) else Contract.LOSSY
 
@@ -175,7 +174,7 @@ class Space:
                 yield chosen | dict(zip((key.name for key in keys), settings, strict=True))
 
     def alone(self) -> Iterator[dict[str, Any]]:
-        """Yields the points in which one option is not the baseline's: what to try first, and what compiles last."""
+        """Yields the points that differ from the baseline in one option; those that compile come last."""
         groups = [variable for variable in self.variables if not variable.is_key]
         plain = {each.name: each.plain if each.plain in each.values else each.values[0] for each in groups}
         points = [
@@ -187,11 +186,11 @@ class Space:
         yield from sorted(points, key=self.compiles)
 
     def compiles(self, point: Point) -> bool:
-        """Whether a point has another compiler than the baseline, which may take minutes before its first image."""
+        """Returns whether a point has another compiler than the baseline: compiling may take minutes."""
         return self._compilers(point) != self._compilers({})
 
     def _compilers(self, point: Point) -> dict[str, str | None]:
-        """What compiles in a point, by axis."""
+        """Returns the compilers of a point, by axis."""
         composed = self._variant(self.overrides(point))
         if isinstance(composed, UsageError):
             return {}
@@ -199,7 +198,7 @@ class Space:
         return {axis: composed.choices.get(axis) for axis in axes}
 
     def overrides(self, point: Point) -> list[str]:
-        """Returns what makes a point of the baseline, as on a command line."""
+        """Returns the overrides that turn the baseline into a point, as on a command line."""
         combined: dict[str, list[str]] = {}
         chosen, keys = [], []
         for name, value in point.items():
@@ -216,7 +215,7 @@ class Space:
             for group, options in combined.items()
             if set(options) != {axis.partition(".")[2] for axis in self._chosen_in(group)}
         ]
-        # Keys come last: what they belong to is chosen before them.
+        # Keys come last, after the options that they belong to.
         return [*chosen, *lists, *keys]
 
     def _named(self, name: str) -> Variable:
@@ -226,7 +225,7 @@ class Space:
         return [axis for axis in self.composer.current.choices if axis.startswith(f"{group}.")]
 
     def _unvaried(self, group: str) -> list[str]:
-        """The options of a group that the baseline has and the search leaves alone."""
+        """Returns the options of a group that the baseline has and the search does not vary."""
         varied = {variable.name for variable in self.variables}
         return [axis.partition(".")[2] for axis in self._chosen_in(group) if axis not in varied]
 

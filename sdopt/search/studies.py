@@ -1,4 +1,4 @@
-"""The studies that a search is made of: ordinary ones, with result files that every other command reads."""
+"""Runs the studies of a search: ordinary studies, whose result files every other command reads."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ FINAL = "final"
 """The folder of the study that the gate judges."""
 
 _OTHER_NOISE = 500_000
-"""Added to the seed of the noise: fewer images than that are drawn by a search before it judges."""
+"""Added to the noise seed for the final study; a search draws fewer images than that before it judges."""
 
 _UNTRACKED = ("gate=none", "tracking=none")
 
@@ -36,9 +36,9 @@ class Studies:
 
     Attributes:
         given: overrides of the command line, for every study.
-        config: the search's keys.
-        config_dir: a folder with groups of the user's own.
-        folder: the search's.
+        config: the configuration of the search.
+        config_dir: a folder with the user's own config groups.
+        folder: the folder of the search.
     """
 
     given: Sequence[str]
@@ -53,7 +53,7 @@ class Studies:
             stage: the name of its folder: `screen-00`, `race-0`, `final`.
 
         Raises:
-            UsageError: too few prompts are left that the search has not seen.
+            UsageError: too few prompts remain that the search has not used.
         """
         name = f"study.name={quoted(self.config.title)}"
         design = ["study=explicit", name, "study.skip_conflicts=true"]
@@ -64,7 +64,7 @@ class Studies:
         return [*merge_overrides(self.given, [*judged, *design]), *self._fresh()]
 
     def _fresh(self) -> list[str]:
-        """Prompts, noise and an order of rounds that decided nothing before."""
+        """Returns overrides for prompts, noise and an order of rounds that the search has not used yet."""
         seen = max(self._drawn(stage) for stage in ("screen", "race"))
         with composer_of(self.given, self.config_dir) as composer:
             workload, protocol = composer.current.workload, composer.current.protocol
@@ -76,7 +76,7 @@ class Studies:
         ]
 
     def _drawn(self, stage: str) -> int:
-        """How many prompts the studies of a stage show."""
+        """Returns how many prompts the studies of a stage draw."""
         run, _ = self.composed(stage)
         return max(run.workload.prompt_count, run.quality.prompt_count or 0)
 
@@ -101,12 +101,12 @@ class Studies:
             )
 
     def measure(self, stage: str, candidates: Sequence[Candidate], brief: bool = True) -> StudyResult:
-        """Measures the candidates beside a baseline, or what is missing of that.
+        """Measures the candidates beside a baseline, or completes such a study.
 
         Raises:
             UsageError: the study cannot run.
-            UnavailableError: it broke off.
-            InterruptedStudy: Ctrl-C.
+            UnavailableError: the study broke off.
+            InterruptedStudy: the user pressed Ctrl-C.
         """
         folder = self.folder / stage
         if (folder / "result.json").is_file():
@@ -131,7 +131,7 @@ class Studies:
 
 
 def _variants(candidates: Sequence[Candidate]) -> str:
-    """The override that names the variants of a study: the baseline, and the candidates."""
+    """Returns the override that names the variants of a study: the baseline and the candidates."""
     named = {BASELINE: ()} | {candidate.name: candidate.overrides for candidate in candidates}
     listed = (f"{_escaped(name)}:[{','.join(map(quoted, overrides))}]" for name, overrides in named.items())
     return f"study.variants={{{','.join(listed)}}}"

@@ -14,14 +14,14 @@ from sdopt.search.space import Space
 _STYLES = {Fate.WINNER: "bold green", Fate.PASSED: "green", Fate.NOT_PASSED: "red", Fate.RULED_OUT: "dim"}
 
 _SHOWN = 15
-"""Candidates in the table; `search.md` has all."""
+"""Number of candidates that the table shows; `search.md` has all."""
 
 _WIDEST = 30
 """Columns that a candidate's name has in any case: figures need the others of 80."""
 
 
 def answer_table(record: SearchRecord) -> Group:
-    """The candidates that came far, the answer, and how to take it over."""
+    """Returns the best candidates, the answer, and how to apply it."""
     parts: list[RenderableType] = []
     if record.entries:
         table = Table(box=box.SIMPLE, pad_edge=False)
@@ -58,14 +58,14 @@ def answer_table(record: SearchRecord) -> Group:
 
 
 def _reason(entry: Entry) -> str:
-    """All that is said of what was judged; of what was ruled out the first reason, because `search.md` has all."""
+    """Returns all reasons of a judged candidate; of any other only the first one, because `search.md` has all."""
     if not entry.command:
         return shortened(entry.because)
     return f"{entry.because}; start +{entry.start_said}" if entry.start_said else entry.because
 
 
 def space_table(space: Space) -> Group:
-    """What would be searched, and what cannot run here."""
+    """Returns a table of the variables to search, and the options that cannot run here."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("varied", "values", "of the baseline"):
         table.add_column(heading, overflow="fold")

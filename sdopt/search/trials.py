@@ -1,6 +1,6 @@
-"""A search's trials, which Optuna proposes and keeps: the combinations of a space, in an order that learns.
+"""The trials of a search: combinations that Optuna proposes, guided by earlier results, and stores.
 
-The first ones are each option alone. What cannot run is told to Optuna before anything is loaded.
+The first trials are the options alone. Optuna learns of combinations that cannot run before anything is loaded.
 """
 
 import logging
@@ -25,10 +25,10 @@ _NAME, _STUDY, _WHY, _SPOILED = "variant", "study", "why", "spoiled"
 _ENDED = "screening ended"
 
 _MISSES = 20
-"""Proposals in a row that bring nothing new, after which what is left is taken in its own order."""
+"""Consecutive proposals without a new combination after which the rest of the space is tried in its own order."""
 
 _LOOKED_AT = 500
-"""Points that are looked at for one that is new; composing one takes some hundredths of a second."""
+"""Points to check for one that can run; composing each takes some hundredths of a second."""
 
 
 @dataclass
@@ -36,9 +36,9 @@ class Trials:
     """The trials of one search.
 
     Attributes:
-        study: Optuna's.
-        space: what is varied.
-        config: the search's keys.
+        study: Optuna's study.
+        space: the combinations to search.
+        config: the configuration of the search.
     """
 
     study: optuna.Study
@@ -47,7 +47,7 @@ class Trials:
 
     @classmethod
     def open(cls, name: str, space: Space, config: SearchConfig) -> "Trials":
-        """Returns the trials of a search of that name, with those that an earlier call made.
+        """Returns the trials of the search `name`, including those of earlier calls.
 
         Raises:
             UsageError: the storage cannot be opened.
@@ -78,15 +78,15 @@ class Trials:
         return trials
 
     def propose(self, count: int, begun: str) -> list[Candidate]:
-        """Returns up to so many candidates that were not tried; fewer, or none, where the space has no more.
+        """Returns up to `count` untried candidates; fewer, or none, if the space has no more.
 
-        Each option alone comes first, and no combination beside them: what is found of the parts says which
-        combinations are worth the time. What compiles comes after all others, and the first of it by itself: what it
-        takes says how much more fits into the budget.
+        Single options come first, in studies without combinations: their results show which combinations are worth the
+        time. Options that compile come last, the first of them in a study of its own: its time shows how many more fit
+        into the budget.
 
         Args:
-            count: how many are wanted.
-            begun: the study that they are measured in, which is noted, so that another call knows of it.
+            count: the number of candidates wanted.
+            begun: the study that will measure them; it is stored, so that a later call can complete it.
         """
         if alone := self._waiting():
             quick = [point for point in alone if not self.space.compiles(point)]
@@ -106,18 +106,18 @@ class Trials:
         return found
 
     def unfinished(self) -> dict[str, list[Candidate]]:
-        """The candidates that were proposed and not told of, by the study that they are measured in."""
+        """Returns the candidates that were proposed but have no result yet, by the study that measures them."""
         found: dict[str, list[Candidate]] = {}
         for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
             if _STUDY in trial.user_attrs:
                 candidate = Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
                 found.setdefault(trial.user_attrs[_STUDY], []).append(candidate)
-            else:  # the process died between asking and noting it
+            else:  # the process died after it asked Optuna and before it stored the study
                 self.study.tell(trial.number, state=TrialState.FAIL)
         return found
 
     def tell(self, findings: dict[str, Finding]) -> None:
-        """Tells Optuna what was found of candidates."""
+        """Reports the findings on candidates to Optuna."""
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             finding = findings.get(trial.user_attrs.get(_NAME, ""))
             if finding is None:
@@ -137,7 +137,7 @@ class Trials:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """All that were proposed and can run, in their order."""
+        """All proposed candidates that can run, in the order of proposal."""
         return [
             Candidate(trial.user_attrs[_NAME], tuple(self.space.overrides(self._point(trial))))
             for trial in self.study.get_trials(deepcopy=False)
@@ -146,7 +146,7 @@ class Trials:
 
     @property
     def spoiled(self) -> dict[str, Settings]:
-        """The smallest combinations that were ruled out for their images, by their names: none holds another."""
+        """The smallest combinations that were ruled out for their images, by name: none contains another."""
         if not self.config.skip_spoiled:
             return {}
         found = {
@@ -158,7 +158,7 @@ class Trials:
 
     @property
     def ended(self) -> str:
-        """Why nothing more was screened; "" where that has not come so far."""
+        """Why screening ended; "" while it goes on."""
         return str(self.study.user_attrs.get(_ENDED, ""))
 
     @ended.setter
@@ -178,7 +178,7 @@ class Trials:
 
     @property
     def measured(self) -> set[str]:
-        """Of these, those that Optuna was told of."""
+        """The studies whose results were reported to Optuna."""
         trials = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return {trial.user_attrs[_STUDY] for trial in trials}
 
@@ -197,12 +197,12 @@ class Trials:
         }
 
     def _waiting(self) -> list[dict[str, Any]]:
-        """The points that are to be proposed before all others."""
+        """Returns the points that are queued to be proposed before all others."""
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         return [trial.system_attrs["fixed_params"] for trial in waiting]
 
     def _ask(self, begun: str) -> Candidate | None:
-        """Asks Optuna once; returns None where that cannot run, is the baseline, or was proposed before."""
+        """Asks Optuna once; returns None if its proposal cannot run, is the baseline, or was proposed before."""
         trial = self.study.ask()
         point: dict[str, Any] = {}
         for variable in self.space.variables:
@@ -219,17 +219,17 @@ class Trials:
             return found
         if found:
             trial.set_user_attr(_WHY, "; ".join(found))
-        # What cannot run is pruned, from which Optuna learns; of what it knows already it need not be told.
+        # Optuna learns from a pruned trial, so combinations that cannot run are pruned; a failed one teaches nothing.
         self.study.tell(trial, state=TrialState.PRUNED if found else TrialState.FAIL)
         return None
 
     def _holds(self, point: Point, spoiled: Iterable[Settings]) -> bool:
-        """Whether a part of a point was ruled out for its images, and the rest does not mend that."""
+        """Returns whether a part of a point was ruled out for its images, and the rest cannot repair them."""
         settings = self.space.settings(point)
         return any(self.space.inherits(settings, part) for part in spoiled)
 
     def _known(self, but: int = -1) -> set[tuple[str, ...]]:
-        """The overrides of all that was proposed, and the baseline's."""
+        """Returns the overrides of every proposed point, and those of the baseline."""
         trials = self.study.get_trials(deepcopy=False)
         return {()} | {
             tuple(self.space.overrides(self._point(trial)))
@@ -238,7 +238,7 @@ class Trials:
         }
 
     def _enqueue_untried(self) -> bool:
-        """Makes the next proposal the first point of the space that is new and can run; whether there is one."""
+        """Queues the first point of the space that is new and can run; returns whether there is one."""
         known = self._known()
         spoiled = list(self.spoiled.values())
         left = (point for point in self.space.points() if not self._holds(point, spoiled))

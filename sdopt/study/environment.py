@@ -1,4 +1,4 @@
-"""Where and with what a study runs: what a reader needs to know before comparing two results."""
+"""Records the machine and the software versions of a study, which a reader needs before comparing two results."""
 
 import os
 import platform

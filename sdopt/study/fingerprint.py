@@ -1,6 +1,6 @@
-"""Digests what a study is measured with, beyond its configuration: weights, prompts, and the code of options.
+"""Digests the inputs of a study beyond its configuration: weights, prompts, and the code of options.
 
-The digests tell a study that is resumed from one that only has the same configuration.
+The digests show whether a study to resume is the same, or only has the same configuration.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from sdopt.study.sources import own_files
 from sdopt.variant import Variant
 
 OPTIONS = "options"
-"""Of what the code of a user's own options is digested by; a variant without them has none."""
+"""The key of the digest of a user's own options; a variant without such options has no such key."""
 
 _PACKAGE = Path(sdopt.__file__).parent
 
@@ -28,15 +28,15 @@ _CHUNK, _CHUNKS = 64 * 1024, 64
 
 
 def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]:
-    """Returns digests by what they are of. The code of sdopt's own options is in `code()` instead.
+    """Returns digests of a variant's inputs, by input. `code()` covers the code of sdopt's own options.
 
     Args:
-        variant: whose inputs.
-        model: `of_model`, or a cache of it.
+        variant: the variant.
+        model: `of_model`, or a cached version of it.
     """
     own = own_files(type(option) for option in variant.optimizations.values())
     files = {OPTIONS: own} | {name: [path] for name, path in files_of(variant.task, variant.model).items()}
-    with suppress(UsageError):  # what was not fetched is only planned
+    with suppress(UsageError):  # a variant is only planned if its files were not fetched
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
@@ -68,14 +68,14 @@ def of_model(model: Model) -> str:
     try:
         places = [given if given and given.is_file() else folder_of(model)]
     except UsageError:
-        return "not fetched"  # what is only planned, or cannot run here, needs no weights
+        return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
     places += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
     files = [file for place in places for file in ([place] if place.is_file() else _read_from(place))]
     return _digest(part for path in files for part in (path.name.encode(), _sample(path)))
 
 
 def _read_from(folder: Path) -> list[Path]:
-    """Returns the files that a pipeline is loaded from: its index and its components, but no notes beside them."""
+    """Returns the files that a pipeline is loaded from: its index and its components, but no documentation."""
     files = (path for path in folder.rglob("*") if path.suffix in _WEIGHTS_AND_SETTINGS)
     return sorted(path for path in files if path.parent != folder or path.name == "model_index.json")
 

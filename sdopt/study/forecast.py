@@ -1,6 +1,6 @@
-"""Says beforehand what a study will take: calls, time, memory, and what has to be downloaded.
+"""Forecasts the cost of a study: calls, time, memory and downloads.
 
-Times and memory are those of an earlier run of the same work on this device; without one, sdopt does not guess a time.
+Time and memory come from an earlier run of the same work on this device; without one, sdopt does not guess a time.
 """
 
 from collections.abc import Sequence
@@ -20,35 +20,35 @@ from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch
 
 _NEWEST = 30
-"""Earlier results that are looked at: reading one takes some hundredths of a second."""
+"""Maximum number of earlier results to read: reading one takes some hundredths of a second."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a study will take. None stands for what is not known."""
+    """The expected cost of a study; None for an unknown figure."""
 
     processes: int
     calls: int
-    """Of the pipeline; rounds that others disturb, and what `protocol.precision` adds, come on top."""
+    """Calls of the pipeline, without repeated rounds and without the processes that `protocol.precision` adds."""
     seconds: float | None
-    """Of all calls and loading, one after the other."""
+    """Time of all calls and loading, one after the other."""
     memory_gib: float | None
-    """Of one process."""
+    """Peak memory of one process."""
     based_on: str
-    """Where time and memory are from."""
+    """The source of time and memory."""
     downloads: dict[str, int | None]
-    """By repository of the hub, the bytes that are not in the local cache."""
+    """Bytes that are not in the local cache, by repository of the hub."""
 
 
 def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protocol: Protocol, batch: int | None) -> int:
     """Returns how many calls of the pipeline a session makes: timed ones, those around them, and those for images.
 
     Args:
-        variants: that take part, the A/A control among them.
-        processes: of all variants together.
-        rounds: timed calls of each process.
-        protocol: says how many other calls there are.
-        batch: prompts of the quality pass in one call; None is each workload's own.
+        variants: the variants that take part, including the A/A control.
+        processes: the number of processes of all variants together.
+        rounds: the number of timed calls of each process.
+        protocol: defines how many other calls there are.
+        batch: prompts per call in the quality pass; None uses each workload's own batch size.
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
     each = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
@@ -58,12 +58,12 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
 
 
 def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) -> Forecast:
-    """Returns what measuring will take.
+    """Returns the expected cost of a study.
 
     Args:
-        variants: that would run, the baseline first and once more as the A/A control.
+        variants: the variants that would run, the baseline first and once more as the A/A control.
         result: the plan.
-        records: a folder below which earlier results lie.
+        records: the folder that holds earlier results.
     """
     config = result.config
     processes = len(variants) * config.replicates

@@ -1,8 +1,8 @@
-"""Keeps drawn images by a digest of everything that they depend on, so that none is drawn twice.
+"""Caches drawn images by a digest of everything that they depend on, so that none is drawn twice.
 
-What the key leaves out could go stale unseen, so it holds digests of the weights, of the prompts and of sdopt's own
-code, and the versions of what computes. Images of a user's own options are not kept: such an option may read files that
-no key knows of.
+An input that the key omits could change unnoticed. So the key covers digests of the weights, of the prompts and of
+sdopt's own code, and the versions of the libraries. Images of a user's own options are not cached: such an option may
+read files that the key cannot cover.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ class ImageCache:
                 if file.name != _RECORDS:
                     shutil.copyfile(file, folder / file.name)
         except (OSError, ValueError, TypeError):
-            return None  # a folder that another process removes meanwhile is drawn again
+            return None  # if another process removes the folder meanwhile, the images are drawn again
         return records if all((folder / record.path).is_file() for record in records) else None
 
     def keep(self, key: str, folder: Path, records: Sequence[ImageRecord]) -> None:

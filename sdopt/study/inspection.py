@@ -1,4 +1,4 @@
-"""Takes from processes what would disturb timings: stages, evidence, operation counts and images."""
+"""Takes the measurements that would disturb timings: stages, evidence, operation counts and images."""
 
 import random
 import shutil
@@ -29,8 +29,8 @@ T = TypeVar("T")
 def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
     """Completes the measurements of some processes, once, side by side; returns those that ran out of memory.
 
-    Every process shows evidence at every shape. Stages, energy and images are those of the first process of each
-    variant; images of all processes' timed calls are held against them.
+    Every process shows evidence at every shape. Only the first process of each variant gives stages, energy and images;
+    the images of all processes' timed calls are compared with those.
     """
     inspection = _Inspection(run, [process for process in group if not process.measurement.complete])
     inspection.take()
@@ -49,14 +49,14 @@ class _Inspection:
             self._take_energy(process)
             self._count_operations(process)
         self._draw_images([process for process in first if process.row.role != "control" or not self._scored])
-        # After the images, with one of which its own is compared: what changes from call to call shows in it.
+        # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
-        # After all that is timed: on a GPU the profiler stays with a process, and slows its launches from then on.
+        # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
         for process in living(first):
             if process.row.role == "control" and self._scored:
-                # Its images are the baseline's; what tells something is how they differ when drawn in another way.
+                # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
                 _draw_floors(self.run, process)
         for process in living(self.group):
             _hold_against_drawn(self.run, process)
@@ -113,7 +113,7 @@ class _Inspection:
         ]
         for drawing in passes:
             drawing.fetch()
-        # At random, so that no option knows when.
+        # At random, so that no option can foresee when.
         moments = [random.randrange(max(1, drawing.draw.calls)) for drawing in passes]
         for batch in range(max((drawing.draw.calls for drawing in passes), default=0)):
             for drawing, moment in zip(passes, moments, strict=True):
@@ -133,9 +133,10 @@ class _Inspection:
                 drawing.process.row.content_key, drawing.process.row.images = drawing.finish()
 
     def _time_again(self, drawing: "_Pass") -> None:
-        """Makes some calls of a pass as timed calls are made, and from noise that no run has used before.
+        """Repeats some calls of a pass, made like timed calls, with noise that no run has used before.
 
-        What was remembered of an earlier run, as in a file, then helps nothing. Latents from a file are the same again.
+        So an option gains nothing by remembering an earlier run, for example in a file. Latents from a file stay the
+        same.
         """
         process, measurement = drawing.process, drawing.process.measurement
         given = process.variant.workload.latents is not None
@@ -169,7 +170,7 @@ class _Inspection:
 
 
 def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:
-    """Returns batches of a pass at random, so that no option knows which: of prompts that were not timed, if any."""
+    """Returns random batches of a pass, which no option can foresee; of untimed prompts, if there are any."""
     given = {number for place, number in process.given if not place}
     fresh = [batch for batch in range(draw.calls) if batch not in given]
     return random.sample(fresh if len(fresh) >= draw.timed_again else range(draw.calls), draw.timed_again)
@@ -196,7 +197,7 @@ class _Pass:
         self._place = Path("images") / name
         self._folder = run.folder / self._place
         self._key = content_key(process.variant, draw, process.row.inputs, run.result.environment)
-        # What a user's own option reads beside what it declares, nobody knows.
+        # A user's own option may read files that it does not declare.
         self._images = ImageCache(None) if OPTIONS in process.row.inputs else run.images
         self._cached = False
         self.records: list[ImageRecord] = []
@@ -225,7 +226,7 @@ class _Pass:
         return batch < self.draw.calls and not self._cached
 
     def request(self, batch: int) -> Callable[[], Callable[[], list[ImageRecord]]]:
-        """Returns what begins one batch."""
+        """Returns a function that begins one batch."""
         return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, self._folder)
 
     def finish(self) -> tuple[str, list[ImageRecord]]:
@@ -235,13 +236,13 @@ class _Pass:
         return self._key, [replace(record, path=str(self._place / record.path)) for record in self.records]
 
     def discard(self) -> None:
-        """Deletes what was drawn."""
+        """Deletes the drawn images."""
         self.records = []
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
-    """Compares the images of a process's calls with those that are kept, which the first one of its variant drew."""
+    """Compares images of a process's timed calls with the kept ones, which the variant's first process drew."""
     row = process.row
     if not row.images and row.role == "control":
         row = run.result.variant(run.result.baseline)  # whose images are the control's too
@@ -258,7 +259,7 @@ def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
 
 
 def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
-    """Returns the mean squared difference of two images, as shares of the whole range; None if it has none."""
+    """Returns the mean squared difference of two images, with the pixel range scaled to 1; None if it has none."""
     try:
         drawn = read_image(file)
     except UsageError:

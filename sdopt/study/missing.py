@@ -8,23 +8,23 @@ from sdopt.results.records import Status, StudyResult
 
 @dataclass(frozen=True)
 class Missing:
-    """What a study still has to measure; of a new study that is everything."""
+    """What a study still has to measure; for a new study, everything."""
 
     rounds: int
     timed: frozenset[tuple[str, int]]
-    """Variants, each with a replicate, that are timed for `rounds` rounds: all sides of all comparisons that lack some,
+    """Variants, each with a replicate, to time for `rounds` rounds: both sides of every comparison that lacks rounds,
     and the baselines."""
     unfinished: frozenset[tuple[str, int]]
     """Variants, each with a replicate, without evidence, stages and images."""
 
     @property
     def processes(self) -> frozenset[tuple[str, int]]:
-        """All that take part in the next session."""
+        """All processes that take part in the next session."""
         return self.timed | self.unfinished
 
     @property
     def variants(self) -> frozenset[str]:
-        """Their names."""
+        """The names of the variants that take part in the next session."""
         return frozenset(name for name, _ in self.processes)
 
 

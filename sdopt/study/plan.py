@@ -1,4 +1,4 @@
-"""Plans a study: its result before anything is measured, and the room that it needs on the disk."""
+"""Plans a study: its result before anything is measured, and the disk space that it needs."""
 
 import shutil
 import tempfile
@@ -90,13 +90,13 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
 
 
 def require_room(plan: Plan, result: StudyResult, folder: Path, machine: Machine, context: StartContext) -> None:
-    """Checks that there is room for what a study writes.
+    """Checks that the disks have space for the files of a study.
 
-    The folder of the run gets logs and images, each of at most its raw size. The temporary folder gets what options
-    keep on disk while their process lives; in blocks one process lives at a time.
+    The folder of the run receives logs, and images of at most their raw size. The temporary folder receives the data
+    that options keep on disk while their process lives; in blocks, one process lives at a time.
 
     Raises:
-        UsageError: a line for each folder whose disk has no room.
+        UsageError: has one line for each folder whose disk lacks space.
     """
     variants = [variant for variant in [*plan.variants, plan.baseline] if not variant.conflicts(machine.device)]
     images = sum(len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in variants)

@@ -1,4 +1,4 @@
-"""Goes on with more processes until every speed-up is as precise as was asked for, or the budget is spent."""
+"""Adds processes until every speed-up reaches the requested precision, or the budget is spent."""
 
 import time
 
@@ -11,7 +11,7 @@ class PrecisionPlan:
     """Grants processes to the speed-ups of a study, batch by batch, each of as many as the pilot had.
 
     Args:
-        run: the study, whose pilot is measured before anything is granted.
+        run: the study; its pilot must be measured before the first batch is granted.
     """
 
     def __init__(self, run: StudyRun) -> None:

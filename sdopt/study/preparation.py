@@ -1,4 +1,4 @@
-"""Prepares the processes of a session: loading, first calls, warm-up, memory; falls back to blocks if need be."""
+"""Prepares the processes of a session: loading, first calls, warm-up, memory; falls back to blocks if necessary."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +19,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Starved = list[tuple[VariantProcess, str]]
-"""Processes that ran out of memory beside others, each with what is known of it."""
+"""Processes that ran out of memory beside others, each with the reason."""
 
 
 def prepare_processes(run: StudyRun) -> None:
     """Brings each process to its steady state, and measures its memory.
 
-    The first process of each variant is loaded, and called for the first time, while no other works. Further ones are
-    loaded two at a time on a CPU if memory allows it, and called so if there are cores for both.
+    The first process of each variant loads, and makes its first call, while no other process works. On a CPU, further
+    processes load two at a time if memory allows it, and make calls two at a time if there are cores for both.
 
     Blocks are chosen if the processes do not fit in memory together. A variant that runs out of memory beside others is
     tried alone first: if it runs out alone too, it has failed, and the others stay interleaved.
@@ -54,7 +54,7 @@ def _next_group(
         too_much = excess(living, budget_gib)
         if too_much is not None:
             use_blocks(run, too_much)
-    # What the first one needs tells what the others may need.
+    # The memory of the first process predicts that of the others.
     if not run.interleaved or not living or excess(living, budget_gib, run.sharing.processes) is not None:
         return waiting[:1]
     return waiting[: run.sharing.processes]
@@ -63,7 +63,7 @@ def _next_group(
 def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
     """Starts the workers of a group, and calls each until it is warm at every shape; returns those that starved."""
     starved: Starved = []
-    # What a variant reports of its start is that of its first process, which has the machine for itself then.
+    # A variant reports the start of its first process, which then has the machine to itself.
     parts = [[process] for process in group if process.first] + [[p for p in group if not p.first]]
     for part in parts:
         starved += _start(run, part)
@@ -108,7 +108,7 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
 
 def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> Starved:
     """Calls workers at a shape for the first time, which may compile; returns those that starved."""
-    # What it needs says whether others fit beside it; without a warm-up it is also what is reported.
+    # The memory of this call shows whether others fit beside it; without a warm-up, it is also the reported figure.
     memory = not early_warmup(run)
     calls, starved = call_group(run, part, "cold start", place, 0, memory=memory)
     for process, call in calls:
@@ -116,7 +116,7 @@ def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> St
         samples = process.measurement.shapes[place]
         if process.first:
             samples.cold_start_s = call.seconds
-        # What compiles at all does so in the first call at the main shape.
+        # An option that compiles does so in the first call at the main shape.
         if process.measurement.graphs or call.compiled.graphs:
             samples.graphs, samples.recompiles = call.compiled.graphs, 0
             samples.compile_s = call.compiled.seconds if process.first else None
@@ -124,7 +124,7 @@ def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> St
 
 
 def note_call(run: StudyRun, process: VariantProcess, place: int, call: TimedCall) -> None:
-    """Notes what a call at a shape showed beside its time."""
+    """Records the figures of a call at a shape, except its time."""
     run.progress.advance()
     samples = process.measurement.shapes[place]
     if samples.recompiles is not None:
@@ -145,13 +145,13 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
         for call in range(1 + run.protocol.warmup):
             run.progress.phase(process.row.name, "warm-up")
             number = next_batch(run, process, place, call)
-            # Loading must not count for the peak that is read after the rounds.
+            # Loading must not count towards the peak that is read after the rounds.
             process.worker.time_once(place, number, memory=call == run.protocol.warmup)
             run.progress.advance()
 
 
 def next_batch(run: StudyRun, process: VariantProcess, place: int, call: int) -> int:
-    """Returns the number of the batch that a call of a process gets at a shape, and notes that it did."""
+    """Returns the number of the batch for a call of a process at a shape, and records it as given."""
     number = run.number(process, place, call)
     process.given.add((place, number))
     return number
@@ -160,13 +160,13 @@ def next_batch(run: StudyRun, process: VariantProcess, place: int, call: int) ->
 def call_group(
     run: StudyRun, group: Sequence[VariantProcess], phase: str, place: int, call: int, memory: bool = False
 ) -> tuple[list[tuple[VariantProcess, TimedCall]], Starved]:
-    """Calls those workers of a group that live, as many at once as have cores; returns what `ask_group` does.
+    """Calls the living workers of a group, as many at once as there are cores for; returns what `ask_group` returns.
 
     Args:
         run: the study.
-        group: whose workers.
-        phase: what progress calls it.
-        place: of the shape.
+        group: the processes of the workers.
+        phase: the name of the phase in the progress display.
+        place: the index of the shape.
         call: how many calls each worker has made at that shape.
         memory: whether to measure the peak memory, too.
     """
@@ -201,10 +201,10 @@ def ask_group(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> tuple[list[tuple[VariantProcess, T]], Starved]:
-    """Asks those workers of a group that live for the same at once.
+    """Sends the same request to all living workers of a group at once.
 
     Returns:
-        the answers, and the processes that starved. A process that failed in another way fails its variant.
+        the answers, and the processes that starved. A process that fails for another reason fails its variant.
     """
     asked = living(group)
     return ask_each(run, asked, phase, [partial(process.worker.begin, request, *args, **kwargs) for process in asked])
@@ -217,17 +217,17 @@ def ask_each(
     requests: Sequence[Callable[[], Callable[[], T]]],
     lenient: bool = False,
 ) -> tuple[list[tuple[VariantProcess, T]], Starved]:
-    """Puts a request to each of some workers at once.
+    """Sends one request to each of several workers at once.
 
     Args:
         run: the study.
-        asked: whose workers; each lives.
-        phase: what progress calls it.
-        requests: each begins one request, and returns what waits for its answer.
-        lenient: what cannot be answered is noted, and fails nothing, as it is no timing.
+        asked: the processes of the workers; each worker is alive.
+        phase: the name of the phase in the progress display.
+        requests: functions that each begin one request, and return a function that waits for the answer.
+        lenient: records a request that cannot be answered, and fails no variant, because it is not a timing.
 
     Returns:
-        the answers, and the processes that starved. Where it is not lenient, any other error fails the variant.
+        the answers, and the processes that starved. Unless `lenient`, any other error fails the variant.
     """
     if not asked:
         return [], []
@@ -256,8 +256,8 @@ def attempt(run: StudyRun, process: VariantProcess, work: Callable[[StudyRun, Va
     """Runs the work of one process, and ends its worker afterwards if the schedule is blocks.
 
     Returns:
-        what is known of it, if the worker ran out of memory beside others: then it is ended, and to be tried alone.
-        Any other error fails the variant.
+        the reason, if the worker ran out of memory beside others: it is then ended, and must be tried alone. Any other
+        error fails the variant.
     """
     try:
         work(run, process)
@@ -271,14 +271,14 @@ def attempt(run: StudyRun, process: VariantProcess, work: Callable[[StudyRun, Va
 
 
 def starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> str | None:
-    """Ends a worker that ran out of memory beside others, and returns that as a reason; fails it for another error."""
+    """Ends a worker that ran out of memory beside others, and returns the reason; any other error fails the variant."""
     others = len([other for other in run.living if other is not process])
     if (
         error.starved
         and others
         and run.protocol.schedule == "auto"
         and run.interleaved
-        # A card that is emulated is each worker's own: others take nothing of it.
+        # Each worker emulates a card of its own, from which others take no memory.
         and not process.variant.hardware.emulate_memory
     ):
         process.kill()
@@ -334,7 +334,7 @@ def use_blocks(run: StudyRun, reason: str) -> None:
 
 
 def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
-    """Returns the GiB that all processes may fill together, of each memory that may run out."""
+    """Returns how many GiB all processes together may fill, for each memory that may run out."""
     free = {"host": device.memory_free_gib}
     if device.is_cuda:
         free = {"host": host_memory_gib()[1], "device": device.memory_free_gib}
@@ -342,7 +342,7 @@ def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
 
 
 def footprint_gib(memory: Memory) -> dict[str, float]:
-    """Returns what an idle worker keeps, and a running one needs, of each memory that may run out."""
+    """Returns how many GiB a worker needs at its peak, for each memory that may run out."""
     # A sandbox may not tell the peak.
     host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
     if memory.cuda_peak_reserved_gib is None:

@@ -14,7 +14,7 @@ from sdopt.study.timeline import Timeline
 
 
 class _TimeLeft(TimeRemainingColumn):
-    """The time that remains, in words; nothing as long as nothing is known."""
+    """The remaining time, in words; empty while it is unknown."""
 
     @override
     def render(self, task: Task) -> Text:
@@ -40,7 +40,7 @@ class Progress:
         self._begun = time.monotonic()
         self._bar = RichProgress(
             SpinnerColumn(),
-            # What is too long for the terminal is cut here, and never the time that is left.
+            # A line too long for the terminal is cut here, so that the remaining time always shows.
             TextColumn(
                 "{task.fields[phase]} [bold]{task.fields[variant]}[/]",
                 table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
@@ -64,26 +64,26 @@ class Progress:
         self._bar.stop()
 
     def start(self, calls: int, rounds: int) -> None:
-        """Says how many calls of the pipeline are ahead from now on, and how many rounds."""
+        """Sets how many calls of the pipeline are still to come, and how many rounds."""
         self._rounds = rounds
         self._bar.update(self._task, total=self._bar.tasks[self._task].completed + calls)
 
     def more(self, calls: int) -> None:
-        """Says that more calls are ahead than was thought."""
+        """Adds calls to those still to come."""
         total = self._bar.tasks[self._task].total
         self._bar.update(self._task, total=(total or 0) + calls)
 
     def together(self, variants: Sequence[str], phase: str) -> None:
-        """Says what processes of these variants do from now on, side by side; the time is booked to no one of them."""
+        """Shows the phase that processes of these variants enter side by side; the time is booked to none of them."""
         names = list(dict.fromkeys(variants))
         self.phase("; ".join(names), phase, booked="" if len(variants) > 1 else names[0])
 
     def phase(self, variant: str, phase: str, number: int | None = None, booked: str | None = None) -> None:
-        """Says what runs from now on; `number` is the round. The time is booked to the variant, or to `booked`."""
+        """Shows the phase that a variant enters; `number` is the round. The time is booked to it, or to `booked`."""
         self.timeline.enter(phase, variant if booked is None else booked)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)
-        # Without a terminal a line per variant, and per round, is enough.
+        # Without a terminal, one line per variant and per round is enough.
         line = text if number else f"{variant}: {phase}"
         wanted = number is not None or phase in ("loading", "evidence", "images")
         if not self._quiet and not self._console.is_terminal and wanted and line != self._last:
@@ -92,12 +92,12 @@ class Progress:
             self._console.print(f"[{seconds:6.1f} s] {line}", markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        """Tells the user what cannot wait until the study has ended."""
+        """Prints a warning that cannot wait until the end of the study."""
         if not self._quiet:
             self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, calls: int = 1) -> None:
-        """Says that calls of the pipeline have been made; of more than were foreseen, the total grows with them."""
+        """Counts finished calls of the pipeline; the total grows if they exceed it."""
         self._bar.advance(self._task, calls)
         task = self._bar.tasks[self._task]
         if task.total is not None and task.completed > task.total:

@@ -17,13 +17,13 @@ def reserved(
     """Waits until no other study measures on the device, and keeps it for the block.
 
     Args:
-        machine: with the device.
-        others: finds the machine with each other device that would do as well; asked where the first is taken.
-        study: what other studies are told of this one.
-        waiting: called once with the study that has a device, and the machine with it, before waiting for it.
+        machine: the machine with the device.
+        others: yields the machine with each other device that would do as well; used if the first device is taken.
+        study: the description of this study that other studies see.
+        waiting: called once before waiting, with the study that holds a device and the machine with that device.
 
     Yields:
-        The machine with the device that is kept.
+        The machine with the reserved device.
     """
     machines, asked, told = [machine], False, False
     while True:

@@ -1,4 +1,4 @@
-"""Resumes a study that broke off, or extends one: checks that it is the same, and marks what is to be measured."""
+"""Resumes or extends a study: checks that it is the same one, and marks what remains to be measured."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive")
 _GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
 
 EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
-"""Keys that may change beside `resume`: what was measured stays, and more of the same is added."""
+"""Keys that may change besides `resume`: measurements stay, and more of the same are added."""
 
 _OF_THE_MOMENT = ("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu")
 
@@ -30,14 +30,14 @@ def merge_resumed(
     """Returns the previous result, ready to be completed or extended.
 
     Args:
-        previous: what was measured before.
-        fresh: the same study as it is composed and planned now; it may ask for more of the same (`EXTENSIONS`).
-        plan: its variants.
-        folder: of the run, for messages.
-        retry_failed: measures also what failed, ran out of memory, was killed or took too long.
+        previous: the earlier result.
+        fresh: the same study as composed and planned now; it may ask for more of the same (`EXTENSIONS`).
+        plan: the variants of the study.
+        folder: the folder of the run, for messages.
+        retry_failed: also measures variants that failed, ran out of memory, were killed or took too long.
 
     Raises:
-        UsageError: it would not be the same study, each difference by name; or nothing could be compared.
+        UsageError: it is not the same study, with every difference; or no comparison is possible.
     """
     fresh = parse_result(to_json(fresh))
     differing = list(_differences(previous, fresh, plan))
@@ -76,7 +76,7 @@ def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
 
 
 def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
-    """Yields what would take something away from a study, or add what it cannot have."""
+    """Yields the changes that would remove something from a study, or add something that it cannot have."""
     before, after, grown = was.flat(), now.flat(), _grown(was, now)
     for key in _GROWING:
         if key in grown and (after[key] or 0) < (before[key] or 0):
@@ -84,7 +84,7 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
     if "quality.prompt_count" in grown and not was.quality.metrics:
         yield "quality.prompt_count: with quality.metrics=false a study draws as many as it began with"
     if was.protocol.precision is not None:
-        # The pilot's deviation decided how many there shall be: other rounds, or another pilot, would have said other.
+        # The pilot's deviation fixed the number of processes: with other rounds or another pilot it would differ.
         if now.protocol.precision is None:
             yield "protocol.precision=null: this study went on for a precision, and its intervals are made for that"
         yield from (
@@ -96,7 +96,7 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
 
 
 def _extend(previous: StudyResult, fresh: StudyResult) -> None:
-    """Takes over what is asked for now, and marks all variants that were measured as lacking more."""
+    """Applies the extended configuration, and marks all measured variants as incomplete."""
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         old.config, old.inputs = _with_extensions(old.config, new.config), new.inputs
@@ -104,12 +104,12 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
             continue
         old.status, old.reason = Status.PENDING, ""
         if more_prompts:
-            # All are drawn again, with what went before them: the last call of a batch is filled up from the start.
+            # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
             old.images, old.content_key, old.quality, old.trips = [], "", {}, []
             for measurement in old.measurements:
                 measurement.complete = measurement.complete and measurement.replicate != 0
     previous.config = _with_extensions(previous.config, fresh.config)
-    # How many processes a precision takes is only known once it is measured: that nothing is missing says nothing yet.
+    # The number of processes that a precision needs is known only after measuring, so the study is not finished yet.
     previous.status = "running"
     if more_prompts:
         previous.redrawn, previous.floors = {}, {}
@@ -127,13 +127,13 @@ def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig
 
 
 def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Iterator[str]:
-    """Yields what makes samples of one study incomparable with those of the other."""
+    """Yields the differences that make samples of two studies incomparable."""
     if is_elsewhere(previous, fresh):
         hosts = f"it was measured on {previous.environment.host}, and this is {fresh.environment.host}"
         yield f"{hosts}: what is compared is measured on one machine"
     yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
-        # Another sdopt records other keys: each would differ, and none of them is what the user changed.
+        # Another version of sdopt records other keys: each would differ, though the user changed none of them.
         commit = (previous.environment.sdopt_commit or "")[:9]
         yield (
             f"it was measured by another sdopt ({previous.environment.sdopt_version} {commit}), "
@@ -152,7 +152,7 @@ def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Itera
         if not changed:
             for found in _between(asdict(old.config), asdict(new.config), changeable):
                 yield f"{old.name}: {found}"
-        # Of more prompts the first ones must be those that were drawn before.
+        # With more prompts, the first ones must be those drawn before.
         variant = variants[old.name]
         first = variant.pictured[: previous.config.quality.prompt_count]
         inputs = new.inputs | ({"prompts": of_prompts([*variant.prompts, *first])} if "prompts" in old.inputs else {})
@@ -173,7 +173,7 @@ def _between(was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = "") -
         for name in [*was, *(name for name in now if name not in was)]:
             yield from _between(was.get(name), now.get(name), ignored, f"{key}.{name}" if key else str(name))
     elif key == "device.memory_total_gib":
-        # Of one machine the kernel reports a little more or less after each start.
+        # The kernel of one machine reports slightly different memory after each boot.
         if not math.isclose(was, now, rel_tol=0.01):
             yield f"{key}: was {was:.1f}, now {now:.1f}"
     elif was != now:

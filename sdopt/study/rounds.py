@@ -27,25 +27,25 @@ from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.worker.protocol import MESSAGE_S, TimedCall, WorkerError
 
 _SAMPLED = 6
-"""So many images of a process's timed calls are kept, to be held against drawn ones."""
+"""Number of images of a process's timed calls that are kept, to be compared with drawn ones."""
 
 _CLOCKS_DIFFER = 0.02
 """Share by which a worker's clock may differ from the study's own in most calls, beyond what messages take."""
 
 _FEWEST_CALLS = 4
-"""A clock is told from a busy machine by no fewer calls."""
+"""Minimum number of calls that can tell a wrong clock from a busy machine."""
 
 # --------------------------------------------------------------------------------------------------- interleaved rounds
 
 
 def interleaved_rounds(run: StudyRun) -> Schedule | None:
-    """Times all processes once a round at every shape, in an order shuffled anew: drift of the machine hits all alike.
+    """Times all processes once per round at every shape, in a newly shuffled order, so that drift affects all alike.
 
-    A round that others disturbed is timed again, as often as is allowed; whole rounds are left out, so that pairs stay
-    pairs.
+    Repeats rounds that other processes disturbed, up to a limit; leaves out whole rounds only, so that pairs stay
+    complete.
 
     Returns:
-        how the rest is to be measured, in another session, if a worker ran out of memory beside the others.
+        the schedule for the rest, in another session, if a worker ran out of memory beside the others.
     """
     shuffle = random.Random(f"{run.protocol.shuffle_seed} {len(run.result.sessions)}")
     if run.rounds:
@@ -64,7 +64,7 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
     for process in run.processes:
         _end_rounds(run, process)
     starved: Starved = []
-    # Those that draw images come first, so that they draw side by side; the baseline is the first of them.
+    # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
     waiting = sorted(
         (process for process in run.processes if process.active),
         key=lambda process: (not process.first, process.row.role == "control"),
@@ -79,7 +79,7 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
 
 
 def _numbers(run: StudyRun) -> Iterator[int]:
-    """Yields the number of each round: those that were asked for, and further ones while too few were clean."""
+    """Yields the number of each round: the configured rounds, then further ones while too few are clean."""
     yield from range(1, run.rounds + 1)
     for number in range(run.rounds + 1, run.rounds + run.extra_rounds + 1 if run.rounds else 0):
         timed = _timed_samples(run)
@@ -99,7 +99,7 @@ def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | Non
     """Times each process once at each shape.
 
     Returns:
-        how the rest is to be measured, if a worker ran out of memory meanwhile.
+        the schedule for the rest, if a worker ran out of memory meanwhile.
     """
     timed = [process for process in run.processes if process.timed and process.active]
     calls = [(process, place) for process in timed for place in run.shapes]
@@ -116,7 +116,7 @@ def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | Non
 
 
 def _leave_out(run: StudyRun) -> None:
-    """Notes, for all processes and shapes alike, which of the rounds so far decide nothing."""
+    """Records, for all processes and shapes alike, which of the rounds so far are left out."""
     timed = _timed_samples(run)
     places = places_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
     for samples in timed:
@@ -124,7 +124,7 @@ def _leave_out(run: StudyRun) -> None:
 
 
 def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
-    """Tries a process alone, and returns how the rest is to be measured: in blocks if it fits, else as before."""
+    """Tries a process alone, and returns the schedule for the rest: blocks if the process fits, else as before."""
     run.stop_all()
     attempt(run, process, warm_up_again)
     run.stop_all()
@@ -133,9 +133,9 @@ def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Sc
 
 
 def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> None:
-    """Times one call at a shape; beyond the rounds of the session it is one that is timed again.
+    """Times one call at a shape; a number beyond the rounds of the session is a repeated round.
 
-    Raises WorkerError, also where the time that the worker tells cannot be true.
+    Raises WorkerError, also if the time that the worker reports cannot be true.
     """
     again = number > run.rounds
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
@@ -168,7 +168,7 @@ def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> No
 
 
 def _keep_image(process: VariantProcess, place: int, call: TimedCall) -> None:
-    """Keeps an image of a timed call in the sample of its process, in which every call is as likely to be."""
+    """Adds an image of a timed call to the sample of its process; each call is equally likely to be in it."""
     if place or call.image is None:
         return
     if len(process.images) < _SAMPLED:
@@ -183,7 +183,7 @@ def _rest(process: VariantProcess) -> None:
 
 
 def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
-    """Takes what can be told of a process after its last round, before anything else is asked of it."""
+    """Records the figures of a process after its last round, before it gets any other request."""
     if not (process.timed and process.active):
         return
     if process.idle is not None:
@@ -199,11 +199,11 @@ def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
 
 
 def clocks_differ(measurement: Measurement) -> str:
-    """Says by how much a worker's clock is behind the study's own in most calls at a shape; "" where it is not.
+    """Says by how much a worker's clock is behind the study's own in most calls at a shape; "" if it is not.
 
-    A clock that is ahead gains its option nothing, and is what a study sees that was late to read a call's beginning.
-    Where others took the processor, both processes waited for it, and the clocks may differ by as much. Of a few calls,
-    most may be chance.
+    A clock that is ahead does not benefit its option; it seems ahead if the study was late to read the start of a call.
+    If other work took the processor, both processes waited for it, and the clocks may differ by that time. With only a
+    few calls, a majority may be chance.
     """
     for samples in measurement.shapes:
         found = zip(samples.latency_s, samples.observed_s, _taken(samples), strict=True)
@@ -215,19 +215,19 @@ def clocks_differ(measurement: Measurement) -> str:
 
 
 def _taken(samples: ShapeSamples) -> list[float]:
-    """Returns the share of the processor that others took from each timed call; a guess where nothing tells it."""
+    """Returns the share of the processor that others took from each timed call; an estimate if it was not measured."""
     if len(samples.interference) != len(samples.latency_s):
         return [_CLOCKS_DIFFER] * len(samples.latency_s)
     return [_CLOCKS_DIFFER if call is None else call.waited + call.stolen for call in samples.interference]
 
 
 def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
-    """Calls all processes that will be timed, and discards the times: those that were started early have been idle.
+    """Calls all processes that will be timed, and discards the times: processes that started early have been idle.
 
-    It is the last of their warm-up calls, in which their memory is measured.
+    This is the last of their warm-up calls, and measures their memory.
 
     Returns:
-        how the rest is to be measured, if a worker ran out of memory beside the others.
+        the schedule for the rest, if a worker ran out of memory beside the others.
     """
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
@@ -251,7 +251,7 @@ _Times = Sequence[Sequence[float]]
 
 
 def blocks(run: StudyRun) -> None:
-    """Times one process at a time, and the baseline before and after each: for variants that do not fit together.
+    """Times one process at a time, and the baseline before and after each, if variants do not fit in memory together.
 
     Each pass of the baseline closes one block and opens the next. Its drift over a block is recorded.
     """
@@ -268,7 +268,7 @@ def blocks(run: StudyRun) -> None:
     run.progress.more(len(others) * (1 + shapes * (2 + run.rounds)) + len(run.processes))
     before = _block(run, baseline)
     for process in others:
-        # Noted first: samples of a block that breaks off must not pass for samples of interleaved rounds.
+        # Recorded first: samples of a block that breaks off must not look like samples of interleaved rounds.
         _set_around(process, before)
         own = _block(run, process)
         run.retire(process)

@@ -1,4 +1,4 @@
-"""Runs a study: measures what is missing of it, session by session, and keeps its result up to date."""
+"""Runs a study: measures its missing parts, session by session, and keeps its result up to date."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -34,10 +34,10 @@ def run_study(
     progress: Progress,
     quality: Quality,
 ) -> StudyResult:
-    """Measures what is missing of a study, and keeps `result.json` in `folder` up to date while it does.
+    """Measures the missing parts of a study, and keeps `result.json` in `folder` up to date meanwhile.
 
-    A worker that fails ends its variant and no other. On KeyboardInterrupt what was measured is kept and compared, the
-    workers are ended, and the interrupt is raised again. If the file cannot be written, measuring goes on, and it is
+    A worker that fails ends its variant and no other. On KeyboardInterrupt, keeps and compares the measurements, ends
+    the workers, and raises the interrupt again. If the file cannot be written, measuring continues, and writing is
     tried again after every round.
 
     Raises:
@@ -83,7 +83,7 @@ def run_study(
 
 
 def measure_missing(run: StudyRun, schedule: Schedule) -> None:
-    """Measures what is missing, in a new session; in another one what that leaves, if memory ran out in its rounds."""
+    """Measures the missing parts in a new session; if memory runs out in its rounds, measures the rest in another."""
     next_schedule: Schedule | None = schedule
     while next_schedule is not None:
         missing = missing_of(run.result)
@@ -92,7 +92,7 @@ def measure_missing(run: StudyRun, schedule: Schedule) -> None:
         _open_session(run, missing, next_schedule)
         prepare_processes(run)
         if run.interleaved:
-            # Rounds that were whole stay, paired within their own session.
+            # Complete rounds are kept, paired within their own session.
             next_schedule = interleaved_rounds(run)
         else:
             blocks(run)
@@ -131,7 +131,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
             row.measurements.append(process.measurement)
             run.processes.append(process)
     for sub in ("logs", "images"):
-        with suppress(OSError):  # who needs it will say so
+        with suppress(OSError):  # whatever needs the folder reports the error
             (run.folder / sub).mkdir(exist_ok=True)
     taking_part = [variants[row.name] for row in rows]
     calls = calls_ahead(taking_part, len(run.processes), run.rounds, protocol, run.drawing_batch)

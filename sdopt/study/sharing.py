@@ -1,9 +1,9 @@
-"""How the processes of a study share a machine where nothing is timed: what is timed has it for itself."""
+"""Decides how the processes of a study share a machine while none is timed; a timed process has it to itself."""
 
 from dataclasses import dataclass
 
 _SIDE_BY_SIDE = 2
-"""So many processes work at once on a CPU: a single one leaves a part of it idle."""
+"""Number of processes that work at once on a CPU: a single one leaves a part of it idle."""
 
 
 @dataclass(frozen=True)
@@ -11,9 +11,9 @@ class Sharing:
     """How many processes work at once, and with how many threads.
 
     Attributes:
-        cores: that a process may use.
-        threads: with which a call is timed.
-        on_gpu: whether calls run on a GPU, which two processes would take from each other.
+        cores: the number of cores that a process may use.
+        threads: the number of threads of a timed call.
+        on_gpu: whether calls run on a GPU, which serves one process at a time.
     """
 
     cores: int
@@ -27,15 +27,15 @@ class Sharing:
 
     @property
     def calls(self) -> int:
-        """How many of them may make calls with as many threads as timed ones have.
+        """How many processes may make calls at once with as many threads as timed calls have.
 
-        Each of them waits for all its threads, many times a second. If these are more than there are cores, two calls
-        at once take far longer than one after the other.
+        A call waits for all its threads many times a second. With more threads than cores, two calls at once take far
+        longer than one after the other.
         """
         return max(1, min(self.processes, self.cores // self.threads))
 
     @property
     def drawing_threads(self) -> int | None:
-        """With how many threads a process draws images beside others; None is as many as timed calls have."""
+        """The number of threads with which a process draws images beside others; None is that of timed calls."""
         count = max(1, self.threads // self.processes)
         return None if count == self.threads else count

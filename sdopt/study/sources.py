@@ -1,4 +1,4 @@
-"""Finds the source files that an option of a user's own depends on: its classes, and what their modules import."""
+"""Finds the source files that a user's own option depends on: its classes, and the modules that those import."""
 
 import ast
 import importlib.util
@@ -16,11 +16,11 @@ _PACKAGE = Path(sdopt.__file__).parent
 def own_files(options: Iterable[type]) -> list[Path]:
     """Returns the files of classes that come neither with sdopt nor with a library, and of all that these import.
 
-    The classes from which they derive count as well. An import is followed whether it runs or not; what is imported by
-    a name that only the running program knows is not found.
+    Includes the files of their base classes. Follows every import statement, whether it runs or not; misses modules
+    that are imported by a name computed at run time.
 
     Args:
-        options: classes of options.
+        options: the classes of the options.
     """
     found: dict[Path, None] = {}
     waiting = [base.__module__ for option in options for base in option.__mro__]
@@ -44,7 +44,7 @@ def _own(file: Path) -> bool:
 
 
 def _file_of(name: str) -> Path | None:
-    """Returns the source file of a module; None where it has none, or is not there."""
+    """Returns the source file of a module; None if it has none, or does not exist."""
     loaded = getattr(sys.modules.get(name), "__file__", None)
     if loaded is None:
         try:
@@ -64,7 +64,7 @@ def _imported(name: str, file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             outer = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*outer, *([node.module] if node.module else [])])
-            # What is imported from a package may be a module of it.
+            # A name imported from a package may be a submodule.
             names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue

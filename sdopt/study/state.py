@@ -1,4 +1,4 @@
-"""Holds a study that is being measured: its processes, its current session, and what is written of it so far."""
+"""Holds the state of a running study: its processes, its current session, and its result so far."""
 
 import math
 import random
@@ -34,35 +34,35 @@ from sdopt.worker.protocol import SampledImage, WorkerError
 
 @dataclass
 class VariantProcess:
-    """One process of one variant in one session, and where its figures go.
+    """One process of one variant in one session, and the measurement that its figures go to.
 
-    In blocks it is started several times; the workers that follow find what the compiler of the first one made.
+    In blocks it is started several times; later workers reuse the compiler cache of the first one.
     """
 
     row: VariantResult
     variant: Variant
     measurement: Measurement
     slug: str
-    """Names its files."""
+    """The stem of its file names."""
     timed: bool
     """Whether it takes part in the rounds; else only evidence, stages or images are missing."""
     running: Worker | None = None
     footprint_gib: dict[str, float] = field(default_factory=dict)
-    """What it needs of each memory that may run out: `device`, `host`."""
+    """GiB that it needs of each memory that may run out: `device`, `host`."""
     active: bool = True
     """False after its variant has failed."""
     idle: IdleMeter | None = None
     """Watches it between its timed calls, while other processes are timed."""
     images: list[SampledImage] = field(default_factory=list)
-    """A sample of what its timed calls drew at the main shape."""
+    """A sample of the images of its timed calls at the main shape."""
     afresh: list[SampledImage] = field(default_factory=list)
-    """What it drew of prompts of the quality pass from other noise."""
+    """Images that it drew for prompts of the quality pass from other noise."""
     given: set[tuple[int, int]] = field(default_factory=set)
-    """Of the calls of its worker, place of the shape and number of the batch."""
+    """The calls of its worker so far, each as the index of the shape and the number of the batch."""
 
     @property
     def first(self) -> bool:
-        """Whether it is the first process of its variant: what a variant reports of its start is that one's."""
+        """Whether it is the first process of its variant, whose start the variant reports."""
         return not self.measurement.replicate
 
     @property
@@ -86,7 +86,7 @@ class VariantProcess:
 
 @dataclass
 class StudyRun:
-    """What a study holds while it is measured. It starts, fails and records processes; it measures nothing itself."""
+    """The state of a study while it runs. Starts, fails and records processes; measures nothing itself."""
 
     plan: Plan
     result: StudyResult
@@ -101,13 +101,13 @@ class StudyRun:
     presence: Presence
     images: ImageCache
     processes: list[VariantProcess] = field(default_factory=list)
-    """Those of the current session."""
+    """Processes of the current session."""
     rounds: int = 0
     """Rounds of the current session."""
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
     unseen: int = field(default_factory=lambda: random.randrange(2**40, 2**52))
-    """A seed that no run has used before, and no option can have met: the same for all its variants."""
+    """A noise seed that no earlier run has used, so that no option can know it; all variants share it."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
 
@@ -130,7 +130,7 @@ class StudyRun:
 
     @property
     def sharing(self) -> Sharing:
-        """How its processes share the machine where nothing is timed."""
+        """How its processes share the machine while none is timed."""
         cores = int(self.machine.cpu["cores"])
         return Sharing(cores, self.plan.baseline.hardware.threads or cores, self.machine.device.is_cuda)
 
@@ -143,15 +143,15 @@ class StudyRun:
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
     def number(self, process: VariantProcess, place: int, call: int) -> int:
-        """Returns the number of the batch that a process is given, the same for all variants.
+        """Returns the number of the batch for a call of a process; it is the same for all variants.
 
-        No two calls of a process are given the same prompts and noise, and none is given those of another process of
-        its variant, as long as there are enough prompts: what is remembered of earlier calls shall help nothing.
+        While there are enough prompts, no two calls of a variant, in one process or in several, get the same prompts
+        and noise: an option must not gain by remembering earlier calls.
 
         Args:
-            process: which one.
-            place: of the shape.
-            call: of the worker at that shape; 0 is its first.
+            process: the process that makes the call.
+            place: the index of the shape.
+            call: the index of the worker's call at that shape; 0 is its first.
         """
         each = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
         number = process.measurement.replicate * each + call
@@ -159,7 +159,7 @@ class StudyRun:
 
     @property
     def shapes(self) -> range:
-        """The places of the shapes, at each of which every process is called, in the order of those calls."""
+        """The indices of the shapes, in the order in which every process is called at them."""
         return range(len(self.result.shapes))
 
     @property
@@ -173,7 +173,7 @@ class StudyRun:
         self.session.schedule = schedule.kind
 
     def slug(self, row: VariantResult) -> str:
-        """Returns a name for files, with the row's number: two names may differ only in what a file's cannot hold."""
+        """Returns a stem for file names; the row's number keeps names apart that differ in forbidden characters."""
         letters = re.sub(r"[^A-Za-z0-9]+", "-", row.name).strip("-").lower()[:60]
         return f"{self.result.variants.index(row):02d}-{letters or 'variant'}"
 
@@ -192,14 +192,14 @@ class StudyRun:
             self.unwritten = False
 
     def note_other_studies(self) -> None:
-        """Records, and warns of, other studies that are measured on the same device now."""
+        """Records, and warns of, other studies that run on the same device now."""
         for other in self.presence.others():
             if other not in self.session.disturbed_by:
                 self.session.disturbed_by.append(other)
                 self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
 
     def warn_once(self, text: str) -> None:
-        """Warns the user, and notes it in the result, unless that was done before."""
+        """Warns the user and records the warning in the result, once for each text."""
         warnings = self.result.environment.warnings
         if text not in warnings:
             warnings.append(text)
@@ -230,7 +230,7 @@ class StudyRun:
         if row.status is Status.PENDING:
             row.status, row.reason = error.status, error.reason
         else:
-            # It was measured whole before, and was to be timed again beside what is missing.
+            # It was fully measured before, and was only timed again beside the missing variants.
             row.reason = append_reason(row, f"when timed again: {error.reason}")
         for other in self.processes:
             if other.row is row:
@@ -239,7 +239,7 @@ class StudyRun:
                 self._forget(other)
 
     def retire(self, process: VariantProcess) -> None:
-        """Ends the worker of a process that will not be started again, with what its compiler left."""
+        """Ends the worker of a process that will not start again, and deletes its compiler cache."""
         process.stop()
         self._forget(process)
 

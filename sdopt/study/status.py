@@ -32,18 +32,18 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
         for evidence in samples.evidence
         if not evidence.engaged
     }
-    # A process that was killed before it could show any is followed by another of the same replicate.
+    # A process that was killed before it showed evidence is replaced by another of the same replicate.
     shown = {each.replicate for each in row.measurements if all(samples.evidence for samples in each.shapes)}
     silent = shown != {measurement.replicate for measurement in row.measurements}
     return (Status.NOT_ENGAGED if idle or silent else Status.OK), append_reason(row, *sorted(idle))
 
 
 def append_reason(row: VariantResult, *more: str) -> str:
-    """Returns the reason of a variant with more added to it; what it says already is not repeated, nor its name."""
+    """Returns the reason of a variant with further texts appended, without its name and without repetitions."""
     added = [text.removeprefix(f"{row.name}: ") for text in more]
     return "; ".join([*filter(None, [row.reason]), *(text for text in added if text not in row.reason)])
 
 
 def now() -> str:
-    """Returns the time in UTC, as it is recorded."""
+    """Returns the current time in UTC, in the format of records."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ WAITING = "waiting for another study on this device"
 
 @dataclass
 class Span:
-    """One phase of one variant, over all the times that it was entered; phases of no variant have an empty name."""
+    """One phase of one variant, summed over all its entries; a phase of the whole study has an empty variant name."""
 
     phase: str
     variant: str
@@ -26,16 +26,16 @@ class Span:
     """When it was first entered, in seconds since the command began."""
     seconds: float = 0.0
     in_calls_s: float = 0.0
-    """Of these, those in which a worker was within a call of its pipeline."""
+    """The part of these seconds in which a worker was within a call of its pipeline."""
     entered: int = 0
 
 
 class Timeline:
-    """Books all time, from its beginning on, to one phase or another.
+    """Books all time, from the start on, to phases.
 
     Args:
-        phase: the one that it begins with.
-        begun: when it began, by `time.monotonic`; None is now.
+        phase: the first phase.
+        begun: the start, by `time.monotonic`; None is now.
     """
 
     def __init__(self, phase: str = "start", begun: float | None = None) -> None:
@@ -65,7 +65,7 @@ class Timeline:
 
     @property
     def spans(self) -> list[Span]:
-        """All phases until now, in the order in which they were first entered."""
+        """All phases so far, in the order in which they were first entered."""
         self._book()
         return list(self._spans.values())
 
@@ -87,7 +87,7 @@ class Timeline:
 
 
 def read_timeline(folder: Path) -> list[Span]:
-    """Reads what `Timeline.write` wrote. Raises OSError if there is none."""
+    """Reads the file that `Timeline.write` wrote. Raises OSError if there is none."""
     return [Span(**span) for span in json.loads((folder / FILE).read_text())]
 
 

@@ -1,1 +1,1 @@
-"""Spends the minutes on a GPU in order of value: parts with time limits of their own, written down as they end."""
+"""Spends limited time on a GPU in order of value: parts with a time limit each, recorded as they end."""

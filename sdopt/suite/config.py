@@ -20,43 +20,43 @@ class Part:
     name: str
     """Its key in `parts`, and its folder."""
     kind: str = bounded(choices=KINDS)
-    """`doctor` asks what the machine is and reaches; `tests` runs the tests that need a GPU; `noise` is a study of
-    variants that are all the same; `options` a study of each option of some groups; `study` any other."""
+    """`doctor` describes the machine and its ceilings; `tests` runs the tests that need a GPU; `noise` is a study of
+    identical variants; `options` a study of each option of some groups; `study` any other study."""
     limit_s: float = bounded(gt=0, le=86_400)
-    """Time after which it is ended, in seconds; what was measured by then is kept."""
+    """Time limit of the part, in seconds; measurements made by then are kept."""
     least_s: float = bounded(20.0, ge=0, le=86_400)
-    """It does not begin with less time left than this."""
+    """The part does not begin with less time left than this, in seconds."""
     overrides: list[str] = field(default_factory=list)
-    """Of the study."""
+    """Overrides of the part's study."""
     groups: list[str] = field(default_factory=list)
-    """Of `options`: the groups whose options are tried, each alone."""
+    """For `options`: the groups whose options are tried, each alone."""
     settings: dict[str, list[str]] = field(default_factory=dict)
-    """Of `options`: what an option is tried with, as in `{memory=vae_tiling: [memory.vae_tiling.tile_size=32]}`."""
+    """For `options`: overrides to try an option with, as in `{memory=vae_tiling: [memory.vae_tiling.tile_size=32]}`."""
     rounds: int = bounded(10, ge=2, le=1000)
-    """Of what is measured again: as many rounds at most."""
+    """Maximum number of rounds when the part is measured again."""
     again_s: float | None = bounded(None, gt=0, le=86_400)
-    """Time limit of measuring a study, or options, again once all parts have run: with three processes of each variant,
-    which give intervals, and as many rounds as the times found before let hope for. Null: it is not measured again."""
+    """Time limit for measuring a study or options again after all parts have run: with three processes of each variant,
+    which give intervals, and as many rounds as the earlier times allow. Null: the part is not measured again."""
     settled: list[str] = field(default_factory=list)
-    """Of `options`: those that are left out, as in `[compiler=tensorrt]`; measured again, all that were not proven."""
+    """For `options`: options to leave out, as in `[compiler=tensorrt]`; when measured again, all not yet proven."""
     cuda: bool = False
-    """Whether it says nothing on a CPU, and is left out there."""
+    """Whether the part needs CUDA, and is left out on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteConfig:
-    """What one call of the suite does."""
+    """The settings of one call of the suite."""
 
     budget_s: float = bounded(gt=0, le=604_800)
-    """Time that this call may take, in seconds. What does not fit is listed as not run; another call goes on there."""
+    """Time that this call may take, in seconds. Parts that do not fit are listed as not run; a later call runs them."""
     device: str = bounded(choices=("auto", "cuda", "cpu"))
     """`auto` is the first CUDA device, else the CPU. On a CPU every study runs with the packaged model, as a trial."""
     folder: str
-    """Where the results go, each device in a folder of its own; a second call reads there what is done."""
+    """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
     only: list[str] = field(default_factory=list)
-    """Parts to run; none named: all of them, in their order."""
+    """Parts to run; an empty list runs all, in their order."""
     retry: bool
-    """Runs again what failed or was ended at its limit."""
+    """Runs parts again that failed or were ended at their limit."""
     common: list[str] = field(default_factory=list)
     """Overrides of every study."""
     first: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class SuiteConfig:
     """Overrides of every study on a CPU, which win over its own."""
 
     parts: tuple[Part, ...] = ()
-    """In order of value."""
+    """All parts, in order of value."""
 
     @property
     def chosen(self) -> list[Part]:
@@ -113,7 +113,7 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
 
 
 def _idle_keys(part: Part) -> list[str]:
-    """Names the keys of a part that its kind does nothing with, and those that it needs and has not."""
+    """Names the keys of a part that its kind ignores, and the keys that it needs but lacks."""
     takers = {
         "overrides": ("noise", "options", "study"),
         "groups": ("options",),

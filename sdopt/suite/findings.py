@@ -1,4 +1,4 @@
-"""Reads what a part left behind."""
+"""Reads the findings of a part from its files."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 
 
 def machine_findings(diagnosis: Path) -> list[Finding]:
-    """Returns the machine and its ceilings, from what `sdopt doctor --json` printed. Raises ValueError, OSError."""
+    """Returns the machine and its ceilings, from the output of `sdopt doctor --json`. Raises ValueError, OSError."""
     found = json.loads(diagnosis.read_text(encoding="utf-8"))
     device, packages = found["device"], found["packages"]
     facts = [f"driver {device['driver']}"] if device["driver"] else []
@@ -33,7 +33,7 @@ def machine_findings(diagnosis: Path) -> list[Finding]:
 
 
 def test_findings(log: Path) -> list[Finding]:
-    """Returns how many tests ended how, and each that failed; also of tests that were stopped, or only collected."""
+    """Returns the number of tests by outcome, and each failed test; also for stopped and collect-only runs."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     ended = {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
     if collected := next((line for line in lines if re.match(r"\d+(/\d+)? tests? collected", line)), None):
@@ -45,7 +45,7 @@ def test_findings(log: Path) -> list[Finding]:
 
 
 def noise_findings(result: StudyResult) -> list[Finding]:
-    """Returns how far equal processes differed."""
+    """Returns how much identical processes differed."""
     noise = noise_of(result)
     if noise is None:
         return []
@@ -68,7 +68,7 @@ def noise_findings(result: StudyResult) -> list[Finding]:
 
 
 def option_findings(result: StudyResult) -> list[Finding]:
-    """Returns of each option what the study shows."""
+    """Returns what the study shows of each option."""
     return [Finding(option_of(found), str(found.standing), found.why) for found in outcomes_of(result)]
 
 

@@ -1,4 +1,4 @@
-"""Makes a study of each option of some groups, alone, and says at once of those that cannot run here why not."""
+"""Makes a study of each option of some groups, alone; for options that cannot run here, says why beforehand."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True)
 class OptionStudy:
-    """A study of options, as overrides, and the options that it leaves out."""
+    """The overrides of a study of options, and the options that it leaves out."""
 
     overrides: tuple[str, ...]
     """Empty where nothing is left to measure."""
@@ -32,14 +32,14 @@ def option_study(
 ) -> OptionStudy:
     """Returns the study of each option of some groups against the configuration without it.
 
-    An option that only runs beside another one is compared with that one alone.
+    An option that needs another one is compared with that one alone.
 
     Args:
         overrides: the configuration that the options are tried on.
-        groups: their groups.
-        settings: overrides that go with an option, by the option as in `memory=vae_tiling`.
-        device: where they are to run.
-        settled: options of which nothing more is asked, as in `memory=vae_tiling`.
+        groups: the groups of the options.
+        settings: overrides to try an option with, by option, as in `memory=vae_tiling`.
+        device: the device that they run on.
+        settled: options to leave out, as in `memory=vae_tiling`.
 
     Raises:
         UsageError: the configuration is not valid.
@@ -58,7 +58,7 @@ def option_study(
             left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
             continue
         if variant.choices == baseline.choices:
-            continue  # the baseline's own trace shows it
+            continue  # the baseline's own trace proves it
         fit = fit_on(device, group, variant, everything)
         if not fit.runs or fit.reasons:
             left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.said)))

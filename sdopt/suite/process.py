@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATIENCE_S = 20.0
-"""For so long a command may still write down what it has after SIGTERM; then it is killed."""
+"""Seconds that a command may take to save its results after SIGTERM; then it is killed."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Run:
     """A command that ended.
 
     Attributes:
-        code: its exit code; negative is the signal that killed it.
+        code: its exit code; a negative code is the signal that killed it.
         seconds: how long it took.
         stopped: whether it was ended at its limit.
     """
@@ -31,11 +31,11 @@ class Run:
 def run_limited(
     command: Sequence[str], log: Path, limit_s: float, patience_s: float = PATIENCE_S, out: Path | None = None
 ) -> Run:
-    """Runs a command, and ends it at its limit; what it prints is added to `log`.
+    """Runs a command, and ends it at its time limit; appends its output to `log`.
 
-    With `out`, that is what it says on standard error, and its output replaces that file. At the limit it gets SIGTERM,
-    on which `sdopt run` keeps what was measured and ends its workers; then its whole process group is killed. The same
-    happens if this process is interrupted meanwhile.
+    With `out`, standard output replaces that file, and only standard error goes to `log`. At the limit, the command
+    gets SIGTERM, on which `sdopt run` saves its measurements and ends its workers; then its whole process group is
+    killed. The same happens if this process is interrupted meanwhile.
     """
     began = time.monotonic()
     with log.open("ab") as logged, log.open("ab") if out is None else out.open("wb") as output:
@@ -58,13 +58,13 @@ def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
-    with suppress(ProcessLookupError):  # none of the group is left
+    with suppress(ProcessLookupError):  # no process of the group is left
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def last_words(log: Path) -> str:
-    """Returns what a command said at its end, as one line: sdopt's own message if there is one, else its last lines."""
+    """Returns the last message of a command as one line: sdopt's own message if there is one, else its last lines."""
     with suppress(OSError):
         lines = log.read_bytes()[-8192:].decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]

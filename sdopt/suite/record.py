@@ -1,4 +1,4 @@
-"""What the suite found on one device: written after every part, and read by the call that goes on with it."""
+"""The record of the suite on one device: written after every part, and read by the next call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,59 +20,59 @@ class Ending(StrEnum):
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
-    """It was ended at its own limit; what it had measured counts."""
+    """The part was ended at its own limit; its measurements so far count."""
     CUT = "cut off"
-    """It was ended because the budget was used up, or the suite was; the next call goes on with it."""
+    """The part was ended because the budget was used up, or the suite was ended; the next call continues it."""
     RUNNING = "running"
-    """It is running, or the suite was killed meanwhile."""
+    """The part is running, or the suite was killed meanwhile."""
     NOT_RUN = "not run"
-    """The budget had no room for it."""
+    """The budget had no time for the part."""
     LEFT_OUT = "left out"
-    """It says nothing on this machine."""
+    """The part does not apply to this machine."""
 
     @property
     def well(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether nothing is left to do."""
         return self in (Ending.DONE, Ending.LEFT_OUT)
 
     @property
     def final(self) -> bool:
-        """Whether another call leaves it as it is."""
+        """Whether a later call leaves the part as it is."""
         return self in (Ending.DONE, Ending.FAILED, Ending.STOPPED)
 
 
 @dataclass
 class Finding:
-    """One line of what a part found."""
+    """One finding of a part: one line of its table."""
 
     name: str
     """An option, a variant, a kind of work, a test."""
     state: str
-    """`proven`, `refuted` and `cannot run` of an option; of others how they ended."""
+    """`proven`, `refuted` or `cannot run` for an option; for others, how they ended."""
     said: str
     figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Entry:
-    """One part, as it last ended."""
+    """The latest run of one part."""
 
     part: str
     ending: Ending
     reason: str = ""
-    """Why it did not end well, or was not run."""
+    """Why the part did not end well, or was not run."""
     limit_s: float | None = None
     seconds: float | None = None
     began: str = ""
     command: list[str] = field(default_factory=list)
     folder: str = ""
-    """Where its files lie, below the record's."""
+    """The folder of its files, relative to the record's folder."""
     findings: list[Finding] = field(default_factory=list)
 
 
 @dataclass
 class Record:
-    """Everything that the suite found on one device."""
+    """All findings of the suite on one device."""
 
     device: str
     sdopt: str
@@ -83,7 +83,7 @@ class Record:
         return next((entry for entry in self.entries if entry.part == part), None)
 
     def put(self, entry: Entry, order: Sequence[str]) -> None:
-        """Notes how a part ended, in place of how it ended before; parts that are not in `order` stay at the end."""
+        """Records how a part ended, replacing its earlier entry; parts that are not in `order` stay at the end."""
         others = [other for other in self.entries if other.part != entry.part]
         place = {part: number for number, part in enumerate(order)}
         self.entries = sorted([*others, entry], key=lambda each: place.get(each.part, len(place)))
@@ -96,7 +96,7 @@ def read_record(folder: Path) -> Record | None:
     """Reads a folder's record; None if there is none.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the record cannot be read.
     """
     path = folder / FILE
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Runs the parts of the suite in their order, each as far as its limit and the budget allow."""
+"""Runs the parts of the suite in their order, each within its time limit and the budget."""
 
 import math
 import re
@@ -34,12 +34,12 @@ from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Finding, Record, read_record, write_record
 
 AGAIN = "_again"
-"""What the name of a part ends in that measures a study with three processes."""
+"""Suffix of the name of a part that measures a study again, with three processes."""
 
 _PROCESSES = 3
 _FEWEST_ROUNDS = 2
 _USAGE = 2
-"""The exit code of `sdopt run` where it cannot begin, as where a resumed run was of another machine."""
+"""The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
 
 CHECKOUT = Path(sdopt.__file__).parents[1]
 """Where the tests are, if sdopt runs from a checkout."""
@@ -51,10 +51,10 @@ class Suite:
 
     Attributes:
         config: the configuration.
-        device: where everything runs.
-        folder: of this device's results.
+        device: the device that everything runs on.
+        folder: the folder of this device's results.
         deadline: when the budget is used up, by `time.monotonic`.
-        tell: called with a line for each part that begins or ends.
+        tell: called with a line when a part begins or ends.
     """
 
     config: SuiteConfig
@@ -65,7 +65,7 @@ class Suite:
 
     @property
     def left_s(self) -> float:
-        """What is left of the budget."""
+        """Seconds left of the budget."""
         return self.deadline - time.monotonic()
 
 
@@ -94,9 +94,9 @@ def run_suite(suite: Suite) -> Record:
 
 
 def _again(suite: Suite, record: Record) -> Iterator[Part]:
-    """Yields the studies that are measured again, each when its turn comes: its rounds depend on what it took before.
+    """Yields the studies to measure again, each when its turn comes: its rounds depend on its earlier times.
 
-    A study of which each call takes longer gets fewer rounds.
+    A study with longer calls gets fewer rounds.
     """
     for part in suite.config.chosen:
         first = record.entry(part.name)
@@ -136,7 +136,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     if limit_s < part.least_s:
         room = "is its limit" if limit_s == part.limit_s else "of the budget were left"
         reason = f"takes {part.least_s:.0f} s at least; {max(limit_s, 0):.0f} s {room}"
-        # What was measured before the budget ended is kept.
+        # Measurements from before the end of the budget are kept.
         yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
         return
     place = f"parts/{part.name}"
@@ -187,10 +187,10 @@ def _tests() -> Path:
 
 
 def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
-    """Returns what runs a part, and what is found before it does; no command where nothing of it can run here."""
+    """Returns the command that runs a part, and findings known beforehand; no command if nothing of it can run here."""
     device = [f"hardware.device={suite.device.torch_name}"]
     if part.kind == "tests":
-        # Without a GPU they are collected, which imports all of them.
+        # Without a GPU, the tests are only collected, which imports all of them.
         shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
         plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
         return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, str(_tests())], []
@@ -208,7 +208,7 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
 
 
 def study_overrides(suite: Suite, part: Part) -> list[str]:
-    """Returns the overrides of a part's study. What is measured again keeps its own processes and rounds."""
+    """Returns the overrides of a part's study. A part that is measured again keeps its own processes and rounds."""
     config, again = suite.config, part.name.endswith(AGAIN)
     overrides = merge_overrides(
         [f"hardware.device={suite.device.torch_name}", *config.common], [*map(as_override, part.overrides)]
@@ -225,7 +225,7 @@ def _sdopt(*arguments: str) -> list[str]:
 
 
 def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, deadline: float) -> Run:
-    """Runs a part; a study that was cut off goes on where it stopped, or if it cannot, begins anew."""
+    """Runs a part; a study that was cut off is resumed or, if that is impossible, begins anew."""
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:
@@ -247,7 +247,7 @@ def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, 
 
 
 def _move_away(folder: Path) -> None:
-    """Keeps what was measured before, on a machine or with versions that were others."""
+    """Moves earlier results of another machine or other versions aside, so that they are kept."""
     number = 1 + sum(1 for _ in folder.parent.glob("earlier-*"))
     folder.rename(folder.parent / f"earlier-{number}")
 
@@ -270,7 +270,7 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
 
 
 def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:
-    """Returns what a part found, as far as it came."""
+    """Returns the findings of a part, as far as it ran."""
     with suppress(OSError, ValueError, KeyError):
         if part.kind == "doctor":
             return machine_findings(folder / "doctor.json")
@@ -287,5 +287,5 @@ def _now() -> str:
 
 
 def slug_of(device: str) -> str:
-    """Returns the name of a device as one of a folder."""
+    """Returns the name of a device as a folder name."""
     return re.sub(r"[^a-z0-9.]+", "-", device.lower()).strip("-") or "device"

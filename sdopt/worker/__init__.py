@@ -1,1 +1,1 @@
-"""The process that one variant lives in: how it starts, what it is asked, and what it answers."""
+"""The worker process of one variant: its start, the requests to it, and its answers."""

@@ -25,12 +25,12 @@ def call_apart(
     Args:
         context: starts the process.
         function: a function of a module; its arguments, its result and its notes are pickled.
-        arguments: of `function`.
+        arguments: the arguments of `function`.
         timeout_s: limit in seconds; None waits for as long as the process lives.
-        note: if given, `function` gets a keyword argument `note`, and what it is called with there arrives here.
+        note: if given, `function` gets a keyword argument `note`; each of its calls there calls `note` here.
 
     Raises:
-        ChildTimeoutError: it took too long.
+        ChildTimeoutError: `function` took too long.
         ChildDiedError: the process ended without a result.
     """
     child = ChildProcess(context, _serve, function, arguments, note is not None)
@@ -47,7 +47,7 @@ def in_process(context: StartContext, function: Callable[..., T], *arguments: An
     """Runs `function`, which may touch the device, in a fresh process; returns its result or re-raises its error.
 
     Raises:
-        UsageError: the process died, or gave no answer; begins with `what`.
+        UsageError: the process died, or gave no answer; the message begins with `what`.
     """
     try:
         return call_apart(context, function, *arguments, timeout_s=_PROBE_LIMIT_S)

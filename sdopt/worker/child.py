@@ -19,22 +19,22 @@ from typing import Any
 from sdopt.worker.forkserver import StartContext, start
 
 KILL_LIMIT_S = 10.0
-"""How long the kernel may take to end a killed process. One that waits within a driver may take forever."""
+"""Seconds that the kernel may take to end a killed process; a process that waits in a driver may never end."""
 
 _STOP_LIMIT_S = 5.0
-"""How long a process may take to end by itself after its pipe was closed."""
+"""Seconds that a process may take to end by itself after its pipe was closed."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a child sends before its answer, as progress."""
+    """A progress message that a child sends before its answer."""
 
     content: Any
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a child was asked for."""
+    """The answer of a child to a request."""
 
     value: Any
 
@@ -47,7 +47,7 @@ class Failure:
 
 
 class ChildDiedError(Exception):
-    """A process ended before it answered; reads as what happened to "the process"."""
+    """A process ended before it answered; as a string, the error continues a sentence that begins "the process"."""
 
     def __init__(self, exit_code: int | None) -> None:
         self.exit_code = exit_code
@@ -78,16 +78,16 @@ def _ignore(content: object) -> None:
 
 
 class ChildProcess:
-    """A process in a process group of its own, with a pipe to it. The group is killed if this process dies.
+    """A child process in its own process group, with a pipe to it. The group is killed if the parent dies.
 
-    A Ctrl-C in the terminal does not reach the child: the parent alone decides what ends.
+    A Ctrl-C in the terminal does not reach the child: only the parent decides when the child ends.
 
     Args:
         context: starts the process.
         target: runs in the process, with its end of the pipe and `arguments`.
-        arguments: of `target`; they are pickled.
-        scratch: folder that is removed if the parent dies before it can.
-        warn: is told of a process that does not end.
+        arguments: the arguments of `target`; they are pickled.
+        scratch: a folder to remove if the parent dies before it can remove it.
+        warn: receives a warning if a process does not end.
 
     Raises:
         OSError: the process cannot be started, for example because the fork server has ended (ServerError).
@@ -105,7 +105,7 @@ class ChildProcess:
         self._ended = False
         self._connection, theirs = context.Pipe()
         life, self._life = context.Pipe(duplex=False)
-        # Not a daemon: those may not start processes, and compilers do.
+        # Not a daemon: daemonic processes cannot start processes, as compilers do.
         self._process = context.Process(target=_main, args=(theirs, life, scratch, target, arguments), daemon=False)
         start(self._process)
         theirs.close()
@@ -134,11 +134,11 @@ class ChildProcess:
 
         Args:
             timeout_s: limit for the answer, in seconds; None waits for as long as the process lives.
-            note: is told the content of each note that comes before the answer.
+            note: receives the content of each note that comes before the answer.
 
         Raises:
             ChildTimeoutError: there was no answer in time; the child is killed.
-            ChildDiedError: the process ended; what is left of its group is killed.
+            ChildDiedError: the process ended; the rest of its group is killed.
             Exception: the error that the child sent instead of an answer.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -182,7 +182,7 @@ class ChildProcess:
         self._process.join(KILL_LIMIT_S)
         if self._process.is_alive():
             self._warn(f"process {self.pid} was killed and has not ended within {KILL_LIMIT_S:g} s; it is left behind")
-            # At exit Python waits without limit for every process that it knows of.
+            # At exit, Python waits without limit for every registered child process.
             multiprocessing_process._children.discard(self._process)  # type: ignore[attr-defined]
         self._connection.close()
         self._life.close()
@@ -195,7 +195,7 @@ class ChildProcess:
 
 
 def send_answer(connection: Connection, function: Callable[[], Any]) -> None:
-    """Sends what `function` returns to the parent, or the error that it raises; if nobody listens, nothing."""
+    """Sends the result of `function` to the parent, or the error that it raises; does nothing if the pipe is closed."""
     try:
         pickled = ForkingPickler.dumps(Answer(function()))
     except Exception as error:
@@ -205,7 +205,7 @@ def send_answer(connection: Connection, function: Callable[[], Any]) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one of the same text where the error itself cannot travel between processes."""
+    """Returns the error, or one with the same text if the error itself cannot be pickled."""
     try:
         pickle.loads(ForkingPickler.dumps(error))
     except Exception:
@@ -220,16 +220,16 @@ def _main(
     target: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Is the child's main function: leaves the parent's group, and runs `target`."""
+    """The child's main function: leaves the parent's process group, and runs `target`."""
     os.setsid()
     threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
     target(connection, *arguments)
 
 
 def _end_with_the_parent(life: Connection, scratch: Path | None) -> None:
-    """Waits for the end of a pipe that the parent holds and never writes to; then ends all that runs here.
+    """Waits until the parent's end of a pipe closes, to which it never writes; then kills this process and its group.
 
-    A parent that is killed can do that no more, and a compiler or a call would go on for minutes.
+    A killed parent cannot end its children, and a compiler or a call would run on for minutes.
     """
     with suppress(OSError, EOFError):
         life.recv_bytes()

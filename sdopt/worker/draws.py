@@ -1,4 +1,4 @@
-"""Which images a worker draws, and from which noise."""
+"""Defines which images a worker draws, and from which noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from sdopt.variant import Variant
 
 _OTHER_NOISE = 1_000_000
-"""Added to the seed where the noise shall be another."""
+"""Added to the seed to get different noise."""
 
 _LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
 """On two cores a batch of 12 images of 64×64 pixels draws 5.5 times as many a second as single calls do."""
 
 _ALONE, _MANY = 3, 6
-"""So many calls with prompts of a quality pass are timed while no other process works, if it has `_MANY` or more; else
-one."""
+"""Number of calls of a quality pass that are timed while no other process works: `_ALONE` if the pass has `_MANY` calls
+or more, else one."""
 
 LATENTS = "latents.safetensors"
-"""Beside the images: `latents`, the final ones, float32 (n, channels, height, width), in the order of the images."""
+"""File beside the images with the tensor `latents`: the final latents, float32 (n, channels, height, width), in the
+order of the images."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +31,24 @@ class Draw:
     size: int
     """Height and width of the images, in pixels."""
     threads: int | None = None
-    """Of the CPU; None leaves them as they are."""
+    """Number of CPU threads; None leaves it unchanged."""
 
     @property
     def calls(self) -> int:
-        """How many calls of the pipeline it takes."""
+        """How many calls of the pipeline the draw takes."""
         return -(-len(self.prompts) // self.batch_size)
 
     @property
     def timed_again(self) -> int:
-        """How many of them are made once more from other noise, alone and with all threads, to be timed."""
+        """How many of its calls are repeated with other noise, alone and with all threads, to be timed."""
         return min(self.calls, _ALONE if self.calls >= _MANY else 1)
 
 
 def timed_draw(variant: Variant, place: int = 0) -> Draw:
-    """Returns the draw that timed calls at the shape in that place are of, each another batch.
+    """Returns the draw whose batches the timed calls at a shape use, one batch per call.
 
-    It is the quality pass's own, as far as that goes. So each timed call has its drawn counterpart, and as few of them
-    as possible have the same prompts. Latents from a file need only be as many as the workload has prompts.
+    It is the draw of the quality pass, as far as that has enough prompts. So each timed call has a drawn counterpart,
+    and as few calls as possible share prompts. A file of latents needs no more than the workload has prompts.
     """
     shape = variant.shapes[place]
     more = len(variant.pictured) > len(variant.prompts) and variant.workload.latents is None
@@ -56,15 +57,15 @@ def timed_draw(variant: Variant, place: int = 0) -> Draw:
 
 
 def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool) -> int | None:
-    """Returns how many prompts of the quality pass all variants draw in one call; None leaves that to each workload.
+    """Returns how many prompts of the quality pass all variants draw in one call; None uses each workload's batch.
 
-    One call for several small images takes little longer than one for a single image. The batch is the same for all
-    variants, because another batch computes in another order; where a variant compiled or captured its own, or
-    computes in 8 bits, all keep that of their workload. Where a gate judges, images are drawn as the timed calls draw
-    them: what goes wrong in every eighth call must not hide in two large ones.
+    One call for several small images takes little longer than one for a single image. All variants use the same batch
+    size, because another batch size computes in another order. If a variant compiles or captures a graph for its batch,
+    or computes in 8 bits, all keep the batch of their workload. If a gate judges, too: an error in every eighth call
+    must not be hidden by making only two large calls.
 
     Args:
-        variants: of one study, those that run.
+        variants: the variants of the study that run.
         wanted: `quality.batch_size`.
         judged: whether the study has a gate.
     """
@@ -81,25 +82,25 @@ def drawing_batch(variants: Sequence[Variant], wanted: int | None, judged: bool)
 
 
 def draw_of(variant: Variant, batch_size: int | None = None, threads: int | None = None) -> Draw:
-    """Returns the draw of the images of a variant, in batches of its main shape's size unless another is given."""
+    """Returns the draw of a variant's images, in batches of its main shape's batch size unless another is given."""
     main = variant.shapes[0]
     return Draw(variant.pictured, batch_size or main.batch_size, variant.workload.seed, main.size, threads)
 
 
 def floor_draws(draw: Draw, variant: Variant, prompts: int, threads: int) -> dict[str, list[Draw]]:
-    """Returns how the baseline is drawn once more for each floor: the preferred way first.
+    """Returns, for each floor, the ways to draw the baseline again, the preferred one first.
 
-    `sampling` starts from other noise. `numerical` has another batch size and number of threads, which changes the
-    order of sums and nothing else; it comes last, because a larger batch may find no memory.
+    `sampling` starts from other noise. `numerical` uses another batch size and number of threads, which changes only
+    the order of sums; it comes last, because a larger batch may run out of memory.
 
     Args:
-        draw: how its images were drawn.
+        draw: the draw of the baseline's images.
         variant: the baseline.
-        prompts: how many.
-        threads: that its calls are timed with.
+        prompts: the number of prompts to draw.
+        threads: the number of threads of its timed calls.
     """
     first = replace(draw, prompts=draw.prompts[:prompts])
-    # The timed calls' batch, where images are drawn in another: the floor then tells what that change makes.
+    # If images are drawn in another batch than timed calls use, the floor uses the latter, to measure that change.
     timed = variant.shapes[0].batch_size
     batches = (timed,) if timed != first.batch_size else (4, 2) if timed == 1 else (1,)
     others = max(1, threads // 2) if draw.threads in (None, threads) else threads

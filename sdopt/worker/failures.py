@@ -1,4 +1,4 @@
-"""Says how a variant ended whose worker raised an error."""
+"""Determines the status of a variant whose worker raised an error."""
 
 import torch
 
@@ -23,11 +23,11 @@ _MAYBE_OUT_OF_MEMORY = (
     "busy or unavailable",  # also what all processes but one are told in exclusive compute mode
     "failed to map segment",  # of a library that is loaded; also where its folder is mounted noexec
 )
-"""What libraries say if a handle or a workspace found no memory; they have other reasons too."""
+"""Messages of libraries that could not allocate a handle or a workspace; some have other causes, too."""
 
 
 def describe_error(error: Exception) -> WorkerError:
-    """Tells running out of memory from other failures, also where a compiler has wrapped it."""
+    """Returns the WorkerError for an error; recognises running out of memory even if a compiler wrapped it."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:

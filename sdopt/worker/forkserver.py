@@ -1,4 +1,4 @@
-"""How worker processes start. Light: imported before anything heavy, so that the server loads beside the parent."""
+"""Starts worker processes. Imports nothing heavy, so that the fork server loads libraries while the parent does."""
 
 import multiprocessing
 import os
@@ -21,16 +21,16 @@ _ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # In what starts with `python -c`, as the fork server does, the working folder would come first.
+    # The fork server starts with `python -c`, which would put the working folder first on the path.
     "PYTHONSAFEPATH": "1",
-    # What these libraries print on import (of extras that are not installed) is no news to a user.
+    # These libraries print on import which extras are not installed; users need not see that.
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
 }
 
 
 PRELOADED = ["sdopt.worker.preload"]
-"""What the fork server imports before it forks."""
+"""Modules that the fork server imports before it forks."""
 
 
 class ServerError(OSError):
@@ -46,7 +46,7 @@ def start(process: BaseProcess) -> None:
 
 
 def prepare_environment() -> None:
-    """Sets what the libraries read when they are imported, where the user has not."""
+    """Sets environment variables that libraries read on import, unless the user has set them."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -54,7 +54,7 @@ def prepare_environment() -> None:
 def start_fork_server() -> StartContext:
     """Starts the process that workers are forked from, and returns without waiting for its imports.
 
-    Its environment is frozen from here on. Where the platform has no fork, workers are spawned, in seconds each.
+    Its environment is fixed from then on. On platforms without fork, workers are spawned, which takes seconds each.
 
     Raises:
         UsageError: no temporary folder can be written.
@@ -82,10 +82,10 @@ def start_fork_server() -> StartContext:
 
 @contextmanager
 def independent_children() -> Iterator[None]:
-    """Keeps what this process is from reaching the worker processes that it starts.
+    """Starts worker processes within the block without this process's main module and start method.
 
     `multiprocessing` imports the main module again in each child: a script without `if __name__ == "__main__":` would
-    run again there, and a notebook has no file to import. It also hands down the name of the start method, and a
+    run again there, and a notebook has no file to import. It also passes on the name of the start method, and a
     launcher such as joblib sets one (`loky`) that the child does not know.
     """
     main = sys.modules["__main__"]

@@ -1,4 +1,4 @@
-"""What one call of the pipeline is given: prompts, and the noise that its images start from."""
+"""Makes the inputs of one call of the pipeline: prompts, and the noise that its images start from."""
 
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,12 @@ def prompts_and_noise(
     size and device do not change where an image starts.
 
     Args:
-        variant: says how many images there are of each prompt, and of what task.
-        pipe: that is called.
-        device: PyTorch's name of the one that it runs on.
-        given: the latents that take the place of noise, if a file named some.
-        index: number of the call among those of the draw.
-        draw: which prompts, in which batches and of which size.
+        variant: defines the number of images per prompt, and the task.
+        pipe: the pipeline to call.
+        device: PyTorch's name of the device that it runs on.
+        given: latents from a file that replace the noise, if there are any.
+        index: the number of the call within the draw.
+        draw: defines the prompts, the batches and the image size.
     """
     count = variant.workload.images_per_prompt
     chosen = [(index * draw.batch_size + offset) % len(draw.prompts) for offset in range(draw.batch_size)]
@@ -38,7 +38,7 @@ def prompts_and_noise(
     inputs["prompt"] = [draw.prompts[i] for i in chosen]
     generators = [torch.Generator().manual_seed(draw.seed + number) for number in numbers]
     if variant.task.kind != "txt2img":
-        # What an image starts from is made within the call, out of the encoded input and of noise drawn there.
+        # The call itself makes the initial latents, from the encoded input image and noise that it draws.
         return inputs | {"generator": generators}
     side = draw.size // pipe.vae_scale_factor
     shape = (1, pipe.vae.config.latent_channels, side, side)
@@ -46,8 +46,8 @@ def prompts_and_noise(
         noise = [torch.randn(shape, generator=generator) for generator in generators]
     else:
         noise = take(given, numbers, shape[1:], variant.workload.latents or "")
-    # Not that of the parameters, which may be stored in fewer bits than they compute in.
+    # Not the type of the parameters, which may be stored in fewer bits than they compute in.
     dtype = unwrapped(denoiser_of(pipe)).dtype
     latents = torch.cat(noise).to(device=device, dtype=dtype)
-    # Some schedulers draw noise at every step: each image's comes from its own seed as well.
+    # Some schedulers draw noise at every step: each image has its own seed for that, too.
     return inputs | {"latents": latents, "generator": generators}

@@ -21,7 +21,7 @@ from sdopt.worker.forkserver import ServerError, StartContext
 
 @dataclass(frozen=True)
 class Machine:
-    """What a first worker found: the device, the CPU, and how workers start here."""
+    """The machine as the first worker found it: the device, the CPU, and how workers start here."""
 
     device: Device
     cpu: dict[str, Any]
@@ -34,11 +34,11 @@ class Machine:
     cards: int = 0
     """How many CUDA devices are visible."""
     warnings: tuple[str, ...] = ()
-    """What is not as it was asked for, or slower than it could be."""
+    """Warnings of settings that differ from the configuration, or that make the machine slower than necessary."""
 
 
 def probe_machine(context: StartContext, wanted: str) -> Machine:
-    """Asks a fresh process what `hardware.device` is.
+    """Asks a fresh process for the machine with the device `wanted` (`hardware.device`).
 
     Raises:
         UsageError: there is no such device.
@@ -50,16 +50,16 @@ def probe_machine(context: StartContext, wanted: str) -> Machine:
 def find_machine(
     context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]
 ) -> tuple[Machine, StartContext]:
-    """Finds the machine that the configuration means, with its data sheet, and how workers start there.
+    """Returns the machine that the configuration selects, with its data sheet, and how workers start there.
 
     Args:
-        context: how workers would start; the returned one differs where that does not work.
+        context: the preferred way to start workers; the returned one differs if that does not work.
         hardware: the configuration.
-        sheets: the packaged data sheets, asked for where a device's name may find one.
+        sheets: returns the packaged data sheets; called if the device's name may match one.
 
     Raises:
         UsageError: there is no such device.
-        ConflictError: the data sheet that was chosen is not that of the device.
+        ConflictError: the chosen data sheet does not belong to the device.
     """
     try:
         machine, context = _probe_or_spawn(context, hardware.device)
@@ -76,7 +76,7 @@ def find_machine(
 
 
 def _probe_or_spawn(context: StartContext, wanted: str) -> tuple[Machine, StartContext]:
-    """Probes the machine; where processes cannot be forked from a warm server, they are spawned from then on."""
+    """Probes the machine; if processes cannot be forked from the fork server, they are spawned from then on."""
     try:
         machine = probe_machine(context, wanted)
     except ServerError as error:

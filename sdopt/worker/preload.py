@@ -1,6 +1,6 @@
-"""Imported once by the fork server, so that each worker starts with the libraries in place.
+"""Imports libraries once, in the fork server, so that each worker starts with them loaded.
 
-No computing: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
+Must not compute: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ MODULES = (
     *(f"sdopt.optimizations.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
     "sdopt.worker.session",
 )
-"""What a worker would otherwise import by itself, in its first calls."""
+"""Modules that a worker would otherwise import by itself, in its first calls."""
 
 
 # xformers asks for the card's compute capability when it is imported, unless its Triton kernels are off; the question
@@ -47,20 +47,20 @@ those of xFormers: its wheel on PyPI is for CUDA 12, and beside PyTorch for CUDA
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:
-    """Imports modules; returns why, by name, for each that cannot be imported here. Workers then try by themselves."""
+    """Imports modules; returns the error of each that cannot be imported here, by name. Workers then import it."""
     failed = {}
     unasked = _ASKS_NO_CARD if any(map(_loads, _DRIVERS)) or _is_rocm() else _ASKS_NO_CARD | _HIDES_CARDS
     with _environment(unasked), _quiet(_TALKATIVE):
         for module in modules:
             try:
                 importlib.import_module(module)
-            except (Exception, SystemExit) as error:  # the server must live, whatever a library does on import
+            except (Exception, SystemExit) as error:  # the server must survive whatever a library does on import
                 failed[module] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return failed
 
 
 def _loads(library: str) -> bool:
-    """Whether there is a shared library, which is loaded to see it: NVML's and CUDA's do nothing until asked."""
+    """Returns whether a shared library exists, by loading it; NVML's and CUDA's libraries do nothing on loading."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -69,10 +69,10 @@ def _loads(library: str) -> bool:
 
 
 def _is_rocm() -> bool:
-    """Whether this PyTorch calls AMD's cards CUDA devices: these have another driver."""
+    """Returns whether this PyTorch is a ROCm build, whose CUDA devices are AMD cards with another driver."""
     try:
         return importlib.import_module("torch").version.hip is not None
-    except Exception:  # the modules that are imported next say why
+    except Exception:  # the imports that follow report the reason
         return False
 
 
@@ -93,7 +93,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet(names: Iterable[str]) -> Iterator[None]:
-    """Lets loggers tell of errors alone within the block."""
+    """Restricts loggers to errors within the block."""
     loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in loggers:
         logger.setLevel(logging.ERROR)
@@ -105,12 +105,12 @@ def _quiet(names: Iterable[str]) -> Iterator[None]:
 
 
 def _prepare_loading() -> None:
-    """Makes what libraries would make once in each worker that loads a pipeline.
+    """Builds tables that libraries would otherwise build in each worker that loads a pipeline.
 
-    These are the table of names by which transformers converts weights, and the schedulers that may take over the
+    These are the table of names by which transformers converts weights, and the list of schedulers that accept the
     configuration of the default one.
     """
-    # A version that has no such thing makes none in a worker either.
+    # A version without such a table does not build it in a worker either.
     with suppress(Exception):
         importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("clip")
     with suppress(Exception):
@@ -118,7 +118,7 @@ def _prepare_loading() -> None:
 
 
 FAILED = import_all(MODULES)
-"""Why modules are missing here, by name."""
+"""The import error of each module that is missing here, by name."""
 
 _prepare_loading()
 

@@ -1,7 +1,7 @@
-"""The parent's handle on the process that one variant lives in.
+"""The parent's handle on the worker process of one variant.
 
-Global state (TF32 flags, attention back ends, compiler caches, the CUDA allocator) must not leak from one variant into
-the next, and a peak of memory must belong to one variant: so each has a process of its own.
+Each variant has its own process, so that global state (TF32 flags, attention back ends, compiler caches, the CUDA
+allocator) does not leak from one variant into the next, and a memory peak belongs to one variant.
 """
 
 import time
@@ -25,21 +25,21 @@ R = TypeVar("R")
 
 
 class Worker:
-    """Starts the process of a variant and asks it one thing at a time.
+    """Starts the process of a variant and sends it one request at a time.
 
     Each request is the method of `PipelineHost` of the same name. Each raises WorkerError if the worker fails, dies or
     takes too long.
 
     Args:
         context: starts the process.
-        variant: what it runs.
-        device: where.
-        log: file that takes everything the worker prints.
-        scratch: folder for the caches of compilers, of several workers. A worker whose log has the same name finds what
-            the one before it compiled. It is removed if the parent is killed.
+        variant: the variant that it runs.
+        device: the device that it runs on.
+        log: file that receives everything the worker prints.
+        scratch: folder for the compiler caches of several workers. A worker whose log has the same name as that of an
+            earlier one reuses its cache. The folder is removed if the parent is killed.
         timeout_s: limit for each request, in seconds.
-        called: is told, with each answer, how many seconds were spent in calls of the pipeline.
-        warn: is told of a process that does not end.
+        called: receives, with each answer, the seconds spent in calls of the pipeline.
+        warn: receives a warning if a process does not end.
 
     Raises:
         OSError: the process cannot be started.
@@ -70,14 +70,14 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there to answer."""
+        """Whether the process is alive and can answer."""
         return self._child.alive
 
     @property
     def observed_s(self) -> float | None:
-        """How long the last call took, by this process's clock; None where it was not marked.
+        """Seconds of the last call by the parent's clock; None if the worker did not mark its start and end.
 
-        It is right where this process waited for no other worker meanwhile.
+        The time is valid only if the parent waited for no other worker meanwhile.
         """
         if self._marks.keys() < {*Mark}:
             return None
@@ -88,13 +88,13 @@ class Worker:
         self._ask(PipelineHost.hello)
 
     def prepare(self) -> float:
-        """Loads the pipeline and applies the optimizations; returns the seconds that it took."""
+        """Loads the pipeline and applies the optimizations; returns the seconds that this took."""
         return self._ask(PipelineHost.prepare)
 
     def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call at the shape in that place, of the batch with that number, by the clocks of both processes.
+        """Times one call at the shape with index `place`, with the batch `number`, by the clocks of both processes.
 
-        With `memory`, it also measures its peak memory.
+        With `memory`, also measures the peak memory of the call.
         """
         asked = time.perf_counter()
         call = self._ask(PipelineHost.time_once, place, number, memory=memory)
@@ -110,7 +110,7 @@ class Worker:
         return self._ask(PipelineHost.memory_so_far)
 
     def prove(self, place: int = 0) -> list[Evidence]:
-        """Returns the evidence of each optimization that it took effect at the shape in that place."""
+        """Returns each optimization's evidence that it took effect at the shape with index `place`."""
         return self._ask(PipelineHost.prove, place)
 
     def time_stages(self) -> dict[str, list[float]]:
@@ -118,11 +118,11 @@ class Worker:
         return self._ask(PipelineHost.time_stages)
 
     def measure_energy(self) -> float | None:
-        """Returns the joules of one call; None where nothing counts them. On CUDA it takes seconds."""
+        """Returns the joules of one call; None if the machine has no counter. On CUDA, this takes seconds."""
         return self._ask(PipelineHost.measure_energy)
 
     def traced(self) -> tuple[float | None, dict[str, float]]:
-        """Returns for how long the device worked in one traced call of the denoiser, and what ran in the call."""
+        """Returns the seconds that the device was busy in one traced call of the denoiser, and counts of what ran."""
         return self._ask(PipelineHost.traced)
 
     def count_operations(self) -> float:
@@ -136,7 +136,7 @@ class Worker:
     def begin(
         self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], R]:
-        """Sends a request; the function that it returns waits for the answer. Several workers can then work at once.
+        """Sends a request; returns a function that waits for the answer, so that several workers can work at once.
 
         The answer must be fetched before the next request. Both steps raise WorkerError.
         """
@@ -163,7 +163,7 @@ class Worker:
 
     @contextmanager
     def _deaths_told(self, request: str) -> Iterator[None]:
-        """Raises WorkerError where the process dies, or takes too long, within a request."""
+        """Raises WorkerError if the process dies or takes too long within a request."""
         try:
             yield
         except ChildTimeoutError:
@@ -186,10 +186,10 @@ class Worker:
 
 
 def answers_of(requests: Sequence[Callable[[], Callable[[], R]]]) -> list[R | WorkerError]:
-    """Begins requests of several workers, and only then waits; returns the answer of each, or how it failed.
+    """Sends requests to several workers before it waits; returns the answer of each, or its error.
 
     Args:
-        requests: each begins one, as `partial(worker.begin, request)` does.
+        requests: functions that each begin one request, such as `partial(worker.begin, request)`.
     """
     begun = [_or_error(request) for request in requests]
     return [answer if isinstance(answer, WorkerError) else _or_error(answer) for answer in begun]

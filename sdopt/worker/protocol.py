@@ -1,4 +1,4 @@
-"""What a study and its workers tell each other, beside the figures that are recorded."""
+"""Types that a study and its workers exchange, besides the recorded figures."""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class WorkerError(Exception):
     """A worker could not answer: `status` says how it ended, `reason` why, in a line or two.
 
     Args:
-        status: how the variant ends.
-        reason: why.
-        may_be_memory: whether it ended as it does where memory has run out, though that may not be the reason: the
-            kernel kills with SIGKILL then, and some errors of libraries do not tell.
+        status: the status of the variant.
+        reason: the reason for it.
+        may_be_memory: whether the failure looks like a lack of memory without proving it: the kernel then kills with
+            SIGKILL, and some libraries raise errors that do not name the cause.
     """
 
     def __init__(self, status: Status, reason: str, may_be_memory: bool = False) -> None:
@@ -31,15 +31,15 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compilers made within one call."""
+    """The graphs that compilers made within one call."""
 
     seconds: float
-    """Time that they themselves say they took."""
+    """Time that the compilers report."""
     graphs: int
 
 
 class Mark(StrEnum):
-    """What a worker tells while it makes a call, so that the study's own process can time it too."""
+    """A message that a worker sends around a call, so that the parent can time the call, too."""
 
     BEGUN = "begun"
     ENDED = "ended"
@@ -61,23 +61,23 @@ class TimedCall:
 
     seconds: float
     gpu: GpuState | None
-    """The state of the device right after it; None on a CPU, and without NVML."""
+    """The state of the device right after the call; None on a CPU, and without NVML."""
     compiled: Compiled
     memory: Memory | None = None
-    """Its peak, where that was asked for."""
+    """The peak memory of the call, if requested."""
     held_gib: float = 0.0
-    """Memory held after it, by the worker with all that it started."""
+    """Memory held after the call by the worker and all processes that it started."""
     image: SampledImage | None = None
     observed_s: float | None = None
-    """Its time by the clock of the process that asked for it; that is right where no other was asked meanwhile."""
+    """Time of the call by the parent's clock; valid only if the parent waited for no other worker meanwhile."""
     over_after_s: float | None = None
-    """Time by the same clock from the request to the end of the call."""
+    """Time by the parent's clock from the request to the end of the call."""
     around_s: float | None = None
-    """Time by the same clock from the request to the answer, less the call itself."""
+    """Time by the parent's clock from the request to the answer, without the call itself."""
 
     @property
     def absurd(self) -> str:
-        """Says why its time cannot be true; "" where it can."""
+        """Says why the time cannot be true; "" if it can."""
         if not math.isfinite(self.seconds) or self.seconds <= 0:
             return f"its clock says that a call took {self.seconds:g} s"
         if self.over_after_s is not None and self.seconds > 1.01 * self.over_after_s:
@@ -88,4 +88,4 @@ class TimedCall:
 
 
 MESSAGE_S = 0.01
-"""What the messages around a call may take, and a process that waits for them, on a machine that is busy with it."""
+"""Seconds that the messages around a call, and waiting for them, may take on a busy machine."""

@@ -49,23 +49,23 @@ if TYPE_CHECKING:
 def serve(connection: Connection, variant: Variant, device: Device, log: Path, cache: Path) -> None:
     """Answers the requests of a `Worker`, until it closes its end of the pipe.
 
-    With each answer goes a note: the seconds that calls of the pipeline took. A call that is timed is marked by one
-    note as it begins, and by another as it ends.
+    Sends a note with each answer: the seconds spent in calls of the pipeline. Marks a timed call by one note when it
+    begins, and by another when it ends.
     """
     adopt_orphans()
     with log.open("a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    # What was imported is no garbage: to look through it took a fifth of a second before every timed call.
+    # Imported objects are no garbage: collecting through them took a fifth of a second before every timed call.
     gc.freeze()
-    # Its default lock is a semaphore between processes, which a worker that is killed would leave behind.
+    # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
     tqdm.set_lock(threading.RLock())
     host = PipelineHost(variant, device, lambda mark: connection.send(Note(mark)))
-    # Below the study's own folder, which is removed even if this process is killed: weights may be moved there.
+    # Below the study's own folder, which is removed even if this process is killed: weights may be offloaded there.
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, ignore_cleanup_errors=True) as tempfile.tempdir:
-        os.environ["TMPDIR"] = tempfile.tempdir  # for what is not Python: compilers, and PyTorch's own C++
+        os.environ["TMPDIR"] = tempfile.tempdir  # for compilers, and PyTorch's own C++
         while True:
             try:
                 request, args, kwargs = connection.recv()
@@ -86,7 +86,7 @@ def _handle(connection: Connection, host: "PipelineHost", request: str, args: An
 
 
 _ENERGY_S = 5.0
-"""For so long calls are made back to back to measure their energy."""
+"""Seconds of back-to-back calls that measure energy."""
 
 
 class PipelineHost:
@@ -95,7 +95,7 @@ class PipelineHost:
     Args:
         variant: the pipeline.
         device: where it runs.
-        mark: is told when a call begins, and when it has ended.
+        mark: called when a call begins and when it has ended.
     """
 
     def __init__(self, variant: Variant, device: Device, mark: Callable[[Mark], None] = lambda mark: None) -> None:
@@ -119,7 +119,7 @@ class PipelineHost:
 
     @property
     def _pipe(self) -> "DiffusionPipeline":
-        """The pipeline, once it was prepared."""
+        """The pipeline; it must have been prepared."""
         return self._assembly.pipe
 
     def hello(self) -> None:
@@ -132,7 +132,7 @@ class PipelineHost:
             the seconds that it took.
         """
         start = time.perf_counter()
-        # PyTorch sees the cores of the machine, of which its container may use a few.
+        # PyTorch sees all cores of the machine, though its container may be limited to fewer.
         self._threads = self._variant.hardware.threads or min(torch.get_num_threads(), usable_cores())
         self._use_threads(None)
         if self._device.is_cuda:
@@ -152,12 +152,12 @@ class PipelineHost:
         return load_s
 
     def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call from prompts to images at the shape in that place.
+        """Times one call, from prompts to images, at the shape with index `place`.
 
         Args:
-            place: of the shape among the variant's.
-            number: of the batch of prompts and noise, as `timed_draw` counts them; after the last comes the first.
-            memory: whether to measure its peak memory, too.
+            place: the index of the shape among the variant's shapes.
+            number: the number of the batch of prompts and noise in `timed_draw`; after the last comes the first.
+            memory: whether to measure the call's peak memory, too.
         """
         compiled = compiled_so_far()
         if memory:
@@ -178,7 +178,7 @@ class PipelineHost:
         return self._memory.held_gib()
 
     def _sample(self, number: int, draw: Draw, pixels: np.ndarray) -> SampledImage:
-        """Returns one image of a call: of each call another."""
+        """Returns one image of a call, at a position that changes from call to call."""
         image = number % len(pixels)
         prompt, image_index = divmod(image, self._variant.workload.images_per_prompt)
         return SampledImage((number * draw.batch_size + prompt) % len(draw.prompts), image_index, pixels[image])
@@ -188,15 +188,15 @@ class PipelineHost:
         return self._memory.read()
 
     def _read_call(self, number: int, draw: Draw) -> tuple[np.ndarray, np.ndarray, float]:
-        """Makes one call of a draw, and reads its images within the time of the call: they are there only then.
+        """Makes one call of a draw, and reads its images within the measured time: only then are they complete.
 
-        Timed calls and those of the quality pass are made here alike, so that no option can tell them apart.
+        Timed calls and calls of the quality pass are both made here, so that no option can tell them apart.
 
         Returns:
             the images as floats and as bytes, (n, height, width, 3), and the seconds that it took.
 
         Raises:
-            RuntimeError: the call left something changed that it was lent.
+            RuntimeError: the call changed one of its inputs.
         """
         inputs = self._prompts_and_noise(number, draw)
         noise = inputs["latents"].clone() if "latents" in inputs else None
@@ -219,9 +219,9 @@ class PipelineHost:
         return images, pixels, seconds
 
     def measure_energy(self) -> float | None:
-        """Returns the joules of one call: the mean of calls made back to back; None where nothing counts them.
+        """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.
 
-        The device's counter advances some ten times a second, so that one short call says little.
+        The device's counter advances about ten times a second, which is too coarse for one short call.
         """
         before, calls, start = self._monitor.energy_j(), 0, time.perf_counter()
         if before is None:
@@ -241,7 +241,7 @@ class PipelineHost:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
 
         Args:
-            place: of the call's shape among the variant's.
+            place: the index of the call's shape among the variant's shapes.
         """
         self._use_threads(None)
         steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
@@ -257,15 +257,15 @@ class PipelineHost:
         ]
 
     def time_stages(self) -> dict[str, list[float]]:
-        """Returns the seconds of each stage of one instrumented call; of the denoiser a sample per step.
+        """Returns the seconds of each stage of one instrumented call; for the denoiser, one sample per step.
 
-        The pipeline draws the noise of this call itself, from the seeds: so it does for whoever passes none.
-        On CUDA the times are between events on the device's stream, so that observing does not serialise the call.
+        The pipeline draws the noise of this call itself, from the seeds, as for any user who passes no noise. On CUDA,
+        the times are between events on the device's stream, so that observing does not serialise the call.
         """
         self._use_threads(None)
         clock = EventClock() if self._device.is_cuda else WallClock()
         draw = timed_draw(self._variant)
-        number = draw.calls // 2  # not the first, whose seed whoever ignores seeds may have hit upon
+        number = draw.calls // 2  # not the first: a pipeline that ignores seeds may use the same default seed
         inputs = self._prompts_and_noise(number, draw)
         if self._variant.workload.latents is None and inputs.pop("latents", None) is not None:
             seeds = [generator.initial_seed() for generator in inputs["generator"]]
@@ -274,36 +274,36 @@ class PipelineHost:
             _, pixels = self._read(inputs=inputs)
         self._synchronize()
         self._by_seed = self._sample(number, draw, pixels)
-        # Both prompts (with and without guidance) are one stage of the call; each step is one of its own.
+        # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
         return {
             "denoiser_step" if stage == DENOISER else stage: spans if stage == DENOISER else [sum(spans)]
             for stage, spans in clock.seconds().items()
         }
 
     def by_seed(self) -> SampledImage | None:
-        """Returns an image of the last call that was instrumented."""
+        """Returns an image of the last instrumented call."""
         return self._by_seed
 
     def count_operations(self) -> float:
-        """Returns the TFLOP of one image. Raises what a model raises that cannot be run on the meta device."""
+        """Returns the TFLOP of one image. Raises the model's own error if it cannot run on the meta device."""
         variant = self._variant
         savings = [option for _, option in variant.applied if option.saves_operations]
         work = (variant.task, variant.workload, variant.size, variant.guidance_scale)
         return tflop_per_image(self._pipe, *work, savings)["total"]
 
     def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
-        """Makes the images of one batch of a draw and keeps them losslessly in `folder`.
+        """Makes the images of one batch of a draw and stores them losslessly in `folder`.
 
-        With the last batch the final latents of all are kept beside them, in the order of the records.
+        With the last batch, stores the final latents of all images beside them, in the order of the records.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if batch == 0:
             self._latents, self._pass = [], ([], [])
-        # Floats too, because bytes cannot tell a NaN from black.
+        # Floats, too, because bytes cannot distinguish NaN from black.
         self._use_threads(draw.threads)
         waited = waited_s(os.getpid())
         images, pixels, seconds = self._read_call(batch, draw)
-        # Little is left of a call that mostly waited, and never nothing: the kernel's clock is not this one.
+        # Never zero, even for a call that mostly waited: the kernel's clock differs from this one.
         self._pass[0].append(max(seconds - (waited_s(os.getpid()) - waited), seconds / 100))
         self._pass[1].append(self._memory.held_gib())
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
@@ -320,7 +320,7 @@ class PipelineHost:
         return records
 
     def pass_figures(self) -> tuple[list[float], list[float]]:
-        """Returns, of each call of the last pass, the seconds less what it waited for a core, and the GiB held then."""
+        """Returns, for each call of the last pass, its seconds without waiting for a core, and the GiB held then."""
         return self._pass
 
     def draw_again(self, batch: int, draw: Draw) -> list[SampledImage]:
@@ -331,13 +331,13 @@ class PipelineHost:
         return [SampledImage(*place, image) for place, image in zip(places, pixels, strict=False)]
 
     def _places(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
-        """Returns the prompt and the number of each image of a batch; not of those that fill up a short one."""
+        """Returns the prompt and the number of each image of a batch, except images that fill up a short batch."""
         start = batch * draw.batch_size
         prompts = range(start, min(start + draw.batch_size, len(draw.prompts)))
         return [(prompt, image) for prompt in prompts for image in range(self._variant.workload.images_per_prompt)]
 
     def _use_threads(self, count: int | None) -> None:
-        """Computes with so many threads from now on; None is as many as timed calls have."""
+        """Sets the number of threads from now on; None is that of timed calls."""
         wanted = count or self._threads
         if torch.get_num_threads() != wanted:  # PyTorch forgets what it has prepared, whatever the number was before
             torch.set_num_threads(wanted)
@@ -357,9 +357,9 @@ class PipelineHost:
         """Makes one call of the pipeline.
 
         Args:
-            place: of the shape, where `inputs` are not given.
+            place: the index of the shape; used if `inputs` is not given.
             inputs: prompts and noise, before the options change them; by default those of the first batch.
-            changes: further arguments.
+            changes: further arguments of the call.
         """
         start = time.perf_counter()
         try:
@@ -368,7 +368,7 @@ class PipelineHost:
                 "num_inference_steps": workload.steps,
                 "guidance_scale": self._variant.guidance_scale,
                 "num_images_per_prompt": workload.images_per_prompt,
-                # As arrays, and with the final latents, in every call: nothing tells one from another.
+                # Arrays and the final latents in every call, so that no option can tell calls apart.
                 "output_type": "np",
                 "callback_on_step_end": self._keep_latents,
                 **self._assembly.changed(self._inputs[place] if inputs is None else inputs),
@@ -391,16 +391,16 @@ class PipelineHost:
 
 
 def _freeze() -> None:
-    """Takes what there is now out of what is looked through before each call: it stays, and is no garbage.
+    """Excludes all present objects from garbage collection before each call.
 
-    A compiler leaves so many objects behind that to look through them takes longer than a short call.
+    A compiler leaves so many objects behind that scanning them takes longer than a short call.
     """
     gc.collect()
     gc.freeze()
 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:
-    """Returns images of 0…1 as bytes; what is not a number becomes any."""
+    """Returns images with values in 0…1 as bytes; NaN becomes an arbitrary value."""
     with np.errstate(invalid="ignore"):
         scaled = images.clip(0, 1)
         scaled *= 255
@@ -408,6 +408,6 @@ def _as_bytes(images: np.ndarray) -> np.ndarray:
 
 
 def _plain_data(facts: dict[str, Any]) -> dict[str, Any]:
-    """Turns facts into plain JSON: whatever a proof puts there must not keep a result from being written."""
+    """Turns facts into plain JSON, so that no value in a proof prevents the result from being written."""
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
