@@ -165,7 +165,7 @@ class Protocol:
     budget_s: float | None = bounded(None, gt=0, le=31_536_000)
     """Limit for all measuring of a study with `precision`, in seconds; the pilot is measured whatever it takes."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
-    """How a variant's latency is summarised. Speed-ups are always geometric means of ratios paired by round."""
+    """How a variant's latency is summarised. Speed-ups are always ratios of geometric means over the same rounds."""
     confidence: float = bounded(0.95, gt=0, lt=1)
     """Confidence level of the intervals in tables."""
     schedule: str = bounded("auto", choices=("auto", "interleaved", "blocks"))

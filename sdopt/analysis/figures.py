@@ -1,7 +1,8 @@
-"""Derives every figure of a study, with its interval, once.
+"""Gathers every figure of a study, with its interval, once.
 
-Tables, plots, Markdown, trackers, data frames and a sweeper's objective all read these rows, so that they cannot
-disagree.
+Ratios are those that `analysis.timing.compare` recorded; everything else is derived here. Tables, plots, Markdown,
+trackers, data frames and a sweeper's objective all read these rows, so that they cannot disagree. A gate takes the same
+estimates from `analysis.measures`, with one-sided bounds of its own.
 """
 
 from collections.abc import Iterable
@@ -158,7 +159,7 @@ class Figures:
 
     @property
     def speedup(self) -> Ratio | None:
-        """The speed-up of this comparison, from calls that are paired by round."""
+        """The speed-up of this comparison, as it was recorded."""
         return self.ratios.get(SPEEDUP.name)
 
     @property

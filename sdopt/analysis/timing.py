@@ -101,7 +101,7 @@ def speedup(candidate: VariantResult, reference: VariantResult, confidence: floa
 
 
 def log_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns time of the reference over time of the candidate: a geometric mean of ratios paired by round.
+    """Returns time of the reference over time of the candidate: a ratio of geometric means over the same rounds.
 
     The mean of each process is one replicate: two independent samples of equal variance (Student). In blocks, and
     across several sessions, a process is compared with the baseline beside it alone, which leaves one ratio for each

@@ -1,4 +1,8 @@
-"""Turns bounds and a limit into a ruling: pass, fail or inconclusive."""
+"""Turns a score and a limit into a ruling.
+
+`above`, `below`, `two_sided` and `rarely` pass, fail or are inconclusive by bounds; `exact` and `every` look at each
+prompt, and pass or fail.
+"""
 
 import math
 from collections.abc import Mapping

@@ -116,7 +116,11 @@ class Optimization:
         return ()
 
     def conflicts(self, ctx: Context) -> list[str]:
-        """Returns why it cannot run on this device, with this model or beside the other choices; [] if it can."""
+        """Returns why it cannot run on this device, with this model or beside the other choices; [] if it can.
+
+        `Variant.conflicts` asks every option. A study skips such a variant (`study.plan`); a command without any other
+        variant ends with exit code 2.
+        """
         return []
 
     def ineffective(self, ctx: Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""Conflicts that options of several groups share."""
+"""Reasons that options of several groups share in their `conflicts`; `Variant.conflicts` collects them all."""
 
 from importlib.util import find_spec
 

@@ -12,7 +12,9 @@ Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | No
 
 
 class DeepCache:
-    """The forward of a UNet that runs whole on every `interval`-th step, and on the others in its outer layers alone.
+    """The forward that `caching=deepcache` puts in the place of a UNet's.
+
+    It runs the whole UNet on every `interval`-th step, and the outer layers alone on the others.
 
     What the inner layers hand back to the outer ones changes little from step to step: it is kept and used again. Which
     layers are outer ones follows the published implementation (https://github.com/horseee/DeepCache): those that are

@@ -315,7 +315,7 @@ BROKEN = "broken"
 """The column that counts broken images."""
 
 FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", BROKEN)
-"""Metrics that a terminal shows, by how their names begin; MLflow and `result.json` have them all."""
+"""Metrics that the terminal and the page show, by how their names begin; MLflow and `result.json` have them all."""
 
 
 def quality_columns(result: StudyResult) -> list[str]:

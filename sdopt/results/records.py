@@ -97,6 +97,7 @@ class Status(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
     TIMEOUT = "timeout"
+    """A request took longer than `protocol.timeout_s`, and its process was killed."""
     INTERRUPTED = "interrupted"
 
     @property

@@ -1,4 +1,7 @@
-"""Resumes or extends a study: checks that it is the same one, and marks what remains to be measured."""
+"""Resumes or extends a study: checks that it is the same one, and sets variants back to pending.
+
+`study.missing` says what each of them lacks.
+"""
 
 import math
 from collections.abc import Iterator
