@@ -301,7 +301,7 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
 def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int], str | None], trace: Trace) -> None:
     """Counts kernels, and the time that the device worked for the denoiser.
 
-    Device work runs after its launch, so the launch gives its stage. Both have the same correlation id of CUDA. Kineto's
+    Device work runs after its launch, so the launch gives its stage. CUDA gives both the same correlation id. Kineto's
     operator id does not link them: for a graph that no operator launched, Kineto writes CUDA's id in its place, which
     may equal the id of any operator (`ChromeTraceLogger::handleActivity` in output_json.cpp).
 
