@@ -150,7 +150,7 @@ def published_json(result: StudyResult) -> bytes | None:
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
-    """Returns the reasons of the verdicts, each once with its variants; a variant that was not run has it in the table."""
+    """Returns the reasons of the verdicts, each once with its variants; for variants not run, see the table."""
     found: dict[str, list[str]] = {}
     for claim in claims:
         if claim.reason and claim.verdict is not Reproduction.NOT_RUN:
