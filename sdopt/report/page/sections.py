@@ -137,7 +137,7 @@ def _results(result: StudyResult) -> Section:
 
 
 def _published(result: StudyResult) -> Section:
-    """Returns an article's figures beside the measured ones: for this card or the article's main one; below, for all."""
+    """Returns an article's figures beside the measured ones: for this card or the article's main one; then for all."""
     claims = claims_of(result)
     shown = shown_claims(result, claims)
     blocks: list[Block] = [_claims(shown), Notes(notes_of_published(result, shown))] if shown else []
