@@ -234,8 +234,8 @@ class ShapeSamples:
     warmup_s: list[float] = field(default_factory=list)
     """Further calls before all processes are ready, two processes at a time on a CPU."""
     discarded_s: list[float] = field(default_factory=list)
-    """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early have
-    been idle for long."""
+    """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
+    have been idle for long."""
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round, until its images are bytes in the host's memory; in blocks, of the block's
     own rounds. Prompts and noise differ between rounds, and are the same for all variants."""
