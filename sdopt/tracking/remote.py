@@ -12,7 +12,7 @@ _MOST_FILES, _MOST_BYTES = 100_000, 16 * 2**30
 
 
 def is_address(name: str) -> bool:
-    """Returns whether a name is an address: not a folder, an MLflow run or an override such as `tracking.uri=http://…`."""
+    """Returns whether a name is an address, not a folder, an MLflow run or an override (`tracking.uri=http://…`)."""
     return "://" in name.partition("=")[0]
 
 

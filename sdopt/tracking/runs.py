@@ -153,7 +153,7 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
 
 
 def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:
-    """Logs a run above the studies of a sweep, once, with their table as its note; returns its id and whether it is new.
+    """Logs a run above a sweep's studies, once, with their table as its note; returns its id, and whether it is new.
 
     Its artifacts are the table, and the report if the folder has one.
 
