@@ -1,4 +1,4 @@
-"""A pipeline with options applied to it: how it is loaded, changed, called and proven."""
+"""Loads a pipeline, applies options to it, calls it, and proves that they took effect."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ class Assembly:
 
     Attributes:
         pipe: the pipeline.
-        options: by axis, in the order in which they were applied.
-        proofs: by axis; each judges its option by the trace of a call.
+        options: the options by axis, in the order in which they were applied.
+        proofs: the proofs by axis; each judges its option by the trace of a call.
     """
 
     pipe: "DiffusionPipeline"
@@ -61,7 +61,7 @@ class Assembly:
         return assembly
 
     def prepare_inputs(self, prompts: Sequence[str]) -> None:
-        """Lets the options compute once what depends on prompts alone; `prompts` are those of all calls to come."""
+        """Lets the options compute once the values that depend on prompts alone; `prompts` are those of all calls."""
         preparing = [option for option in self.options.values() if option.prepares_inputs]
         if preparing:
             with self.entered():
@@ -76,12 +76,12 @@ class Assembly:
 
     @property
     def call_kwargs(self) -> Inputs:
-        """What the options add to each call."""
+        """Returns the arguments that the options add to each call."""
         return {key: value for option in self.options.values() for key, value in option.call_kwargs().items()}
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Enters what the options put around each call."""
+        """Enters the context managers that the options put around each call."""
         with ExitStack() as stack:
             for option in self.options.values():
                 stack.enter_context(option.context(self.pipe))

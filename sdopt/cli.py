@@ -1,4 +1,4 @@
-"""The console script. Light, because every worker process imports it again."""
+"""The console script. It imports little, because every worker process imports it again."""
 
 import importlib
 import sys
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _put_working_folder_last() -> None:
-    """Undoes what `python -m` does: a file there that is named `queue.py` would be taken for Python's own."""
+    """Undoes what `python -m` does: a file there named `queue.py` would replace Python's own module."""
     here, checkout = Path.cwd(), Path(__file__).parents[1]
     if sys.path[0] in ("", str(here)) and here != checkout:
         sys.path.append(sys.path.pop(0))

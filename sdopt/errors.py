@@ -1,4 +1,4 @@
-"""What a user can get wrong, as one exception that never shows a traceback, and how it is said."""
+"""Errors that a user can cause or meet, which never show a traceback, and how they are printed."""
 
 import errno
 import signal

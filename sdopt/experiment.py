@@ -58,8 +58,8 @@ class Experiment:
         composer: composes variants from the overrides of the job.
         folder: the run's folder, locked by the caller.
         context: starts worker processes.
-        timeline: books the time of each step.
-        alone: whether this is no job of a sweep: then a conflict of all candidates is an error.
+        timeline: records the time of each step.
+        alone: whether this is not a job of a sweep: then a conflict of all candidates is an error.
         console: shows progress and tables.
         brief: whether another program reads the result: then there are no tables and no reports.
     """
@@ -109,7 +109,7 @@ class Experiment:
         require_room(plan, result, self.folder, machine, self.context)
         if not self.brief:
             announce(result, self.console)
-        write_result(result, self.folder)  # a disk that is full is better found before measuring than after it
+        write_result(result, self.folder)  # find a full disk before measuring, not after it
         try:
             self.measure(plan, result, machine)
             self.timeline.enter("quality and verdicts")
@@ -128,7 +128,7 @@ class Experiment:
         return result
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
-        """Returns the folder's result, ready to be completed; a sweep's job that comes back elsewhere begins anew."""
+        """Returns the folder's result, ready to be completed; a sweep's job restarted elsewhere begins anew."""
         file = self.folder / "result.json"
         previous = read_result(file)
         if not self.alone and is_elsewhere(previous, fresh):
@@ -152,7 +152,7 @@ class Experiment:
                 f"{self.folder}: holds a result; `sdopt run resume={self.folder}` goes on with it, or choose another"
             )
         (self.folder / "error.json").unlink(missing_ok=True)
-        for left in self.folder.glob("*.tmp"):  # of a process that was killed while it wrote; the folder is ours now
+        for left in self.folder.glob("*.tmp"):  # left by a process that was killed while it wrote
             left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
@@ -161,7 +161,7 @@ class Experiment:
         """Returns the variants and comparisons, the result before anything is measured, and the machine it is for.
 
         Args:
-            until_done: gets what keeps the device for this study.
+            until_done: receives the reservation of the device for this study.
 
         Raises:
             UsageError: the design, the device or a model is not what the configuration says, or the gate judges what
@@ -207,12 +207,12 @@ class Experiment:
         print_problems([f"waiting for {where}; hardware.exclusive=false measures beside it"])
 
     def _check_models(self, variants: Sequence[Variant], weights: str) -> None:
-        """Raises UsageError where a model that is there by now cannot be built; options ask for its configuration."""
+        """Raises UsageError if a model that is by now in the cache cannot be built; options read its configuration."""
         for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights == weights):
             in_process(self.context, require_parts, model, what=f"model={model.name}")
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
-        """Does what was not done when a study that is measured whole ended: scores, verdicts, pictures, runs."""
+        """Adds what a fully measured study still lacks: scores, verdicts, pictures, tracked runs."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         scored = any(row.quality for row in result.variants)
         complete = scored and (result.gate or not self.config.gate.judges)
@@ -249,7 +249,7 @@ class Experiment:
             run_study(plan, result, config.protocol, machine, self.context, self.folder, progress, config.quality)
 
     def evaluate(self, result: StudyResult, machine: Machine) -> None:
-        """Scores the images in a process of its own; what was measured is kept whatever happens there."""
+        """Scores the images in a process of its own; the measurements are kept if it fails."""
         config = self.config
         if not config.quality.metrics:
             return
@@ -268,7 +268,7 @@ class Experiment:
         write_at_last(result, self.folder)
 
     def judge(self, result: StudyResult) -> None:
-        """Applies the gate's rules, where a gate is chosen."""
+        """Applies the gate's rules, if a gate is chosen."""
         gate = self.config.gate
         if not (gate.judges and self.config.quality.metrics):
             return
@@ -300,7 +300,7 @@ class Experiment:
         print_problems(f"no {', '.join(names)}: {said}" for said, names in missing.items())
 
     def track(self, result: StudyResult) -> None:
-        """Logs the result to MLflow, where that is chosen; a server that is down costs nothing but the log."""
+        """Logs the result to MLflow, if that is chosen; if the server is down, only the log is lost."""
         if self.config.tracking.kind == "none":
             return
         try:

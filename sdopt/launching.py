@@ -88,7 +88,7 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
         # Until a job had a folder it was the command line.
         begun = any(folder.is_dir() for folder in folders.jobs)
         if folders.sweep is not None and begun and not isinstance(error, OSError):
-            # Jobs keep their own errors: this is the launcher's, of a job that ended without a word.
+            # Jobs record their own errors; this one is the launcher's, for a job that ended without a message.
             folders.lost = True
             said = f"a job of {folders.sweep} did not end by itself: {type(error).__name__}: {in_one_line(error)[:300]}"
             print_problems([f"{said}; `sdopt run resume={folders.sweep} retry_failed=true` measures what is missing"])
@@ -103,7 +103,7 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
 
 
 def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
-    """Returns the error to raise for one that ended a command line; a defect of sdopt's own stays as it is."""
+    """Returns the error to raise for one that ended a command; an internal error of sdopt stays unchanged."""
     cause: BaseException | None = error
     while cause is not None:  # OmegaConf wraps what a resolver raises
         if isinstance(cause, UsageError):
@@ -131,12 +131,12 @@ class InterruptedStudy(KeyboardInterrupt):
 
 
 def job(_cfg: DictConfig) -> Any:
-    """Measures the study of one Hydra job, in whatever process a launcher runs it.
+    """Measures the study of one Hydra job, in any process in which a launcher runs it.
 
-    What goes wrong is kept in the folder's `error.json`, so that a sweep goes on with its other jobs.
+    Errors are recorded in the folder's `error.json`, so that a sweep goes on with its other jobs.
 
     Returns:
-        The objective for a sweeper, or NaN where there is none.
+        The objective for a sweeper, or NaN if there is none.
     """
     folder = job_folder()
     enter_working_folder()
@@ -165,7 +165,7 @@ def _is_brief() -> bool:
 def _ends_at_sigterm() -> Iterator[None]:
     """Lets a job in a launcher's process end at SIGTERM as at Ctrl-C, so that a cluster may run it again.
 
-    submitit ignores that signal: the job would go on without its workers, and end with what it then has.
+    submitit ignores that signal: the job would go on without its workers, and end with a partial result.
     """
     if current_folders() is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -178,7 +178,7 @@ def _ends_at_sigterm() -> Iterator[None]:
 
 
 def _keep_error(error: Exception, folder: Path) -> None:
-    """Keeps why a job has no result; a sweep's job says it at once, a single run's error is raised by `launch`."""
+    """Records why a job has no result; a sweep's job prints it at once, a single run's error is raised by `launch`."""
     found = _job_error(error, folder, in_sweep())
     folders = current_folders()
     if isinstance(error, OccupiedError):
@@ -186,7 +186,7 @@ def _keep_error(error: Exception, folder: Path) -> None:
         if folders is not None:
             folders.occupied = True
     else:
-        with suppress(OSError):  # the disk that is full is full for this too
+        with suppress(OSError):  # a full disk prevents this, too
             write_error(found, folder)
     if folders is not None and not in_sweep():
         # Not raised here: Hydra would print the overrides of the job first.
@@ -198,7 +198,7 @@ def _keep_error(error: Exception, folder: Path) -> None:
 
 
 def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
-    """Returns what `error.json` says of an error, and how the sweep's table shows the job."""
+    """Returns the record of an error for `error.json`, with the status that the sweep's table shows for the job."""
     if isinstance(error, UsageError):
         if in_a_sweep and isinstance(error, ConflictError):
             return JobError(0, error.problems, Status.SKIPPED)

@@ -1,4 +1,4 @@
-"""Options for a pipeline that a program already has: applies, proves and takes them back; loads measured variants."""
+"""Applies options to a program's own pipeline, proves them and takes them back; loads measured variants."""
 
 import inspect
 import weakref
@@ -34,7 +34,7 @@ _OPTIMIZED: "weakref.WeakKeyDictionary[DiffusionPipeline, _Optimized]" = weakref
 
 @dataclass(frozen=True)
 class Report:
-    """What the trace of a call shows of each option that was applied to a pipeline."""
+    """The evidence for each option that was applied to a pipeline, from the trace of a call."""
 
     evidence: tuple[Evidence, ...]
 
@@ -60,7 +60,7 @@ class Report:
 
 @dataclass
 class _Optimized:
-    """What was applied to a pipeline, and how it was before."""
+    """The options that were applied to a pipeline, and the state before."""
 
     assembly: Assembly
     choices: dict[str, str]
@@ -217,7 +217,7 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
 
 @dataclass
 class _State:
-    """What `undo` restores of a pipeline, and what shows that it cannot."""
+    """The state of a pipeline that `undo` restores, and marks that show that it cannot."""
 
     cls: type
     parts: dict[str, Any]
@@ -241,7 +241,7 @@ class _State:
         )
 
     def lost(self, pipe: "DiffusionPipeline") -> list[str]:
-        """Returns a line for each network whose weights are not what they were."""
+        """Returns a line for each network whose weights have changed."""
         networks = {name: unwrapped(part) for name, part in self.parts.items() if isinstance(part, torch.nn.Module)}
         now = dict(_weights(networks))
         changed = {
@@ -266,7 +266,7 @@ class _State:
 
 
 def _own(module: torch.nn.Module) -> dict[str, Any]:
-    """Returns the attributes of a module beside those that make it one."""
+    """Returns a module's attributes, without those that every module has."""
     return {key: value for key, value in vars(module).items() if key not in _MODULE}
 
 
@@ -311,7 +311,7 @@ def _require(options: dict[str, Optimization], pipe: "DiffusionPipeline", model:
 
 
 def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, str], prompts: Sequence[str]) -> None:
-    """Raises ConflictError for an option that computes something of the prompts beforehand, and is told none."""
+    """Raises ConflictError if an option needs the prompts in advance, and none are given."""
     if not prompts:
         problems = [
             f"{as_choice(axis, choices[axis])}: name the prompts of all calls with prompts=[…]"
@@ -335,7 +335,7 @@ def _take_place(pipe: "DiffusionPipeline", options: dict[str, Optimization], mod
 
 
 def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[str, Any]) -> None:
-    """Makes each call of a pipeline run within what its options put around it, and with what they add to it."""
+    """Makes each call of a pipeline run with the context managers and the arguments that its options add."""
     cls: Any = type(pipe)
     call = cls.__call__
     names = [name for name in inspect.signature(call).parameters if name != "self"]

@@ -1,6 +1,6 @@
-"""Limits that a shell or a batch system sets (`ulimit`), held against the least that measuring takes.
+"""Compares the limits that a shell or a batch system sets (`ulimit`) with the least that measuring needs.
 
-Below it libraries end their process in words of their own, or what was measured cannot be written.
+Below it, libraries end their process with errors of their own, or measurements cannot be written.
 """
 
 import os
@@ -23,7 +23,7 @@ _TASKS = 64
 
 
 def require_limits() -> None:
-    """Checks the limits of this process, which its workers will have too.
+    """Checks the limits of this process, which its workers inherit.
 
     Raises:
         UnavailableError: a line for each that is too low to measure anything.
@@ -34,13 +34,13 @@ def require_limits() -> None:
 
 
 def require_address_space(what: str, least: int) -> None:
-    """Checks the address space of this process, for what would end it. Raises UnavailableError."""
+    """Raises UnavailableError if the address space of this process is too small for it to go on."""
     if problem := _too_low(resource.RLIMIT_AS, "v", f"of address space for {what}", least):
         raise UnavailableError(problem)
 
 
 def limited_address_space() -> str:
-    """Says how much address space this process may take; "" where there is no limit."""
+    """Says how much address space this process may take; "" if there is no limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     return "" if allowed == resource.RLIM_INFINITY else _said(allowed, "of address space")
 
@@ -72,7 +72,7 @@ def _running_tasks() -> int:
     """Returns how many processes and threads of this user run."""
     found = 0
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             if process.stat().st_uid == os.getuid():
                 found += sum(1 for _ in (process / "task").iterdir())
     return found

@@ -1,6 +1,6 @@
-"""Locks by which one user's sdopt processes know of each other: on a device, on a folder, on a store.
+"""Locks that coordinate one user's sdopt processes: on a device, on a folder, on a store.
 
-All are advisory (`flock`). The kernel releases a lock when its process dies, so that none is ever stale.
+All are advisory (`flock`). The kernel releases a lock when its process dies, so that no lock is ever stale.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ def runtime_folder() -> Path:
 def exclusive(what: str) -> Iterator[None]:
     """Waits until no other process of this user does `what`, and keeps the others waiting meanwhile.
 
-    Without a folder for locks nobody waits: a full disk must not keep results from a tracking server.
+    Without a folder for locks no process waits: a full disk must not keep results from a tracking server.
     """
     try:
         path = runtime_folder() / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
@@ -52,11 +52,11 @@ def exclusive(what: str) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """Waits for the lock of a file, which is made where there is none; returns its handle. Raises OSError."""
+    """Waits for the lock of a file, which is created if it is missing; returns its handle. Raises OSError."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # Who held it before has removed the file: the lock that counts is that of the one which is there now.
+        # The previous holder removed the file: only the lock of the present file counts.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
                 return handle
@@ -74,7 +74,7 @@ def lock_folder(folder: Path) -> Iterator[bool]:
             yield False
             return
         except OSError:
-            pass  # some network file systems lock no folders
+            pass  # some network file systems cannot lock folders
         yield True
     finally:
         os.close(handle)
@@ -82,14 +82,14 @@ def lock_folder(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserve(device: "Device", study: str) -> Iterator[str]:
-    """Keeps a device for one study while a block runs, and yields ""; yields who has it if another study does.
+    """Reserves a device for one study while a block runs, and yields ""; yields the holder if another study has it.
 
-    A CPU is kept core by core, so that studies that were given cores of their own run beside each other. Without a
-    folder for locks nothing is kept.
+    A CPU is reserved core by core, so that studies with separate cores can run at the same time. Without a folder for
+    locks nothing is reserved.
 
     Args:
         device: the device.
-        study: what others are told of this one.
+        study: description of this study for others.
     """
     handles: list[int] = []
     holder = ""
@@ -116,7 +116,7 @@ def reserve(device: "Device", study: str) -> Iterator[str]:
 
 
 def _units(device: "Device") -> list[str]:
-    """Returns what of a device one study at a time may have: the card, or each core that this process may use."""
+    """Returns the units of a device that are reserved: the card, or each core that this process may use."""
     if device.is_cuda:
         return [_file_name(device)]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -132,7 +132,7 @@ class Presence:
 
     Args:
         device: the device.
-        study: what other studies are told of this one.
+        study: description of this study for other studies.
     """
 
     def __init__(self, device: "Device", study: str) -> None:
@@ -148,7 +148,7 @@ class Presence:
                 with suppress(OSError, ValueError):
                     _alive(mark)
             self._handle, name = tempfile.mkstemp(dir=folder)
-            # Locked before it bears a name that others look for: what they find unlocked is of a dead process.
+            # Locked before it gets a name that others look for, so an unlocked file belongs to a dead process.
             fcntl.flock(self._handle, fcntl.LOCK_EX)
             os.write(self._handle, json.dumps({"process": os.getpid(), "study": self._study}).encode())
             self._mark = Path(name).rename(f"{name}.{self._device}")

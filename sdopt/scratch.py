@@ -1,4 +1,4 @@
-"""This process's folder for temporary files. It goes with the process, however that ends."""
+"""This process's folder for temporary files, which is removed however the process ends."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from sdopt.errors import UsageError
 
 _OWNER = "owner"
-"""A file in the folder, locked by the process that the folder belongs to; it says which one that is."""
+"""A file in the folder with the id of the process that owns the folder, and locked by that process."""
 
 _mine: dict[int, Path] = {}
 """The folder of this process, by its id: a child that was forked must not use its parent's."""
@@ -22,8 +22,8 @@ _mine: dict[int, Path] = {}
 def own_folder() -> Path:
     """Returns this process's folder in the temporary one. The first call makes it; the end of the process removes it.
 
-    A process that is killed removes nothing. So the first call also removes what processes of this user left that are
-    dead: the kernel has released their locks. Folders without such a lock are never touched.
+    A process that is killed removes nothing. So the first call also removes the folders of this user's
+    dead processes: the kernel has released their locks. Folders without such a lock are never touched.
 
     Raises:
         UsageError: no temporary folder can be written.
@@ -82,7 +82,7 @@ def _lock(folder: Path) -> None:
 
 
 def _is_free(mark: Path) -> bool:
-    """Whether the process that locked a file has ended. Raises OSError where locks cannot be asked for."""
+    """Returns whether the process that locked a file has ended. Raises OSError if locks are not supported."""
     with mark.open("rb") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

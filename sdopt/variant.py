@@ -1,4 +1,4 @@
-"""One point of an ablation, as a worker receives it."""
+"""Defines a variant, one point of an ablation, as a worker receives it."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Runs Hydra on a command line, and remembers where it put the run or the sweep."""
+"""Runs Hydra on a command line, and records the folder of the run or the sweep."""
 
 import os
 import shutil
@@ -37,13 +37,13 @@ class Folders:
     run: Path | None = None
     sweep: Path | None = None
     occupied: bool = False
-    """Whether a job refused its folder because another process writes it: its files say nothing of this command."""
+    """Whether a job refused its folder because another process writes it: its files do not belong to this command."""
     lost: bool = False
     """Whether a launcher lost a job of a sweep, for example because its machine went down."""
     error: Exception | None = None
     """What ended the job of a single run."""
     dry: bool = False
-    """Whether a job only showed its plan: then nothing of the folders is kept."""
+    """Whether a job only showed its plan: then its folders are removed."""
     brief: bool = False
     """Whether the command reads results itself, so that studies show and write no tables and no reports."""
     ready: Callable[[], None] = lambda: None
@@ -103,7 +103,7 @@ class RememberFolder(Callback):
 
 
 def _folder_named(study: str) -> str:
-    """Returns the name of a study where it is one of a folder. Hydra makes that before sdopt sees the configuration."""
+    """Returns the name of a study if it can name a folder. Hydra makes that before sdopt sees the configuration."""
     if wrong := wrong_name(study):
         raise UsageError(f"study.name={study}: {wrong}")
     return study
@@ -113,7 +113,7 @@ OmegaConf.register_new_resolver("sdopt.folder", _folder_named, replace=True)
 
 
 def is_informative(argv: Sequence[str]) -> bool:
-    """Whether a command line only asks Hydra to print something."""
+    """Returns whether a command line only asks Hydra to print something."""
     return any(argument.partition("=")[0] in INFORMATIVE for argument in argv)
 
 

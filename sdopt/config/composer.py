@@ -47,7 +47,7 @@ class HydraComposer:
     def __init__(self, overrides: Sequence[str], hydra_overrides: Sequence[str] = ()) -> None:
         self._loader = loader_of([o for o in hydra_overrides if o.lstrip("+~").startswith("hydra.searchpath")])
         self._overrides = list(overrides)
-        # A design asks for the same again and again.
+        # A design composes the same variants again and again.
         self._parsed: dict[tuple[tuple[str, ...], frozenset[str]], RunConfig] = {}
         self._found: dict[str, dict[str, str] | None] = {}
         self._files: dict[tuple[str, str], Any] = {}
@@ -196,7 +196,7 @@ class HydraComposer:
             cfg, choices = self._compose(overrides)
             if reset:
                 cfg, choices = _reset(reset, (cfg, choices), self._defaults)
-            # What a preset says of the keys of an option that the job chooses and this variant does not.
+            # A preset's keys of an option that the job chooses and this variant does not.
             for group, _, name in (axis.partition(".") for axis in self._combining - choices.keys()):
                 if cfg.get(group) is not None and name in cfg[group]:
                     with open_dict(cfg):

@@ -1,4 +1,4 @@
-"""Tells what sdopt needs of a Hydra job: its folder, and how to run it again."""
+"""Reads the properties of a Hydra job that sdopt needs: its folder, and how to run it again."""
 
 from collections.abc import Sequence
 from pathlib import Path

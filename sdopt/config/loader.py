@@ -33,14 +33,14 @@ _PACKAGED = {"pkg://hydra.conf", str(CONF), "structured://"}
 
 
 def loader_of(searchpath: Sequence[str]) -> "Loader":
-    """Returns what composes on the search path of the running Hydra job, and on the user's own.
+    """Returns the loader for the search path of the running Hydra job, extended by the user's own folders.
 
     Args:
         searchpath: overrides of `hydra.searchpath`, which hold the user's own groups.
     """
     path = GlobalHydra.instance().config_loader().get_search_path()
     places = tuple((str(place.provider), str(place.path)) for place in path.get_path())
-    # What is not the user's own does not change while a program runs.
+    # Packaged files do not change while a program runs.
     if not searchpath and {where.removeprefix("file://") for _, where in places} <= _PACKAGED:
         return _shared(places)
     return Loader(path, searchpath)

@@ -137,7 +137,7 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
 
 
 def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong within and between the sections; a section that is not well typed is None or missing."""
+    """Returns the errors within and between the sections; a badly typed section is None or missing."""
     problems: list[str] = []
     study: Design | None = sections.get("study")
     if study and (wrong := wrong_name(study.name)):
@@ -164,7 +164,7 @@ def _beyond_types(sections: Mapping[str, Any]) -> list[str]:
 
 
 def _settled(sections: dict[str, Any]) -> dict[str, Any]:
-    """Fills what is null from other sections: replicates and prompts from the gate, threads from the model."""
+    """Fills null values from other sections: replicates and prompts from the gate, threads from the model."""
     gate = sections["gate"]
     for section, key, value in (
         ("protocol", "replicates", gate.replicates),

@@ -1,4 +1,4 @@
-"""Builds typed dataclasses from composed configuration, and names every key that is wrong."""
+"""Builds typed dataclasses from a composed configuration, and names every invalid key."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -27,7 +27,7 @@ def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
         path: the node's place in the configuration; empty for the root.
         node: what stands there.
         kind: the dataclass, or its base class if the node names it with `_target_`.
-        problems: takes what is wrong.
+        problems: receives the errors.
 
     Returns:
         The object, or None if there are problems.
@@ -84,14 +84,14 @@ def _full(path: str, key: str) -> str:
 
 
 def _class_of(path: str, target: Any, kind: type, problems: list[str]) -> Any:
-    """Imports the class that a node names; None if it is none that is derived from `kind`."""
+    """Imports the class that a node names; returns None if it is not derived from `kind`."""
     if not isinstance(target, str):
         problems.append(f"{path}._target_: must name a class derived from {kind.__module__}.{kind.__name__}")
         return None
     try:
         module, _, name = target.rpartition(".")
         cls = getattr(import_module(module), name)
-    except Exception as error:  # whatever importing a user's own module raises
+    except Exception as error:  # importing a user's own module may raise anything
         reason = str(error.__cause__ or error).splitlines()[0]
         problems.append(f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?")
         return None

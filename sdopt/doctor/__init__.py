@@ -1,1 +1,1 @@
-"""What this machine is, how fast it can be, and which options run on it."""
+"""Describes this machine, its peak rates, and the options that run on it."""

@@ -1,4 +1,4 @@
-"""Collects what the doctor reports: the machine, its ceilings, and which options run on it or what they need."""
+"""Collects the doctor's report: the machine, its measured peak rates, and which options run on it or what they need."""
 
 import platform
 import re
@@ -26,7 +26,7 @@ _BESIDES = ("triton", "torchao")  # reported although sdopt does not depend on t
 
 @dataclass
 class Diagnosis:
-    """Everything that the doctor found."""
+    """The findings of the doctor."""
 
     device: Device
     host: Device
@@ -51,7 +51,7 @@ class Diagnosis:
 def diagnose(
     machine: Machine, cards: list[Device], planned: bool, options: list[OptionReport], ceilings: list[Ceiling]
 ) -> Diagnosis:
-    """Adds the facts of the host to those of the device."""
+    """Makes a diagnosis: adds the facts of the host to those of the device."""
     packages, missing = _packages()
     here, temporary = Path.cwd(), Path(tempfile.gettempdir())
     return Diagnosis(

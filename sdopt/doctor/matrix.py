@@ -1,4 +1,4 @@
-"""Says of each option with each model and task what records show of it on a device, or why it cannot run there."""
+"""Tells for each option, model and task what records show on a device, or why the option cannot run there."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,24 +18,24 @@ from sdopt.schema import Model, Sheet
 from sdopt.variant import Variant
 
 RECORDS = Path("outputs") / "records"
-"""Where the results lie that show what options do."""
+"""Folder of the results that show the effects of options."""
 
 _CPU = "CPU"
 
 
 class State(StrEnum):
-    """What is known of an option with a model and a task on a device."""
+    """The knowledge about an option with a model and a task on a device."""
 
     PROVEN = "proven"
-    """A record shows that it took effect there."""
+    """A record shows that the option took effect there."""
     REFUTED = "refuted"
-    """A record shows that it runs there and brings nothing."""
+    """A record shows that the option runs there without a gain."""
     FAILED = "cannot run"
-    """A record shows that it failed there."""
+    """A record shows that the option failed there."""
     UNPROVEN = "unproven"
-    """Nothing speaks against it."""
+    """No conflict is known."""
     IMPOSSIBLE = "impossible"
-    """It conflicts with the device, the model or the task."""
+    """The option conflicts with the device, the model or the task."""
 
 
 @dataclass
@@ -48,9 +48,9 @@ class Cell:
     task: str
     state: State
     reasons: list[str] = field(default_factory=list)
-    """Why it is impossible, refuted or cannot run; otherwise what else must be chosen with it."""
+    """Why the option is impossible, refuted or cannot run; otherwise the choices that it needs besides."""
     shown: dict[str, str] = field(default_factory=dict)
-    """By device, what a record shows of it there: proven, refuted or cannot run."""
+    """The state that a record shows, by device: proven, refuted or cannot run."""
 
     @property
     def said(self) -> str:
@@ -67,18 +67,18 @@ Key = tuple[str, str, str, str]
 """Group, option, model and task."""
 
 Shown = Mapping[Key, Mapping[str, Outcome]]
-"""What records show, by device."""
+"""The state that records show, by device."""
 
 
 class Matrix:
     """Every option with every model and every task.
 
-    A model on the hub is judged by its architecture, so that what is in the local cache makes no difference.
+    A model on the hub is judged by its architecture, so that the local cache makes no difference.
 
     Args:
         composer: makes the variants, on the configuration of the command.
         options: (group, option) pairs.
-        models: options of the group `model`; one that lacks a key, as the user's own folder does, is left out.
+        models: options of the group `model`; a model that lacks a key, such as the user's own folder, is left out.
         tasks: options of the group `task`, each with the packaged images.
     """
 
@@ -87,15 +87,15 @@ class Matrix:
     ) -> None:
         self._made = compose_options(composer, options)
         self._models = {name: model for name in models if (model := _model(composer, name)) is not None}
-        # What a task starts from says nothing of options; the reference model brings images of its own.
+        # A task's input images do not affect options; the reference model has images of its own.
         self._tasks = {name: composer.variant(name, ["model=emoji", f"task={name}"]).task for name in tasks}
 
     def cells(self, device: Device, shown: Shown, sheets: Mapping[str, Sheet]) -> list[Cell]:
         """Returns a cell for each option, model and task.
 
         Args:
-            device: on which the options are to run.
-            shown: what records show; see `shown_in`.
+            device: the device on which the options are to run.
+            shown: the findings of records; see `shown_in`.
             sheets: data sheets of cards, by name.
         """
         found = {
@@ -150,9 +150,9 @@ def records_in(folder: Path) -> list[StudyResult]:
 
 
 def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dict[Key, dict[str, Outcome]]:
-    """Returns what records show of each option with a model and a task, by device; the best of several counts.
+    """Returns the state that records show for each option, model and task, by device; the best of several counts.
 
-    What was skipped is left out: the same conflicts keep it from running that are asked for here.
+    Skipped variants are left out: their conflicts are found anew by the matrix itself.
     """
     found: dict[Key, dict[str, Outcome]] = {}
     for record in records:
@@ -170,7 +170,7 @@ def shown_in(records: Iterable[StudyResult], sheets: Mapping[str, Sheet]) -> dic
 
 
 def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
-    """Returns what a device is called in the matrix: a card as its data sheet calls it, and any processor alike."""
+    """Returns a device's name in the matrix: the name on the card's data sheet, or one name for all processors."""
     if kind == "cpu":
         return _CPU
     sheet = next((sheet for sheet in sheets.values() if sheet.name == name), sheet_of(name, sheets.values()))
@@ -178,10 +178,10 @@ def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
 
 
 def grouped(said: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
-    """Yields models, tasks and what is said of them, by (model, task): each statement as few times as it can be.
+    """Yields models and tasks grouped by their common statement, with as few groups as possible.
 
     Args:
-        said: by model and task, of all models and all tasks.
+        said: the statement by (model, task), for all models and all tasks.
     """
     models, tasks = (list(dict.fromkeys(names)) for names in zip(*said, strict=True))
     alike: dict[tuple[tuple[str, ...], str], list[str]] = {}

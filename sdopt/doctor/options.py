@@ -1,4 +1,4 @@
-"""Checks for each option whether it runs on a device, and what it would need."""
+"""Checks for each option whether it runs on a device, and what it needs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from sdopt.schema import Sheet
 from sdopt.variant import Variant
 
 _SHOWN = 3
-"""Cards that stand as examples where there are more."""
+"""Number of cards that are named as examples if there are more."""
 
 
 class Composer(Protocol):
@@ -30,7 +30,7 @@ class OptionReport:
     option: str
     runs: bool
     reasons: list[str] = field(default_factory=list)
-    """Why it does not run; or, if it runs, what else must be chosen with it."""
+    """Why it does not run; or, if it runs, the choices that it needs besides."""
     remedy: str = ""
     """The cards that it runs on, if this device is the reason."""
 
@@ -38,7 +38,7 @@ class OptionReport:
 def check_options(
     composer: Composer, options: Iterable[tuple[str, str]], device: Device, sheets: Mapping[str, Sheet]
 ) -> list[OptionReport]:
-    """Checks each option on the composed configuration: whether it runs on the device, and what it would need.
+    """Checks each option on the composed configuration: whether it runs on the device, and what it needs.
 
     Args:
         composer: makes the variant of each option.
@@ -63,13 +63,13 @@ class Fit:
 
     runs: bool
     beside: str = ""
-    """The option that it needs beside it, as `precision=fp16`; "" where it runs by itself."""
+    """The further option that it needs, such as `precision=fp16`; "" if it runs by itself."""
     reasons: tuple[str, ...] = ()
-    """If it does not run, what keeps it from running by itself; else what it needs of the workload."""
+    """If it does not run, why it does not run by itself; else what it needs of the workload."""
 
     @property
     def said(self) -> list[str]:
-        """Everything that there is to say."""
+        """All needs and conflicts in one text."""
         return [*([f"together with {self.beside}"] if self.beside else []), *self.reasons]
 
 
@@ -119,13 +119,13 @@ def _check(
 
 
 def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:
-    """Returns whether an option runs on a device, by itself or beside another one, and what else it needs.
+    """Returns whether an option runs on a device, by itself or with another option, and what else it needs.
 
     Args:
-        device: where it is to run.
+        device: the device on which it is to run.
         group: the option's group.
-        variant: with the option.
-        variants: with each of the options beside which it may run.
+        variant: the variant with the option.
+        variants: variants with each option that it may be combined with.
     """
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
@@ -143,18 +143,18 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
 
 
 def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
-    """Returns the optimizations of a group by axis; the option that is tried replaces what the job chose there."""
+    """Returns the optimizations of a group by axis; the tried option replaces the job's choice on its axis."""
     return {axis: option for axis, option in variant.optimizations.items() if axis.partition(".")[0] == group}
 
 
 def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], axes: Iterable[str], device: Device) -> list[str]:
-    """Returns the conflicts of the options on some axes, beside everything that is chosen."""
+    """Returns the conflicts of the options on some axes, with all other choices in place."""
     ctx = replace(variant, optimizations=chosen).context(emulated(device, variant.hardware))
     return [reason for axis in axes for reason in chosen[axis].conflicts(ctx)]
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
-    """Names the cards, or the compute capability from which all of them are able if there is one."""
+    """Says on which cards an option runs: their names, or the least compute capability if it alone decides."""
     if not able:
         return ""
     ordered = sorted(able, key=lambda name: sheets[name].capability or (0, 0))

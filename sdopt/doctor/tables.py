@@ -135,7 +135,7 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
 
 
 def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
-    """Returns every option × model × task as a table, in which what is the same of several stands once."""
+    """Returns every option × model × task as a table, in which equal rows are merged."""
     table = _table(f"options × models × tasks on {escape(device.name)}", "option", "model", "task", "")
     colours = {State.PROVEN: "green", State.REFUTED: "yellow", State.FAILED: "red", State.IMPOSSIBLE: "red"}
     counted = Counter(cell.state for cell in cells)
@@ -152,7 +152,7 @@ def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
 
 
 def sheet_yaml(found: Diagnosis) -> str:
-    """Returns the ceilings as an option of the group `hardware`, which runs are compared with."""
+    """Returns the measured peak rates as an option of the group `hardware`, as a reference for runs."""
     device = found.device
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
     rates = {ceiling.kind: ceiling.rate for ceiling in measured}

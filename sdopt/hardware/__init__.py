@@ -1,1 +1,1 @@
-"""Devices and cards: what is here, what it can do, and which features options need."""
+"""Devices and cards: detects devices, describes their abilities, and checks the features that options need."""

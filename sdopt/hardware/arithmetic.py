@@ -21,18 +21,18 @@ def tf32(allowed: bool) -> Iterator[None]:
 
 
 # Names of kernels do not tell whether they round: libraries name them differently on each generation. A factor of
-# 1 + 2⁻¹² does: it needs 12 bits of mantissa, of which TF32 keeps 10, so that a sum comes out as if it had been 1.
+# 1 + 2⁻¹² does: it needs 12 bits of mantissa, of which TF32 keeps 10, so a rounded factor acts as 1.
 _FACTOR = 1 + 2**-12
 
 
 def products_are_rounded(device: torch.device) -> bool:
-    """Returns whether a float32 matrix product on the device, with the settings of now, rounds its inputs to TF32."""
+    """Returns whether a float32 matrix product on the device, with the present settings, rounds its inputs to TF32."""
     matrix = torch.full((256, 256), _FACTOR, device=device)
     return _is_rounded(matrix @ torch.ones_like(matrix), terms=256)
 
 
 def convolutions_are_rounded(device: torch.device) -> bool:
-    """Returns whether a float32 convolution on the device, with the settings of now, rounds its inputs to TF32."""
+    """Returns whether a float32 convolution on the device, with the present settings, rounds its inputs to TF32."""
     images = torch.full((2, 256, 32, 32), _FACTOR, device=device)
     weights = torch.ones(256, 256, 3, 3, device=device)
     return _is_rounded(torch.conv2d(images, weights), terms=256 * 9)

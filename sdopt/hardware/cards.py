@@ -1,4 +1,4 @@
-"""What cards can do: the features that options need, data sheets by device, and how near to its peak a run came."""
+"""Describes cards: the features that options need, data sheets by device, and the peak rates of a run's types."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from sdopt.hardware.device import Device
 from sdopt.schema import Hardware, Sheet
 
 CUDA_CONTEXT_GIB = 0.6
-"""What a process holds on a card before its first tensor, where NVML does not tell."""
+"""Memory of a process on a card before its first tensor, for cards on which NVML does not report it."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Feature:
     capability: tuple[int, int]
 
 
-# Where the libraries refuse to run, or would only emulate: PyTorch's sdp_utils.cpp (attention) and
+# Below these capabilities the libraries refuse to run, or only emulate: PyTorch's sdp_utils.cpp (attention) and
 # torch/utils/_triton.py (Triton); NVIDIA's table of features by compute capability (types).
 TRITON = Feature("Inductor's Triton back end", (7, 0))
 
@@ -42,7 +42,7 @@ FP8 = Feature("float8 arithmetic", (8, 9))
 
 
 def missing(device: Device, feature: Feature) -> list[str]:
-    """The conflict, if any, of a feature with a device."""
+    """Returns the conflict of a feature with a device, if any."""
     return device.needs_cuda(feature.what, feature.capability)
 
 
@@ -52,7 +52,7 @@ def has(device: Device, feature: Feature) -> bool:
 
 
 def sheet_of(device_name: str, sheets: Iterable[Sheet]) -> Sheet | None:
-    """The data sheet of a device by the name that its driver gives it; none where no sheet has exactly that name.
+    """Returns the data sheet with the name that the driver gives a device; None if no sheet has exactly that name.
 
     Cards of one model differ by form factor, and slices of a card (MIG) by size: a name that is nearly the same is
     another card.
@@ -69,7 +69,7 @@ def _plain(name: str) -> str:
 
 
 def planned_device(sheet: Sheet) -> Device:
-    """The device of a data sheet, for planning without it."""
+    """Returns the device that a data sheet describes, to plan for a card that is not in this machine."""
     return Device(
         type="cuda" if sheet.capability else "cpu",
         name=sheet.name,
@@ -80,7 +80,7 @@ def planned_device(sheet: Sheet) -> Device:
 
 
 def emulated(device: Device, hardware: Hardware) -> Device:
-    """The device as options must see it: with `emulate_memory` one that can do no more than the sheet's card."""
+    """Returns the device as options must see it: with `emulate_memory`, limited to what the sheet's card can do."""
     sheet = hardware.sheet
     if not hardware.emulate_memory or sheet is None or sheet.capability is None or device.capability is None:
         return device
@@ -88,13 +88,13 @@ def emulated(device: Device, hardware: Hardware) -> Device:
 
 
 def require_sheet(hardware: Hardware) -> None:
-    """Raises UsageError where the memory of no card in particular is to be emulated."""
+    """Raises UsageError if memory is to be emulated, but no card is named."""
     if hardware.emulate_memory and hardware.sheet is None:
         raise UsageError("hardware.emulate_memory=true: choose the card whose memory is meant, as in hardware=a10")
 
 
 def require_card(hardware: Hardware, device: Device) -> None:
-    """Raises ConflictError where the chosen data sheet is another card's, and times would be taken for that card's."""
+    """Raises ConflictError if the chosen data sheet is another card's, to which times would be attributed."""
     sheet = hardware.sheet
     if sheet is None:
         return
@@ -129,9 +129,9 @@ RATES = {
 
 
 def peak_of(sheet: Sheet, types: Iterable[str]) -> tuple[str, float] | None:
-    """The rate that products of these types could reach at most, by name and in TFLOP/s; none where it is unknown.
+    """Returns the peak rate of products of these types, by name and in TFLOP/s; None if it is unknown.
 
-    Of several types it is that of the fastest, so that what was achieved cannot exceed it.
+    For several types, it is the rate of the fastest, so that an achieved rate cannot exceed it.
     """
     kinds = {RATES[kind] for kind in types if kind in RATES}
     known = {kind: rate for kind in kinds if (rate := sheet.peak(kind)) is not None}
@@ -141,11 +141,11 @@ def peak_of(sheet: Sheet, types: Iterable[str]) -> tuple[str, float] | None:
 
 
 def arithmetic(products: Mapping[str, int], wanted: str, tf32: bool) -> list[str]:
-    """The types in which products ran.
+    """Returns the types in which matrix products ran.
 
     Args:
-        products: how often by the floating type of the inputs; empty where compiled kernels hide it.
-        wanted: the type that the configuration asks for, which then counts.
+        products: number of products by the floating type of the inputs; empty if compiled kernels hide it.
+        wanted: the type that the configuration asks for, which counts if `products` is empty.
         tf32: whether float32 products, or some of them, may be rounded to TF32.
     """
     types = set(products) or {wanted}

@@ -1,4 +1,4 @@
-"""Describes one device; what it is was found out in another process."""
+"""Describes one device, as a probe in another process found it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +16,13 @@ class Device:
     memory_free_gib: float = 0.0
     driver: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
-    """What a probe of the device found; empty for a device that is planned from its data sheet."""
+    """The probe's findings; empty for a device that is planned from its data sheet."""
     warning: str = ""
     """Why `auto` chose the CPU on a machine that has a card."""
 
     @property
     def torch_name(self) -> str:
-        """The name by which PyTorch knows the device."""
+        """PyTorch's name of the device."""
         return f"cuda:{self.index}" if self.type == "cuda" else "cpu"
 
     @property
@@ -32,11 +32,11 @@ class Device:
 
     @property
     def is_here(self) -> bool:
-        """Whether it was probed; what is installed here says nothing of the machine that a device is planned for."""
+        """Whether it was probed on this machine; for a planned device, the packages installed here do not count."""
         return bool(self.attributes)
 
     def needs_cuda(self, what: str, capability: tuple[int, int] = (0, 0)) -> list[str]:
-        """Returns the conflict, if any, of something that runs on CUDA from a compute capability on."""
+        """Returns the conflict with something that needs CUDA and a least compute capability, if any."""
         if not self.is_cuda:
             return [f"{what} needs a CUDA device; this runs on {self.name or self.type}"]
         if self.capability is not None and self.capability < capability:

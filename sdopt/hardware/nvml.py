@@ -1,4 +1,4 @@
-"""NVIDIA's management library: what the driver says of a card, and of the processes on it."""
+"""Asks NVML, NVIDIA's management library, for the driver's data on a card and on the processes that use it."""
 
 import os
 import time
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that hold clocks below what was asked for. An idle card and
-# clocks that somebody fixed (application clocks) are none of these.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that hold clocks below the requested ones. An idle card and
+# clocks that a user fixed (application clocks) are not among them.
 _SLOWED = {
     0x4: "power limit",
     0x8: "hardware slowdown",
@@ -34,15 +34,15 @@ _SLOWED = {
 _POLICIES = {0: "power limit", 1: "temperature", 3: "board limit", 5: "reliability"}
 
 SLOWED_SHARE = 0.01
-"""A call counts as throttled where a policy held the clocks down for more than this share of it."""
+"""A call counts as throttled if a policy held the clocks down for more than this share of it."""
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
 
 def ask_nvml(question: Callable[[Any], T]) -> T | None:
-    """Returns what NVML answers; None where there is no NVML, or it does not say.
+    """Returns NVML's answer; None if there is no NVML, or it gives no answer.
 
-    Virtual GPUs, slices of a GPU and containers leave many questions unanswered, and none of them is worth a variant.
+    Virtual GPUs, slices of a GPU and containers leave many questions unanswered; no variant may fail for that.
     """
     try:
         import pynvml
@@ -59,7 +59,7 @@ def ask_nvml(question: Callable[[Any], T]) -> T | None:
 
 
 def _errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """Returns what pynvml raises where NVML does not answer: its second kind, of a library too old, is no NVMLError."""
+    """Returns the errors that pynvml raises without an answer; for a library too old, this is not an NVMLError."""
     return nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
 
 
@@ -80,7 +80,7 @@ def nvml_handle(nvml: Any, device: "Device") -> Any:
 
 
 def _card_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """Returns the handle of the whole card, and whether the given handle was that of a slice of it."""
+    """Returns the handle of the whole card, and whether the given handle is the handle of a slice of it."""
     try:
         sliced = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
         return (nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if sliced else handle), sliced
@@ -89,11 +89,11 @@ def _card_of(nvml: Any, handle: Any) -> tuple[Any, bool]:
 
 
 def process_gib(device: "Device", pids: Collection[int]) -> float | None:
-    """Returns the memory that processes hold on a CUDA device, in GiB; None where NVML does not say, or there is none.
+    """Returns the memory that processes hold on a CUDA device, in GiB; None if there is no NVML, or it gives no answer.
 
     Args:
         device: the CUDA device.
-        pids: of the processes.
+        pids: the processes.
     """
 
     def held(nvml: Any) -> float | None:
@@ -109,7 +109,7 @@ def process_gib(device: "Device", pids: Collection[int]) -> float | None:
 
 
 def describe_gpu(device: "Device") -> dict[str, Any]:
-    """Returns the settings of a CUDA device, and the other processes on it; what NVML does not say is left out.
+    """Returns the settings of a CUDA device, and the other processes on it; leaves out values that NVML does not give.
 
     `processes` holds pid and memory in GiB of each; in a container the driver may list none.
     """
@@ -151,7 +151,7 @@ def _answer(nvml: Any, question: Callable[[], T]) -> T | None:
 class GpuMonitor:
     """Reads the state of a CUDA device around calls. It keeps NVML open, because opening it takes milliseconds.
 
-    Where there is no NVML, or on a CPU, every reading is None.
+    Without NVML, and on a CPU, every reading is None.
     """
 
     def __init__(self, device: "Device") -> None:
@@ -159,7 +159,7 @@ class GpuMonitor:
 
     @cached_property
     def _opened(self) -> "_Opened | None":
-        # Not before a process answers for its errors: a card that cannot be used fails here.
+        # Not earlier than a process can report its errors: a card that cannot be used fails here.
         return _open(self._device) if self._device.is_cuda else None
 
     def throttled_ns(self) -> Mapping[str, int]:
@@ -198,10 +198,10 @@ class GpuMonitor:
         )
 
     def _others(self, seconds: float) -> float | None:
-        """Returns the share of the last `seconds` for which processes of others ran kernels, as the driver samples it.
+        """Returns the share of the last `seconds` in which processes outside the study ran kernels, as sampled.
 
-        None where the driver does not list this process by the number that it has here, as in a container: then
-        nothing tells the processes of the study from others.
+        None if the driver does not list this process by its pid, as in a container: then the processes of the study
+        cannot be told from others.
         """
         assert self._opened is not None
         nvml, handle = self._opened.nvml, self._opened.handle
@@ -224,14 +224,14 @@ class GpuMonitor:
         nvml, card = self._opened.nvml, self._opened.card
         after = self.throttled_ns()
         lasting = [name for name, time in after.items() if time - before.get(name, time) > SLOWED_SHARE * seconds * 1e9]
-        # The counters are exact where there are any; what holds now is a sample at the end of the call.
+        # The counters, if there are any, are exact; the present reasons are only a sample at the end of the call.
         reasons = _answer(nvml, lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))) or 0
         return sorted({*lasting, *(name for bit, name in _SLOWED.items() if reasons & bit)})
 
     def energy_j(self) -> float | None:
-        """Returns what the card has taken since its driver was loaded, in joules; None where nothing counts it.
+        """Returns the energy that the card has used since its driver was loaded, in joules; None if it is not counted.
 
-        Nothing does for a slice of a card: the card's counter includes the other slices.
+        It is not counted for a slice of a card: the card's counter includes the other slices.
         """
         if self._opened is None or self._opened.sliced:
             return None
@@ -240,7 +240,7 @@ class GpuMonitor:
 
 
 def _of_this_study(pid: int) -> bool:
-    """Whether a process is this one, or another worker that the same parent started."""
+    """Returns whether a process is this one, or another worker that the same parent started."""
     try:
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError):

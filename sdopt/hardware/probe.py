@@ -1,4 +1,4 @@
-"""Finds out what a worker runs on, in a process that may touch the device."""
+"""Probes the device that a worker will use, in a process that may initialise it."""
 
 import os
 import platform
@@ -16,14 +16,14 @@ from sdopt.hardware.nvml import ask_nvml
 from sdopt.limits import limited_address_space
 
 _GROUP = Path("/sys/fs/cgroup")
-"""What a container may use (cgroup v2)."""
+"""Folder with the limits of a container (cgroup v2)."""
 
 
 def probe_device(wanted: str) -> Device:
     """Describes the device that `hardware.device` names: `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Initialises CUDA where there is one, so it belongs in a process of its own. `auto` means the CPU where CUDA cannot
-    be used; the device's `warning` then says why, if there is a card.
+    Initialises CUDA if there is a card, so call it in a process of its own. `auto` means the CPU if CUDA cannot be
+    used; the device's `warning` then says why, if there is a card.
 
     Raises:
         UsageError: the name is none of these, or there is no such device, or CUDA cannot be used.
@@ -46,7 +46,7 @@ def probe_device(wanted: str) -> Device:
 
 
 def list_cards() -> list[Device]:
-    """Returns every CUDA device, also those that cannot be used; belongs in a process of its own."""
+    """Returns every CUDA device, also unusable ones; call it in a process of its own."""
     found = []
     for index in range(torch.cuda.device_count()):
         try:
@@ -61,7 +61,7 @@ class _UnusableError(Exception):
 
 
 def _cuda(index: int) -> Device:
-    """Describes one CUDA device. Raises _UnusableError where there is none, or it cannot be used."""
+    """Describes one CUDA device. Raises _UnusableError if there is none, or it cannot be used."""
     if not torch.cuda.is_available():
         built = torch.backends.cuda.is_built()
         raise _UnusableError("no CUDA device is visible" if built else "this PyTorch is built without CUDA")
@@ -97,7 +97,7 @@ def _cuda(index: int) -> Device:
 
 
 def _what_to_do() -> str:
-    """Returns what to do where CUDA does not start. Its driver reserves addresses for far more than it will use."""
+    """Returns what to do if CUDA does not start. Its driver reserves far more address space than it will use."""
     if limited := limited_address_space():
         return f"{limited}, and CUDA reserves more than all memory of the cards: allow more (ulimit -v unlimited)"
     return "update the driver, or install PyTorch for an older CUDA (https://pytorch.org/get-started)"
@@ -117,7 +117,7 @@ def _largest_cudnn_head(index: int) -> int:
 
 
 def _why_idle() -> str:
-    """Returns why CUDA is not there, for a machine that has a card; "" where there is none, or it is hidden."""
+    """Returns why CUDA is not available on a machine with a card; "" if there is no card, or it is hidden."""
     if "CUDA_VISIBLE_DEVICES" in os.environ or not ask_nvml(lambda nvml: nvml.nvmlDeviceGetCount()):
         return ""
     why = "PyTorch finds no CUDA device" if torch.backends.cuda.is_built() else "this PyTorch is built without CUDA"
@@ -142,7 +142,7 @@ def runs_on(built: Sequence[str], capability: tuple[int, int]) -> bool:
     """Returns whether a build for these architectures (`sm_86`, `compute_90`) runs on a compute capability.
 
     A kernel runs on later minor versions of its major version; intermediate code (`compute_…`) is compiled for any
-    later one; an architecture that ends in `a` is that one alone.
+    later one; an architecture that ends in `a` runs on exactly that one.
     """
 
     def runs(architecture: str) -> bool:
@@ -166,10 +166,10 @@ def describe_cpu() -> dict[str, Any]:
 
 
 def usable_cores(group: Path = _GROUP) -> int:
-    """Returns how many cores this process may use: those of its affinity, or what its container may use, if less.
+    """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less.
 
     Args:
-        group: of its container (cgroup v2).
+        group: the cgroup (v2) of its container.
     """
     affinity = len(os.sched_getaffinity(0))
     file = group / "cpu.max"
@@ -184,7 +184,7 @@ def _cpu() -> Device:
 
 
 def host_memory_gib() -> tuple[float, float]:
-    """Returns the host's memory, total and available, in GiB; at most what a container may hold."""
+    """Returns the host's memory, total and available, in GiB; at most the container's limit."""
     memory = {
         line.split(":")[0]: int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines()
     }
@@ -193,7 +193,7 @@ def host_memory_gib() -> tuple[float, float]:
 
 
 def _container_limit() -> float:
-    """Returns the bytes that a container may hold (cgroup v2); infinity without a limit."""
+    """Returns the memory limit of a container in bytes (cgroup v2); infinity without a limit."""
     limit = _GROUP / "memory.max"
     text = limit.read_text().strip() if limit.is_file() else "max"
     return float(text) if text.isdecimal() else float("inf")

@@ -1,4 +1,4 @@
-"""What a device reaches at best with PyTorch: large matrix products by type, and a large copy."""
+"""Measures the highest rates that a device reaches with PyTorch: large matrix products by type, and a large copy."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ SAMPLES = 7
 COPY = "copy"
 
 _WARM_UP_S = 1.0
-"""A GPU idles at a fraction of its clocks; for so long it works before anything is timed."""
+"""Time for which a GPU works before anything is timed, because it idles at a fraction of its clocks."""
 
 
 @dataclass
@@ -26,14 +26,14 @@ class Ceiling:
     """A rate of the data sheets (`fp32`, `bf16`, …), or `copy`."""
     size: int
     work: float
-    """What one sample did: operations (multiply and add count as two), or bytes read and written."""
+    """The work of one sample: operations (multiply and add count as two), or bytes read and written."""
     samples_s: list[float] = field(default_factory=list)
     failure: str = ""
-    """Why it could not be measured; then there are no samples."""
+    """Why the rate could not be measured; then there are no samples."""
 
     @property
     def rate(self) -> float:
-        """The rate of the median sample: TFLOP/s (of int8 TOP/s), or GB/s of a copy; NaN where there are none."""
+        """The rate of the median sample: TFLOP/s (TOP/s for int8), or GB/s for a copy; NaN without samples."""
         if not self.samples_s:
             return math.nan
         return self.work / statistics.median(self.samples_s) / (1e9 if self.kind == COPY else 1e12)
@@ -45,9 +45,9 @@ class Ceiling:
 
 
 def measure_ceilings(device: Device) -> list[Ceiling]:
-    """Measures every kind of work that the device can do, in some seconds; one that fails leaves the others alone.
+    """Measures every kind of work that the device can do, in some seconds; if one fails, the others still run.
 
-    Belongs in a process of its own: it touches the device, and sets its precision.
+    Call it in a process of its own, because it initialises the device and sets its precision.
     """
     if device.is_cuda:
         torch.cuda.set_device(device.index)
@@ -65,12 +65,12 @@ def measure_ceilings(device: Device) -> list[Ceiling]:
 def _guarded(device: Device, kind: str) -> Ceiling:
     try:
         return _copy(device) if kind == COPY else _product(device, kind)
-    except Exception as error:  # a library may lack this product for this card: that is what is reported
+    except Exception as error:  # a library may lack this product for this card; the error is reported
         return Ceiling(kind, 0, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def _product(device: Device, kind: str) -> Ceiling:
-    """Measures products of square matrices, so large that one takes a while, or fills a good part of the memory."""
+    """Measures products of square matrices, large enough to take a while or to fill a good part of the memory."""
     torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
     enough_s, largest = (0.004, 16384) if device.is_cuda else (0.04, 4096)
     size = 256
@@ -85,7 +85,7 @@ def _product(device: Device, kind: str) -> Ceiling:
 
 
 def _multiply(device: Device, kind: str, size: int) -> Callable[[], object]:
-    """Returns what multiplies two matrices once. In 8 bits cuBLAS takes the second one column by column only."""
+    """Returns a function that multiplies two matrices once. In 8 bits cuBLAS needs the second in column-major order."""
     where = device.torch_name
     if kind == "int8":
         left, right = (torch.randint(-9, 9, (size, size), dtype=torch.int8, device=where) for _ in range(2))
@@ -108,7 +108,7 @@ def _copy(device: Device) -> Ceiling:
 
 
 def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object]) -> Ceiling:
-    """Warms up, and takes samples of as many repetitions as make one long enough to be timed well."""
+    """Warms up, and takes samples; each has enough repetitions to be timed well."""
     enough_s = 0.1 if device.is_cuda else 0.04
     begun, repeats = time.perf_counter(), 1
 
@@ -116,7 +116,7 @@ def _sample(device: Device, ceiling: Ceiling, work: Callable[[], object]) -> Cei
         for _ in range(repeats):
             work()
 
-    # On a GPU until its clocks are up; what was timed before that is too slow.
+    # On a GPU, until its clocks are up; times before that are too long.
     took = _time(device, work)
     while device.is_cuda and time.perf_counter() - begun < _WARM_UP_S:
         repeats = max(1, math.ceil(enough_s / took))

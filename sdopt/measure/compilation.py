@@ -1,4 +1,4 @@
-"""Counts and times what was compiled in this process: by TorchDynamo, and by compilers that it knows nothing of."""
+"""Counts and times compilations in this process: by TorchDynamo, and by compilers outside TorchDynamo."""
 
 import time
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ _own_s: list[float] = []
 
 @contextmanager
 def compilation() -> Iterator[None]:
-    """Times the making of one graph without TorchDynamo: a trace, a capture, an export, a conversion."""
+    """Times the compilation of one graph outside TorchDynamo: a trace, a capture, an export, a conversion."""
     start = time.perf_counter()
     yield
     _own_s.append(time.perf_counter() - start)
 
 
 def compiled_so_far() -> tuple[float, int]:
-    """Returns the seconds that compilers took since the last `reset`, and the graphs that they made."""
+    """Returns the seconds that compilers took since the last `reset`, and the number of graphs that they made."""
     from torch._dynamo.utils import compile_times, counters
 
     times: dict[str, Any] = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True))
@@ -26,7 +26,7 @@ def compiled_so_far() -> tuple[float, int]:
 
 
 def reset() -> None:
-    """Forgets what was counted. Dynamo's times stay, which nothing can reset."""
+    """Resets the counts. Dynamo's own times cannot be reset, and stay."""
     from torch._dynamo.utils import counters
 
     counters.clear()

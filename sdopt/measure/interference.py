@@ -1,6 +1,6 @@
-"""What took the processor from a process while it was timed, by cause, as the Linux kernel counts it.
+"""Counts what took the processor from a timed process, by cause, from the Linux kernel's counters.
 
-Causes are counted, and not guessed from slow samples: a call that is slow without a cause is the program's own doing.
+Causes are counted, not guessed from slow samples: if a call is slow without a cause, the program itself is slow.
 A program with more threads than cores makes its own threads wait. So waiting counts only up to the time for which
 others ran on the cores that the program may use.
 """
@@ -37,7 +37,7 @@ class _Thread:
 @dataclass(frozen=True)
 class _Counts:
     threads: Mapping[str, _Thread]
-    """Of the process and of all others in its group."""
+    """Counters of the process and of all others in its group."""
     total_s: float
     """Time of all cores that the process may use: busy, idle and stolen."""
     busy_s: float
@@ -45,14 +45,14 @@ class _Counts:
 
 
 class InterferenceMeter:
-    """Counts what interferes with a process, and with all that it started, from now until `stop`.
+    """Counts the interference with a process, and with all processes that it started, from now until `stop`.
 
-    Threads that begin within the stretch count from their beginning; those that end take their counts along.
+    Threads that start in this time count from their start; the counts of threads that end in it are lost.
 
     Args:
-        pid: the process, which leads a process group.
-        proc: where the kernel's counters are.
-        cpus: where the kernel tells the cores' frequencies.
+        pid: the process, which must be the leader of its process group.
+        proc: folder of the kernel's counters.
+        cpus: folder with the frequencies of the cores.
     """
 
     def __init__(self, pid: int, proc: Path = PROC, cpus: Path = _CPUS) -> None:
@@ -61,17 +61,17 @@ class InterferenceMeter:
 
     @property
     def off(self) -> str:
-        """Why nothing is counted; "" where something is."""
+        """Why nothing is counted; "" if something is."""
         if self._before is not None:
             return ""
         missing = "/proc/stat, or no schedstat and status of each thread"
         return f"interference is not recorded, and no round is timed again for it: there is no {missing}"
 
     def stop(self, seconds: float) -> Interference | None:
-        """Returns what happened since then; None where the kernel does not count, or the process has ended.
+        """Returns the interference since the start; None if the kernel does not count, or the process has ended.
 
         Args:
-            seconds: how long the call took that the stretch was about.
+            seconds: duration of the timed call.
         """
         before, after, passed_s = self._before, self._read(), time.perf_counter() - self._start
         if before is None or after is None:
@@ -111,7 +111,7 @@ class InterferenceMeter:
         return _Counts(threads, total / second, (total - idle - stolen) / second, stolen / second)
 
     def _group(self) -> Iterator[Path]:
-        """Yields the folders of the process and of those that it started."""
+        """Yields the /proc folders of the process and of the processes that it started."""
         yield self._proc / str(self._pid)
         for pid in started_by(self._pid, self._proc):
             yield self._proc / str(pid)
@@ -127,7 +127,7 @@ class InterferenceMeter:
         return found
 
     def _mhz(self) -> float | None:
-        """Returns the mean frequency of the cores that the process may use, now; None where nothing tells it."""
+        """Returns the present mean frequency of the cores that the process may use; None if it is not known."""
         try:
             cores = self._cores()
             files = [self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq" for core in sorted(cores)]
@@ -139,7 +139,7 @@ class InterferenceMeter:
 
 
 def _tasks(process: Path, required: bool) -> list[Path]:
-    """Returns the folders of a process's threads. Raises OSError where it has ended, and is required."""
+    """Returns the /proc folders of a process's threads. Raises OSError if it is required and has ended."""
     try:
         return list((process / "task").iterdir())
     except OSError:
@@ -149,7 +149,7 @@ def _tasks(process: Path, required: bool) -> list[Path]:
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
-    """Returns the counters of some cores, a list each; none where the kernel keeps fewer."""
+    """Returns the counters of some cores, a list each; leaves out cores for which the kernel keeps too few."""
     found = []
     for line in stat.splitlines():
         name, *fields = line.split()
@@ -170,7 +170,7 @@ def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
 
 
 def _thread(task: Path) -> _Thread | None:
-    """Returns the counts of a thread; None where it has ended, or the kernel keeps none."""
+    """Returns the counts of a thread; None if it has ended, or the kernel keeps none."""
     try:
         ran, waited = (task / "schedstat").read_text().split()[:2]
         fields = (task / "stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Memory of this process and of what it started: from the kernel, from PyTorch's allocator, and from NVML."""
+"""Measures memory of this process and its children: from the kernel, from PyTorch's allocator, and from NVML."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 
 _EVERY_S = 0.02
-"""So often it is looked what children hold, of which the kernel keeps no mark together, and what the mark is."""
+"""Seconds between readings of the children's memory, for which the kernel has no common peak, and of the peak marks."""
 
 
 _elsewhere: list[int] = []
@@ -29,7 +29,7 @@ _elsewhere: list[int] = []
 
 @contextmanager
 def allocating_elsewhere() -> Iterator[None]:
-    """Counts what a library takes of the current CUDA device within the block, or gives back, without PyTorch."""
+    """Counts memory of the current CUDA device that a library allocates or frees in the block outside PyTorch."""
     before = _free_bytes()
     yield
     _elsewhere.append(before - _free_bytes())
@@ -45,13 +45,13 @@ def resident_gib() -> float:
 
 
 def cap_memory(device: Device, limit_gib: float) -> None:
-    """Lets PyTorch's allocator take no more than a card of `limit_gib` would leave it beside a CUDA context."""
+    """Limits PyTorch's allocator to the memory that a card of `limit_gib` has beside a CUDA context."""
     fraction = (limit_gib - CUDA_CONTEXT_GIB) / device.memory_total_gib
     torch.cuda.set_per_process_memory_fraction(min(fraction, 1.0), device.index)
 
 
 class PeakMemory:
-    """Peak memory of a stretch of work, counted from what the process held when this was built.
+    """Measures the peak of memory, relative to the memory of the process when this object was built.
 
     The kernel's high-water mark is reset by writing 5 to `/proc/self/clear_refs` (proc(5)); sampling would miss peaks.
     Some sandboxes have no such file, or no mark: then the peak of the host is None. What the process started, and the
@@ -72,13 +72,13 @@ class PeakMemory:
         self._watcher: threading.Thread | None = None
 
     def loaded(self) -> None:
-        """Marks the point at which the model is in place."""
+        """Marks the point at which the model is loaded."""
         self._loaded = resident_gib() - self._idle
         if self._device.is_cuda:
             self._cuda_loaded = torch.cuda.memory_allocated() / 2**30
 
     def watch(self) -> None:
-        """Starts a new peak, and looks at children until it is read: for a call that is not timed."""
+        """Starts a new peak, and samples the children's memory until it is read: for a call that is not timed."""
         self.reset()
         self._over.clear()
         self._watcher = threading.Thread(target=self._look_on, daemon=True)
@@ -93,7 +93,7 @@ class PeakMemory:
         with suppress(OSError):
             self._highest = max(self._highest, _status_field("VmHWM"))
         if self._device.is_cuda:
-            # By its number: in each new thread CUDA's current device is the first one.
+            # By its index: in each new thread CUDA's current device is the first one.
             self._highest_cuda = max(self._highest_cuda, torch.cuda.max_memory_allocated(self._device.index))
 
     def reset(self) -> None:
@@ -120,7 +120,7 @@ class PeakMemory:
             memory.cuda_loaded_gib = self._cuda_loaded
             memory.cuda_peak_allocated_gib = self._highest_cuda / 2**30
             memory.cuda_peak_reserved_gib = torch.cuda.max_memory_reserved() / 2**30
-            # What was captured since the reset was allocated meanwhile, and is in the peak already.
+            # Graphs captured since the reset were allocated meanwhile, and are already in the peak.
             now = torch.cuda.memory_allocated() / 2**30 + self._graph_pools_gib()
             memory.cuda_graph_pools_gib = max(self._pools, now - memory.cuda_peak_allocated_gib)
             memory.cuda_elsewhere_gib = sum(_elsewhere) / 2**30
@@ -129,7 +129,7 @@ class PeakMemory:
         return memory
 
     def held_gib(self) -> float:
-        """Returns what is held now: by PyTorch on a GPU, else resident, with what children hold."""
+        """Returns the memory held now: PyTorch's on a GPU, else the resident set, each with the children's memory."""
         if self._device.is_cuda:
             return torch.cuda.memory_allocated() / 2**30
         return resident_gib() + _held_elsewhere()
@@ -149,7 +149,7 @@ def _held_elsewhere() -> float:
 
 
 def graph_pools_gib(segments: Iterable[Mapping[str, Any]], index: int) -> float:
-    """Returns what CUDA graphs hold on a device beyond what PyTorch counts as allocated, in GiB.
+    """Returns the memory of CUDA graphs on a device that PyTorch does not count as allocated, in GiB.
 
     A graph writes its activations into a private pool at every replay. After recording, PyTorch counts that memory as
     free, though nothing else can have it: a peak of allocated memory leaves it out.

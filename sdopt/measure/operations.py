@@ -23,10 +23,10 @@ class Saving(Protocol):
     """An option that makes the denoiser leave out operations: `sdopt.optimizations.base.Optimization` describes it."""
 
     def apply(self, pipe: "DiffusionPipeline") -> Any:
-        """Changes the pipeline's denoiser."""
+        """Applies the option to the pipeline's denoiser."""
 
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        """Is entered around each call of the pipeline."""
+        """Returns a context manager that is entered around each call of the pipeline."""
 
 
 def tflop_per_image(
@@ -44,8 +44,8 @@ def tflop_per_image(
     images of a prompt; SDXL reads one, and takes zeros for the empty one. Some schedulers run the denoiser more often
     than there are steps, and a task's strength leaves steps out.
 
-    `savings` are applied to a denoiser on the meta device, which then makes all calls of an image; without any, every
-    call is the same and one is counted.
+    `savings` are applied to a denoiser on the meta device, which then makes all calls of an image. Without savings, all
+    calls are equal, and only one is run.
     """
     samples = 2 if guidance_scale > 1 else 1
     denoiser, vae = unwrapped(denoiser_of(pipe)), pipe.vae
@@ -81,7 +81,7 @@ def _denoiser_tflop(
     inputs: tuple[torch.Tensor, torch.Tensor, dict[str, Any]],
     savings: Sequence[Saving],
 ) -> float:
-    """Operations of all calls of an image; of one, times their number, if nothing makes them differ."""
+    """Counts the operations of all calls of an image; if all calls are equal, counts one and multiplies."""
     sample, states, added = inputs
     if not savings:
         return calls * tflop(denoiser, sample, torch.tensor(1), states, **added)
@@ -105,13 +105,13 @@ def _denoiser_calls(pipe: "DiffusionPipeline", task: Task, steps: int) -> int:
 
 
 def _conditions(config: Any, samples: int) -> dict[str, torch.Tensor]:
-    """What SDXL's denoiser takes beside the text: its pooled states, and the six numbers of size and crop."""
+    """Returns SDXL's further inputs of the denoiser: the text's pooled states, and six numbers of size and crop."""
     width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
     return {"text_embeds": torch.empty(samples, width), "time_ids": torch.empty(samples, 6)}
 
 
 def tflop(function: Any, *inputs: Any, **more: Any) -> float:
-    """Operations of one call, in TFLOP; give it modules and tensors on the meta device."""
+    """Returns the operations of one call, in TFLOP; modules and tensors must be on the meta device."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs, **more)
     return float(counter.get_total_flops()) / 1e12

@@ -1,4 +1,4 @@
-"""A worker with all that it started: which processes these are, what they hold, and what they use while they idle."""
+"""Finds all processes that a worker started, and measures their memory and their processor time while idle."""
 
 import ctypes
 import os
@@ -22,20 +22,20 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 """File systems that keep their files in memory."""
 
 _SLACK_S = 0.05
-"""Processor time that an idle process may use in all: it ends its answers, and the kernel counts in ticks of 10 ms."""
+"""Processor time that an idle process may use: it finishes its answers, and the kernel counts in ticks of 10 ms."""
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of what its own children leave behind, so that nothing it started gets lost."""
+    """Makes this process the parent of orphans of its own children, so that it can still find and end them."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def started_by(pid: int, proc: Path = PROC) -> list[int]:
-    """Returns the processes that a process started, and those that they started, also in groups of their own."""
+    """Returns all descendants of a process, including those in other process groups."""
     found = [pid]
     for known in found:
         found += [child for child in _children(proc / str(known)) if child not in found]
-    # Where the kernel keeps no list of children: those that stayed in its group.
+    # The kernel keeps no list of children: use the members of the process group.
     others = [int(folder.name) for folder in proc.iterdir() if folder.name.isdecimal()]
     return found[1:] + [other for other in others if other not in found and _group_of(other) == pid]
 
@@ -55,14 +55,14 @@ def _group_of(pid: int) -> int | None:
 
 
 def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> float:
-    """Returns the memory that is a process's doing and not in its own resident set, in GiB.
+    """Returns the memory that a process causes outside its own resident set, in GiB.
 
-    It is that of what the process started (its own pages, and its share of those that it shares), and of the files in
-    memory that these processes have open and not mapped, as in `/dev/shm`.
+    Includes the memory of its descendants (private pages, and a share of the shared ones), and of files in memory (as
+    in `/dev/shm`) that these processes have open and not mapped.
 
     Args:
         pid: the process.
-        files: a folder whose files are the process's, too.
+        files: a folder whose files also count as the process's.
         proc: where the kernel's counters are.
     """
     children = started_by(pid, proc)
@@ -72,18 +72,18 @@ def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> fl
 
 
 def files_in_memory(processes: Iterable[Path], folder: Path | None = None) -> float:
-    """Returns the size of the files in memory that processes have open or that lie below a folder, in GiB."""
+    """Returns the size of files in memory that processes have open, or that lie below a folder, in GiB."""
     found: dict[tuple[int, int], int] = {}
     devices = _memory_devices()
     for process in processes:
         try:
             opened = list((process / "fd").iterdir())
-        except OSError:  # it ended, or is another user's
+        except OSError:  # the process ended, or is another user's
             continue
         for handle in opened:
             _note_file(found, handle, devices)
     if folder is not None and folder.stat().st_dev in devices:
-        for place, _, names in os.walk(folder):  # unlike `rglob`, it goes on where a folder has vanished
+        for place, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
             for name in names:
                 _note_file(found, Path(place, name), devices)
     return sum(found.values()) / 2**30
@@ -108,17 +108,17 @@ def _memory_devices() -> Set[int]:
 
 
 def waited_s(pid: int, proc: Path = PROC) -> float:
-    """Returns for how long the main thread of a process has waited for a core; 0 where nothing tells it."""
+    """Returns for how long the main thread of a process has waited for a core; 0 if it is not known."""
     with suppress(OSError, ValueError):
         return int((proc / str(pid) / "schedstat").read_text().split()[1]) / 1e9
     return 0.0
 
 
 class IdleMeter:
-    """Counts the processor time that a worker, with all that it started, uses between its requests.
+    """Counts the processor time that a worker and all its descendants use between its requests.
 
     Args:
-        pid: of the worker.
+        pid: the worker's process.
         proc: where the kernel's counters are.
     """
 
@@ -128,12 +128,12 @@ class IdleMeter:
         self._since: tuple[float, float] | None = None
 
     def rest(self) -> None:
-        """Says that the worker has nothing to do from now on."""
+        """Marks the worker as idle from now on."""
         used_s = self._cpu_s()
         self._since = None if used_s is None else (time.monotonic(), used_s)
 
     def wake(self) -> None:
-        """Says that the worker is about to get a request, or that nobody watches any more."""
+        """Marks the end of the idle time: the worker is about to get a request, or measuring ends."""
         used_s = self._cpu_s()
         if self._since is not None and used_s is not None:
             since, before = self._since
@@ -143,7 +143,7 @@ class IdleMeter:
 
     @property
     def share(self) -> float | None:
-        """Processor time used while idle, as a share of that time on one core; None where nothing was counted."""
+        """Processor time used while idle, as a share of that time on one core; None if nothing was counted."""
         return max(0.0, self._used_s - _SLACK_S) / self._idle_s if self._idle_s > 0 else None
 
     def _cpu_s(self) -> float | None:
@@ -157,7 +157,7 @@ class IdleMeter:
 
 
 def _fields(folder: Path) -> list[str]:
-    """Returns the fields of a process's stat after its name; [] where it has ended."""
+    """Returns the fields of a process's stat after its name; [] if it has ended."""
     try:
         return (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -165,12 +165,12 @@ def _fields(folder: Path) -> list[str]:
 
 
 def _own_gib(folder: Path) -> float:
-    """Returns the anonymous and shared memory of a process, each page divided by those that share it."""
+    """Returns the anonymous and shared memory of a process; a page counts divided by the processes that share it."""
     return _gib_of(folder, ("Pss_Anon:", "Pss_Shmem:"), "smaps_rollup") or _gib_of(folder, ("RssAnon:", "RssShmem:"))
 
 
 def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:
-    """Returns the sum of some fields of a process, in GiB; 0 where there are none, or it has ended."""
+    """Returns the sum of some memory fields of a process, in GiB; 0 if there are none, or it has ended."""
     with suppress(OSError):
         lines = (folder / file).read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(names)) / 2**20

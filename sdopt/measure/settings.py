@@ -1,4 +1,4 @@
-"""Settings of a whole process that an option must leave as it found them."""
+"""Reads settings of the whole process, and checks that an option leaves them unchanged."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ import torch
 
 
 def process_settings() -> dict[str, object]:
-    """Returns settings that reach beyond a pipeline: what changes them changes the program around it, too."""
+    """Returns settings that affect not only a pipeline but the whole program."""
     return {
         "Python's garbage collection": gc.isenabled(),
         "the thresholds of Python's garbage collection": gc.get_threshold(),
@@ -19,7 +19,7 @@ def process_settings() -> dict[str, object]:
 
 
 def require_restored(before: dict[str, object]) -> None:
-    """Raises RuntimeError where a setting is not what it was."""
+    """Raises RuntimeError if a setting has changed."""
     changed = [
         f"{name} ({before[name]} before, {now} now)" for name, now in process_settings().items() if now != before[name]
     ]

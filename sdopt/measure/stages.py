@@ -1,4 +1,4 @@
-"""The stages of a pipeline call, and how to look at each as it passes."""
+"""Names the stages of a pipeline call, and lets code run before and after each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

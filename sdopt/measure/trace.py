@@ -1,4 +1,4 @@
-"""What one call of a pipeline really ran: operators with their types, kernels, and the state around each stage."""
+"""Records what one call of a pipeline really ran: operators with their types, kernels, and each stage's state."""
 
 import gc
 import json
@@ -52,16 +52,16 @@ class StageTrace:
     autocast_dtype: str | None = None
 
     batches: Counter[int] = field(default_factory=Counter)
-    """Sizes of the batches that went through convolutions, with their number; not seen in a replayed graph."""
+    """Batch sizes of convolutions, each with its count; not seen in a replayed graph."""
     ran: Counter[str] = field(default_factory=Counter)
-    """How often each layer without layers of its own ran, by its name in the model; not seen in compiled code."""
+    """How often each layer without sublayers ran, by its name in the model; not seen in compiled code."""
     convolutions: int = 0
     channels_last: int = 0
-    """Convolutions run, and of those the ones whose output was laid out channels-last; not seen in compiled code."""
+    """Number of convolutions, and how many of them had a channels-last output; not seen in compiled code."""
     graph_launches: int = 0
-    """CUDA graphs that were replayed."""
+    """Number of CUDA graphs that were replayed."""
     graph_captures: int = 0
-    """CUDA graphs that were captured, which a call of a warm process has no cause for."""
+    """Number of CUDA graphs that were captured; a call in a warm process should capture none."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Trace:
 
     stages: dict[str, StageTrace] = field(default_factory=lambda: {stage: StageTrace() for stage in STAGES})
     kernels: Counter[str] = field(default_factory=Counter)
-    """Device kernels that the denoiser launched, those of its replayed graphs among them; empty on a CPU."""
+    """Device kernels that the denoiser launched, including those of replayed graphs; empty on a CPU."""
     complete: bool = True
     """Whether the profile has the work of each launch within the denoiser. With CUDA 12.6 to 13.0, CUPTI may lose some
     after a GPU was idle (https://github.com/pytorch/pytorch/issues/192021)."""
@@ -78,7 +78,7 @@ class Trace:
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU, and
     where the profile is not complete."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
-    """Shapes (n, 3, height, width) of what each call of the VAE's `decode` returned."""
+    """Shapes (n, 3, height, width) of the images that each call of the VAE's `decode` returned."""
     call: Callable[[], Any] | None = None
     """Makes the traced call again."""
     decoder_inputs: list[tuple[int, ...]] = field(default_factory=list)
@@ -88,10 +88,9 @@ class Trace:
     """MiB of the parameters and buffers of all networks, by device and type."""
 
     def counts(self) -> dict[str, float]:
-        """Returns all of it as counts by name, for traces of two variants to be held against each other.
+        """Returns the whole trace as counts by name, so that traces of two variants can be compared.
 
-        What ran within a stage is counted for each of its calls, because variants are traced for as many steps as show
-        their options.
+        Counts within a stage are per call of the stage, because variants are traced with different numbers of steps.
         """
         found = {f"{kind} parameters, MiB": round(mib, 3) for kind, mib in self.parameter_mib.items()}
         for name, stage in self.stages.items():
@@ -123,7 +122,7 @@ class Trace:
 
     @property
     def attention_calls(self) -> int:
-        """How often an attention layer of the denoiser ran; 0 within compiled code, where no layer is seen."""
+        """How often an attention layer of the denoiser ran; 0 in compiled code, where layers are not seen."""
         # The last thing in every attention layer of diffusers, whatever computes it.
         return sum(count for name, count in self.denoiser.ran.items() if name.endswith(".to_out.1"))
 
@@ -134,12 +133,12 @@ class Trace:
 
     @property
     def graph_launches(self) -> int:
-        """CUDA graphs that were replayed within the denoiser."""
+        """Number of CUDA graphs that were replayed within the denoiser."""
         return self.denoiser.graph_launches
 
     @property
     def fused_attention(self) -> dict[str, int]:
-        """The denoiser's scaled-dot-product operators, or where a graph hides those its fused kernels, with counts."""
+        """Counts of the denoiser's scaled-dot-product operators; if a graph hides them, of its fused kernels."""
         operators = {
             name.removeprefix("aten::"): count
             for name, count in sorted(self.denoiser.operators.items())
@@ -151,7 +150,7 @@ class Trace:
 
 
 def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -> Trace:
-    """Runs `call` under PyTorch's profiler, and sorts what it saw by the stage in which it happened.
+    """Runs `call` under PyTorch's profiler, and assigns each recorded event to its stage.
 
     Args:
         pipe: the pipeline, with every optimization applied.
@@ -197,7 +196,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
 
 
 def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
-    """Returns whether quantized weights are moved within a call.
+    """Returns whether a call moves quantized weights between devices.
 
     PyTorch moves such a weight by `swap_tensors`, which fails while the profiler, recording shapes, refers to it.
     """
@@ -209,7 +208,7 @@ def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Collects none within the block: to look through a trace's many small objects again and again took most of it."""
+    """Disables garbage collection in the block: it took most of the time, because a trace has many small objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -220,7 +219,7 @@ def _no_garbage() -> Iterator[None]:
 
 
 def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
-    """MiB of the parameters and buffers of all networks, by device and type."""
+    """Returns the MiB of the parameters and buffers of all networks, by device and type."""
     found: dict[str, float] = {}
     for network in pipe.components.values():
         if isinstance(network, torch.nn.Module):
@@ -232,7 +231,7 @@ def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:
 
 @contextmanager
 def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[None]:
-    """Counts layers that run, and convolutions by layout; not within a compiled model, which hooks would recompile."""
+    """Counts layers that run, and convolutions by layout; not in a compiled model, because hooks would recompile it."""
 
     def note(name: str, layer: torch.nn.Module, output: Any) -> None:
         seen.ran[name] += 1
@@ -258,7 +257,7 @@ def _observed_layers(denoiser: torch.nn.Module, seen: StageTrace) -> Iterator[No
 
 @contextmanager
 def _observed_decoder(vae: Any, shapes: list[tuple[int, ...]]) -> Iterator[None]:
-    """Notes the shape of each input of the network within `vae.decode`, which may take the latents in pieces."""
+    """Records the shape of each input of the network within `vae.decode`, which may decode the latents in pieces."""
     decoder: torch.nn.Module = vae.decoder
     handle = decoder.register_forward_pre_hook(lambda _module, inputs: shapes.append(tuple(inputs[0].shape)))
     try:
@@ -302,14 +301,14 @@ def _sort(events: list[dict[str, Any]], trace: Trace) -> None:
 def _count_device_work(events: list[dict[str, Any]], stages: dict[tuple[str, int], str | None], trace: Trace) -> None:
     """Counts kernels, and the time that the device worked for the denoiser.
 
-    Work runs after it was launched: the launch tells its stage. That goes by the number that CUDA gives both. Kineto's
-    number of an operator is no match for a graph that no operator launched: it then writes CUDA's in its place, which
-    may be any operator's as well (`ChromeTraceLogger::handleActivity` in output_json.cpp).
+    Device work runs after its launch, so the launch gives its stage. CUDA gives both the same correlation id. Kineto's
+    operator id does not link them: for a graph that no operator launched, Kineto writes CUDA's id in its place, which
+    may equal the id of any operator (`ChromeTraceLogger::handleActivity` in output_json.cpp).
 
     Args:
-        events: all of the profile.
-        stages: of launches, and of operators, by their numbers.
-        trace: what is counted into.
+        events: all events of the profile.
+        stages: the stages of launches, and of operators, by their ids.
+        trace: the trace that receives the counts.
     """
     busy = []
     for event in events:
@@ -331,7 +330,7 @@ def _count_operator(event: dict[str, Any], seen: StageTrace) -> None:
     types = [_DTYPES[kind] for kind in inputs.get("Input type", []) if kind in _DTYPES]
     if types and any(word in name for word in _PRODUCTS):
         seen.product_dtypes[types[0]] += 1
-    # Sizes may be symbols where a compiler traces, of which the profiler notes nothing; or shapes are not recorded.
+    # Shapes may be missing: sizes are symbols while a compiler traces, or shapes are not recorded.
     if name == "aten::convolution" and (sizes := inputs.get("Input Dims", [()])[0]):
         seen.batches[sizes[0]] += 1
 

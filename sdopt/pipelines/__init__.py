@@ -1,1 +1,1 @@
-"""Diffusion pipelines: which models there are, whether their files are whole, and how they are loaded."""
+"""Diffusion pipelines: lists the known models, checks their files, and loads them."""

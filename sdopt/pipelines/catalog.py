@@ -10,17 +10,17 @@ PACKAGED = Path(__file__).parents[1] / "reference"
 ARCHITECTURES = Path(__file__).parent / "architectures"
 
 _RETIRED = {"altdiffusion": "AltDiffusionPipeline"}
-"""By a model's name, its pipeline in diffusers."""
+"""Class name of the diffusers pipeline, by the model's name."""
 
 RETIRED = (
     "which diffusers has deprecated: it no longer finds the text encoder that such a folder names, so that none can be "
     "loaded; sdopt runs StableDiffusionPipeline and StableDiffusionXLPipeline"
 )
-"""Why the pipelines of such models cannot be loaded."""
+"""Why such a model's pipeline cannot be loaded."""
 
 
 def retired(model: Model) -> list[str]:
-    """Returns why a model cannot be loaded by any diffusers that sdopt runs on; [] if it can, as far as is known."""
+    """Returns why no supported version of diffusers can load a model; [] if no reason is known."""
     pipeline = _RETIRED.get(model.name)
     return [f"model={model.name}: is an {pipeline}, {RETIRED}"] if pipeline else []
 
@@ -31,7 +31,7 @@ def names_in_folder(folder: Path) -> str:
 
 
 def architecture_folder(model: Model) -> Path | None:
-    """Returns the folder with the configurations of the model's architecture; None if sdopt has none of that name."""
+    """Returns the folder with the configurations of the model's architecture; None if sdopt does not have it."""
     folders = (PACKAGED / model.name, ARCHITECTURES / model.name)
     return next((folder for folder in folders if (folder / "model_index.json").is_file()), None)
 

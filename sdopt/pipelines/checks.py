@@ -33,7 +33,7 @@ _USUAL = {
 
 _LIBRARIES = {name: "transformers" if name.startswith("t") else "diffusers" for name in _USUAL}
 
-# What a single file of the original layout (Rombach et al. 2022) holds, by the beginning of its names.
+# The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL = {
     "denoiser": ("model.diffusion_model.",),
     "VAE": ("first_stage_model.",),
@@ -118,7 +118,7 @@ def require_folder(folder: Path, model: Model) -> None:
 
 
 def _require_class(value: Any, name: str, library: str, at: str) -> None:
-    """Raises UsageError if a `model_index.json` names something else than a class of the library for a part."""
+    """Raises UsageError if `model_index.json` names, for a part, anything other than a class of its library."""
     named = isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)
     if not named or value[0] != library or not value[1].isidentifier():
         raise UsageError(
@@ -152,7 +152,7 @@ def weight_files(folder: Path, variant: str | None, at: str) -> dict[Path, dict[
 
 
 def _require_original(path: Path, model: Model) -> None:
-    """Raises UsageError if a file is not a Stable Diffusion in the layout of its publication."""
+    """Raises UsageError if a file is not a Stable Diffusion model in its original layout."""
     at = f"model.path={path}"
     if path.suffix in _PICKLED:
         raise UsageError(
@@ -187,7 +187,7 @@ def _require_original(path: Path, model: Model) -> None:
 
 
 def _require_vocabulary(model: Model) -> None:
-    """Raises UsageError if a single file's vocabulary is missing: trained weights need the one of their training."""
+    """Raises UsageError if a single file's vocabulary is missing: trained weights need their own vocabulary."""
     folder = architecture_folder(model)
     if folder is None or has_vocabulary(folder / "tokenizer"):
         return
@@ -203,7 +203,7 @@ def _require_vocabulary(model: Model) -> None:
 
 
 def _require_architecture(model: Model, at: str, kind: str, width: int | None) -> None:
-    """Raises UsageError if files are not of the architecture that the model names, which sets size and guidance."""
+    """Raises UsageError if files do not have the architecture that the model names, which sets size and guidance."""
     folder = architecture_folder(model)
     if folder is None:
         return

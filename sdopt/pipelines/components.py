@@ -1,4 +1,4 @@
-"""Builds the parts of a model without their weights, to find what is wrong with them before a worker starts."""
+"""Builds the parts of a model without their weights, to find their errors before a worker starts."""
 
 import importlib
 import json
@@ -16,10 +16,10 @@ from sdopt.schema import Model
 def require_parts(model: Model) -> None:
     """Checks that each part of a pipeline's folder can be built from its configuration, and that its weights fit it.
 
-    It imports the libraries, so it belongs in a process that has them.
+    Call it in a process that may import the model's libraries.
 
     Raises:
-        UsageError: a line for each part that is wrong, with the file and the reason.
+        UsageError: a line for each faulty part, with the file and the reason.
     """
     folder = folder_of(model)
     if model.weights == "path" and folder != Path(str(model.path)).expanduser():
@@ -70,19 +70,19 @@ def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
                 yield from _misfits(folder / name, library, class_name, model, at)
         except UsageError as error:
             yield from (problem.removeprefix(f"{at}: ") for problem in error.problems)
-        except Exception as error:  # what a constructor raises for a configuration that it was not made for
+        except Exception as error:  # raised by a constructor for a configuration that it does not support
             reason = " ".join(str(error).split())[:200]
             yield f"{name}/: no {class_name} can be made of its configuration ({type(error).__name__}: {reason})"
 
 
 def _misfits(folder: Path, library: str, class_name: str, model: Model, at: str) -> Iterator[str]:
-    """Yields what keeps the weights of a network from fitting its configuration."""
+    """Yields the reasons why the weights of a network do not fit its configuration."""
     from sdopt.pipelines.random_weights import empty_network
 
     network: Any = empty_network(folder, library, class_name)
     wanted = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
     found = {name: shape for file in weight_files(folder, model.variant, at).values() for name, shape in file.items()}
-    # Some are renamed while they are loaded: those that have other names are left to the library.
+    # The library renames some tensors at loading, so tensors with other names are not checked here.
     common = wanted.keys() & found.keys()
     wrong = [name for name in wanted if name in common and wanted[name] != found[name]]
     if wrong:

@@ -11,11 +11,11 @@ from sdopt.errors import UsageError
 from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
-"""The file with the weights of one network of diffusers; its configuration is beside it."""
+"""The file with the weights of one diffusers network; its configuration lies beside it."""
 
 
 def fetch_models(models: Iterable[Model]) -> None:
-    """Downloads what is missing of the models on the hub into the local cache, where the workers read them.
+    """Downloads missing files of the models on the hub into the local cache, where the workers read them.
 
     Raises:
         UsageError: a model cannot be fetched, or is not a pipeline that sdopt runs; reports all of them together.
@@ -37,7 +37,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
 
     Args:
         model: names the repository, its revision and the variant of its files.
-        fetch: whether to ask the hub, and to download what is missing; otherwise only the cache is read.
+        fetch: whether to ask the hub and download missing files; otherwise only the cache is read.
 
     Raises:
         UsageError: the repository or revision does not exist, is gated, or is not in the cache and cannot be reached.
@@ -54,7 +54,7 @@ def hub_folder(model: Model, fetch: bool) -> Path:
 
 
 def download_bytes(model: Model) -> int | None:
-    """Returns how much `fetch_models` would download of a model at most; None where the hub cannot be asked."""
+    """Returns the most that `fetch_models` would download of a model; None if the hub cannot be reached."""
     from huggingface_hub import HfApi
 
     repository = str(model.hub_id)
@@ -67,7 +67,7 @@ def download_bytes(model: Model) -> int | None:
     except UsageError:
         return None
     siblings = found.siblings or []
-    # Its index is not there yet: every folder is taken for a part of the pipeline.
+    # The pipeline's index is not there yet: every folder counts as one of its parts.
     parts: dict[str, object] = {
         file.rfilename.partition("/")[0]: ["diffusers", ""] for file in siblings if "/" in file.rfilename
     }
@@ -76,12 +76,12 @@ def download_bytes(model: Model) -> int | None:
 
 
 def hub_network(repository: str, key: str, fetch: bool) -> Path:
-    """Returns the local copy of a repository that holds one network of diffusers, such as a VAE.
+    """Returns the local copy of a repository with one diffusers network, such as a VAE.
 
     Args:
         repository: as in `owner/name`.
         key: the option whose `hub_id` names it, for messages.
-        fetch: whether to ask the hub, and to download what is missing; otherwise only the cache is read.
+        fetch: whether to ask the hub and download missing files; otherwise only the cache is read.
 
     Raises:
         UsageError: the repository does not exist, is gated, or is not in the cache and cannot be reached.
@@ -97,7 +97,7 @@ def hub_network(repository: str, key: str, fetch: bool) -> Path:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a repository should hold, as messages say it, and the way out where it cannot be fetched."""
+    """Texts for messages: the expected content of a repository, and what to do if it cannot be fetched."""
 
     lacks: str
     instead: str
@@ -111,7 +111,7 @@ _PIPELINE = _Wanted(
 
 @contextmanager
 def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None = None) -> Iterator[None]:
-    """Turns what `huggingface_hub` raises within the block into a UsageError that says what to do."""
+    """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -79,14 +79,14 @@ def _channels(model: Model) -> int | None:
     try:
         return int(json.loads(config.read_text())["latent_channels"])
     except (OSError, ValueError, TypeError, LookupError):
-        return None  # what is wrong with the model is said of the model
+        return None  # other checks report errors of the model itself
 
 
 def take(latents: "Tensor", images: Sequence[int], shape: tuple[int, ...], file: str) -> "list[Tensor]":
     """Returns the latents (1, channels, height, width) of the numbered images; a single latent serves all.
 
     Raises:
-        UsageError: their shape is not the model's, or there are too few.
+        UsageError: their shape does not fit the model, or there are too few.
     """
     if tuple(latents.shape[1:]) != tuple(shape):
         has, needs = ("×".join(map(str, part)) for part in (latents.shape[1:], shape))

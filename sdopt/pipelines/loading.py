@@ -1,4 +1,4 @@
-"""From a `Model` to a pipeline on its device."""
+"""Loads the pipeline of a `Model`, or single networks of it."""
 
 import difflib
 import importlib
@@ -25,12 +25,12 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     try:
         path = folder_of(model) / part / "config.json"
     except UsageError:
-        return None  # what conflicts is asked before anything is fetched
+        return None  # conflicts are checked before anything is fetched
     return dict(json.loads(path.read_text())) if path.is_file() else None
 
 
 def is_sdxl(model: Model) -> bool:
-    """Returns whether a model is of the SDXL family; one that is not local is judged by the architecture it names."""
+    """Returns whether a model is of the SDXL family; if it is not local, by the name of its architecture."""
     try:
         folder = folder_of(model)
     except UsageError:
@@ -40,18 +40,18 @@ def is_sdxl(model: Model) -> bool:
 
 
 def network_config(folder: Path) -> dict[str, Any]:
-    """Returns the configuration of a network that stands alone, without loading it."""
+    """Returns the configuration of a standalone network, without loading it."""
     return dict(json.loads((folder / "config.json").read_text()))
 
 
 def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) -> "torch.nn.Module":
-    """Loads a network of diffusers that stands alone, on the CPU; or builds it, as the part `name`, of random weights.
+    """Loads a standalone diffusers network on the CPU, or builds it with random weights as the part `name`.
 
     Args:
         folder: holds its configuration and, unless they are random, its weights.
-        name: its place in a pipeline, which tells its random weights.
-        dtype: of its weights.
-        random: whether its weights are.
+        name: its attribute in a pipeline, which determines its random weights.
+        dtype: type of its weights.
+        random: whether to use random weights.
     """
     class_name = network_config(folder)["_class_name"]
     if random:
@@ -67,7 +67,7 @@ def load_network(folder: Path, name: str, dtype: "torch.dtype", random: bool) ->
 
 
 def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module":
-    """Loads one network of a model, such as `vae`, on the CPU, with weights of a type of its own."""
+    """Loads one network of a model, such as `vae`, on the CPU, with weights of the given type."""
     folder, file = folder_of(model), Path(str(model.path)).expanduser()
     library, class_name = json.loads((folder / "model_index.json").read_text())[part]
     if model.weights == "random":
@@ -85,18 +85,18 @@ def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module
 
 
 def fewest_heads(model: Model) -> int | None:
-    """Returns the heads of the UNet's layer with the fewest; None if its configuration is not local."""
+    """Returns the smallest number of attention heads in a layer of the UNet; None if its configuration is not local."""
     config = part_config(model, "unet")
     return None if config is None else min(_heads(config))
 
 
 def head_dimensions(model: Model) -> list[int]:
-    """Returns the channels of the UNet's attention heads, each once; none if its configuration is not local."""
+    """Returns the distinct channel counts of the UNet's attention heads; empty if its configuration is not local."""
     return sorted(set(head_dimensions_by_level(model).values()))
 
 
 def head_dimensions_by_level(model: Model) -> dict[int, int]:
-    """Returns the channels of attention heads by how often latents were halved; {} without a local configuration."""
+    """Returns the channels of attention heads by the number of downsamplings; {} without a local configuration."""
     config = part_config(model, "unet")
     if config is None:
         return {}
@@ -108,13 +108,13 @@ def head_dimensions_by_level(model: Model) -> dict[int, int]:
 
 def _heads(config: dict[str, Any]) -> list[int]:
     """Returns the number of heads of each block."""
-    # What UNets call the dimension of a head is, for historical reasons, the number of heads.
+    # For historical reasons, diffusers' UNets call the number of heads `attention_head_dim`.
     heads = config.get("num_attention_heads") or config.get("attention_head_dim", 8)
     return heads if isinstance(heads, list) else [int(heads)] * len(config["block_out_channels"])
 
 
 def scheduler_class(scheduler: Scheduler) -> Any:
-    """Returns the scheduler's class. Raises UsageError if diffusers has none of that name."""
+    """Returns the scheduler's class. Raises UsageError if diffusers has no scheduler of that name."""
     import diffusers
 
     def is_scheduler(name: str) -> bool:
@@ -149,9 +149,8 @@ def load_pipeline(
 ) -> "DiffusionPipeline":
     """Loads or builds the task's pipeline without touching a hub, and moves it to `device`.
 
-    The safety checker of Stable Diffusion 1.x and the watermark of SDXL are left out: they are another model and
-    another step, and would be timed too. With `on_host` the weights stay in the host's memory, and an option brings
-    them to the device.
+    The safety checker of Stable Diffusion 1.x and the watermark of SDXL are left out, because they would be timed too.
+    With `on_host` the weights stay in the host's memory, and an option moves them to the device.
 
     Raises:
         UsageError: the files are missing.
@@ -185,7 +184,7 @@ def load_pipeline(
 
 
 def folder_of(model: Model) -> Path:
-    """Returns the pipeline's folder; for random weights and a single file, that of the architecture."""
+    """Returns the pipeline's folder; for random weights or a single file, the folder of the architecture."""
     if model.weights == "hub":
         return hub_folder(model, fetch=False)
     if model.weights == "path" and Path(str(model.path)).expanduser().is_dir():

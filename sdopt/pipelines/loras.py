@@ -1,4 +1,4 @@
-"""Files of LoRAs: where they are, and whether they fit a denoiser, without loading them."""
+"""Finds LoRA files, and checks whether they fit a denoiser, without loading them."""
 
 import re
 from pathlib import Path
@@ -8,19 +8,19 @@ from sdopt.errors import UsageError
 from sdopt.reference import LORAS, MODEL
 
 _DOWN = (".lora_A.weight", ".lora_down.weight", ".lora.down.weight")
-"""Ends of the names of the first of a LoRA's two matrices: of peft, of kohya, of older diffusers."""
+"""Suffixes of the names of the first of a LoRA's two matrices: by peft, by kohya, by older diffusers."""
 
 
 def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
     """Returns the safetensors file of a LoRA.
 
     Args:
-        path: a file, a folder, or a repository on the hub (`owner/name`); None is the folder of the packaged ones.
+        path: a file, a folder, or a repository on the hub (`owner/name`); None stands for the packaged LoRAs.
         weight_name: the file within a folder or a repository.
-        fetch: whether to download what is not in the local cache of the hub.
+        fetch: whether to download files that are not in the local cache of the hub.
 
     Raises:
-        UsageError: there is no such file, or it is none of safetensors.
+        UsageError: the file does not exist, or is not a safetensors file.
     """
     if path is not None and _is_repository(path):
         return _hub_file(path, weight_name, fetch)
@@ -39,7 +39,7 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
 
 
 def is_on_hub(path: str | None) -> bool:
-    """Returns whether a LoRA is fetched from the hub, so that nothing is known of it before."""
+    """Returns whether a LoRA comes from the hub, so that nothing is known of it before it is downloaded."""
     return path is not None and _is_repository(path)
 
 
@@ -54,7 +54,7 @@ def trains_text_encoder(file: Path) -> bool:
 
 
 def misfits(file: Path, path: str | None, unet: dict[str, Any] | None, packaged: bool) -> list[str]:
-    """Returns why a LoRA cannot be used with a denoiser of some configuration; [] if it can or nothing is known."""
+    """Returns why a LoRA does not fit a denoiser's configuration; [] if it fits, or if that is not known."""
     if path is None and not packaged:
         return [f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"]
     down = {name: shape for name, shape in _shapes(file).items() if name.endswith(_DOWN)}

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 _STORAGE_ONLY = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _DEVICE = "_sdopt_device"
-"""The attribute of a pipeline that says where it computes."""
+"""Attribute of a pipeline that names the device on which it computes."""
 
 
 STEPS = "sdopt_caching"
-"""Attribute of a denoiser with what an option keeps from step to step."""
+"""Attribute of a denoiser with data that an option keeps from step to step."""
 
 
 def denoiser_of(pipe: "DiffusionPipeline") -> Any:
@@ -33,7 +33,7 @@ def unwrapped(module: torch.nn.Module) -> Any:
 
 
 def is_compiled(denoiser: torch.nn.Module) -> bool:
-    """Returns whether a compiler put something in the place of a denoiser, or of the kinds of steps that it has."""
+    """Returns whether a compiler replaced a denoiser, or the functions of its kinds of steps."""
     steps = vars(denoiser).get(STEPS)
     computing = [denoiser, *(getattr(steps, part) for part in getattr(steps, "parts", ()))]
     return any(unwrapped(module) is not module for module in computing)
@@ -54,13 +54,13 @@ def networks_of(pipe: "DiffusionPipeline") -> dict[str, torch.nn.Module]:
 
 
 def device_of(pipe: "DiffusionPipeline") -> torch.device:
-    """Returns the device that a pipeline was loaded to compute on; its weights may wait elsewhere."""
+    """Returns the device on which a pipeline computes; its weights may be elsewhere."""
     device: torch.device = getattr(pipe, _DEVICE, None) or pipe.device
     return device
 
 
 def place(pipe: "DiffusionPipeline", device: str, on_host: bool) -> None:
-    """Moves a pipeline to the device that it computes on; or leaves it to an option to bring the weights there."""
+    """Moves a pipeline to the device on which it computes, or to the host if an option moves its weights later."""
     pipe.to("cpu" if on_host else device)
     setattr(pipe, _DEVICE, torch.device(device))
 
@@ -71,7 +71,7 @@ def layers_with_weights(network: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def computing_types(module: torch.nn.Module) -> list[str]:
-    """Returns the types that parameters compute in, each once: of those that are cast for each use, that one."""
+    """Returns the distinct types in which parameters compute; for weights cast at each use, the type after the cast."""
     types = {parameter.dtype for parameter in module.parameters() if parameter.dtype not in _STORAGE_ONLY}
     types |= {hook.compute_dtype for layer in module.modules() if (hook := casting_hook(layer)) is not None}
     return sorted(str(dtype).removeprefix("torch.") for dtype in types)

@@ -15,7 +15,7 @@ _GENERAL = Path(__file__).parent / "general_prompts.txt"
 
 
 def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
-    """Returns a workload's `prompt_count` prompts from `prompt_start` on; by default those that suit the model.
+    """Returns a workload's `prompt_count` prompts from `prompt_start` on; without a file, prompts that suit the model.
 
     Raises:
         UsageError: the file cannot be read, or holds no prompt from there on.
@@ -48,8 +48,8 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
 
 
 def _wrong_prompt(prompt: str) -> str | None:
-    """Returns what keeps a text from being a prompt; None if nothing does."""
-    # Tables, logs and trackers show prompts, and an escape sequence would do what it likes to a terminal.
+    """Returns why a text cannot be a prompt; None if it can."""
+    # Tables, logs and trackers show prompts, and an escape sequence could control the terminal.
     if odd := _CONTROL.search(prompt):
         return f"holds the control character U+{ord(odd[0]):04X}; remove it"
     if len(prompt) > _LONGEST:
@@ -68,7 +68,7 @@ _COLUMNS = ("prompt", "caption", "text")
 
 
 def _from_file(source: str, column: str | None) -> list[tuple[int, str]]:
-    """Reads the prompts of a table, by its suffix, or of text with one prompt per line, each with its line's number."""
+    """Reads prompts with their line numbers from a table (by its suffix), or from text with one prompt per line."""
     path = Path(source).expanduser()
     suffix = path.suffix.lower()
     if path.exists() and not path.is_file():
@@ -78,7 +78,7 @@ def _from_file(source: str, column: str | None) -> list[tuple[int, str]]:
             if suffix == ".jsonl":
                 rows = [(number, json.loads(line)) for number, line in enumerate(stream, 1) if line.strip()]
             elif suffix == ".csv":
-                # Strict: a misplaced quote would make one prompt of the rest of the file.
+                # Strict: a misplaced quote would turn the rest of the file into one prompt.
                 table = csv.DictReader(stream, strict=True)
                 rows = [(table.line_num, row) for row in table]
             elif suffix == ".tsv":

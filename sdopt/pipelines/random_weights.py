@@ -17,7 +17,7 @@ from sdopt.pipelines.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-_POOL = 2**24 + 43  # a prime: rows of no layer line up with it
+_POOL = 2**24 + 43  # a prime, so that no layer's rows align with it
 
 
 def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **given: Any) -> "DiffusionPipeline":
@@ -25,10 +25,10 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
 
     Args:
         folder: has a `model_index.json` and a folder for each component, as `save_pretrained` writes them.
-        cls: the pipeline's class; any that takes the components of the folder.
+        cls: the pipeline's class, which must accept the components of the folder.
         device: where the networks are built.
         dtype: type of their parameters.
-        given: arguments of the class that are not built.
+        given: arguments of the class that are passed on instead of built.
     """
     index = json.loads((folder / "model_index.json").read_text())
     normal = _pool().to(device)
@@ -52,7 +52,7 @@ def build_pipeline(folder: Path, cls: Any, device: str, dtype: torch.dtype, **gi
 
 
 def random_network(folder: Path, library: str, class_name: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
-    """Builds one network on the CPU; one of the same name in a pipeline would have the same weights."""
+    """Builds one network on the CPU, with the weights that the part of this name would have in a pipeline."""
     network = empty_network(folder, library, class_name)
     _draw(network, name, _pool(), "cpu", dtype)
     return network
@@ -74,7 +74,7 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
 
 
 def _pool() -> torch.Tensor:
-    """Draws the standard normal numbers, the same on every machine, of which all parameters are slices.
+    """Draws the standard normal numbers, the same on every machine, from which all parameters are sliced.
 
     Drawing each of billions of weights would take longer on a CPU than everything else in a short study.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NEEDED: dict[str, tuple[str, ...]] = {"txt2img": (), "img2img": ("image",), "inpaint": ("image", "mask")}
 _PACKAGED_INPUT = "packaged"
-"""Names the image, or the mask, that comes with sdopt: enough for speed and memory, with any model."""
+"""Name of the packaged image or mask, which suffices to measure speed and memory of any model."""
 
 _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "InpaintPipeline"}
 
@@ -29,7 +29,7 @@ def pipeline_class(text_to_image: str, task: Task) -> Any:
 
 
 def require_inputs(task: Task, model: Model, workload: Workload) -> None:
-    """Raises UsageError if an image that the task needs is missing or unreadable, or one is given that it ignores."""
+    """Raises UsageError if an image that the task needs is missing or unreadable, or if it ignores a given one."""
     problems = []
     needed = _NEEDED[task.kind]
     for name in ("image", "mask"):
@@ -57,12 +57,12 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
 
 
 def files_of(task: Task, model: Model) -> dict[str, Path]:
-    """Returns the files that a task starts from, by their role: `image`, `mask`."""
+    """Returns the input files of a task, by their role: `image`, `mask`."""
     return {name: path for name in _NEEDED[task.kind] if (path := _input(task, model, name)) is not None}
 
 
 def _input(task: Task, model: Model, name: str) -> Path | None:
-    """Returns the user's file for a role; the packaged one if it is asked for, or the model is the packaged one."""
+    """Returns the user's file for a role; the packaged file if the user asks for it, or if the model is packaged."""
     given = getattr(task, name)
     if given is None and (PACKAGED / model.name).is_dir():
         given = _PACKAGED_INPUT
@@ -72,9 +72,9 @@ def _input(task: Task, model: Model, name: str) -> Path | None:
 
 
 def inputs_of(task: Task, model: Model, size: int, images: int) -> dict[str, Any]:
-    """Returns arguments of the pipeline call beyond prompts, steps and noise; image and mask once per image to make.
+    """Returns further arguments of the pipeline call besides prompts, steps and noise: image and mask, one per output.
 
-    A single one for all would be encoded once, with the noise of the first: the others would depend on the batch.
+    A single input for all would be encoded once, with the noise of the first output: outputs would depend on the batch.
     """
     if task.kind == "txt2img":
         return {"height": size, "width": size}
@@ -100,7 +100,7 @@ def adapt(pipe: "DiffusionPipeline", task: Task) -> None:
 def noise_in_float32(pipe: "DiffusionPipeline") -> Iterator[None]:
     """Makes a pipeline draw its noise on the CPU in float32, image by image, and only then cast it.
 
-    diffusers draws in the type that it computes in: half precision would start from other noise than single.
+    diffusers draws in the type in which it computes: half precision would start from other noise than single precision.
     """
     from diffusers.models.autoencoders import vae
 

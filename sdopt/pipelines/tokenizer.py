@@ -1,4 +1,4 @@
-"""A tokenizer in place of CLIP's, without a model hub: the packaged model's words with CLIP's special tokens."""
+"""Loads CLIP's tokenizer, or without its files a substitute: the packaged model's words with CLIP's special tokens."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""How an image looks apart from what it shows: its brightness, its contrast, its fine structure.
+"""Measures the appearance of an image apart from its content: brightness, contrast, fine structure, colours.
 
-Features that are trained to recognise things ignore these, and distances in them hardly move if all images become a
-little noisier, softer or paler. Measured per image and compared pair by pair, a shift that all images share is visible
-however small it is: it has nearly no spread.
+Features that are trained to recognise objects ignore these, and distances in them hardly change if all images become
+a little noisier, softer or paler. Appearance is measured per image and compared pair by pair. So even a small shift is
+visible if all images share it, because it has nearly no spread.
 """
 
 import math
@@ -32,7 +32,7 @@ def contrast(images: np.ndarray) -> np.ndarray:
 def fine_detail(images: np.ndarray) -> np.ndarray:
     """Returns the amount of fine structure, float64 (n,): Immerkær's estimate of the noise deviation, from 0 to 1.
 
-    It is √(π/2) / 6 times the mean absolute response to his mask. Noise and ringing raise it, blur lowers it.
+    It is √(π/2) / 6 times the mean absolute response to Immerkær's mask. Noise and ringing raise it, blur lowers it.
     """
     responses = np.stack([convolve(image, _FINE, mode="nearest") for image in _luminance(images)])
     means: np.ndarray = np.abs(responses).mean(axis=(1, 2))

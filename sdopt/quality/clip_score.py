@@ -14,7 +14,7 @@ from sdopt.quality.images import channels_first
 def clip_scores(images: np.ndarray, prompts: Sequence[str], clip: ClipFeatures) -> tuple[float, ...]:
     """Returns 100 · max(cos(image, prompt), 0) of each image (Hessel et al. 2021, with torchmetrics' factor).
 
-    Computed by torchmetrics, which cuts off the mean at 0 and not each image: the same if no image is below 0.
+    Computed by torchmetrics, which clamps the mean at 0 instead of each image: the same if no image is below 0.
 
     Args:
         images: uint8 (n, height, width, 3).
@@ -40,7 +40,7 @@ def clip_scores(images: np.ndarray, prompts: Sequence[str], clip: ClipFeatures) 
 
 
 class _Model:
-    """The model as torchmetrics calls it: since transformers 5 its features are wrapped."""
+    """Adapts the model to torchmetrics' calls: since transformers 5 its features are wrapped."""
 
     def __init__(self, clip: ClipFeatures) -> None:
         self._clip = clip
@@ -57,7 +57,7 @@ class _Model:
 
 
 class _Processor:
-    """The processor as torchmetrics calls it; prompts are truncated to the model's length, keeping the end token."""
+    """Adapts the processor to torchmetrics' calls; truncates prompts to the model's length, keeping the end token."""
 
     def __init__(self, clip: ClipFeatures) -> None:
         self._clip = clip

@@ -18,7 +18,7 @@ from sdopt.quality.reference_sets import ReferenceSet
 
 
 class _Given(nn.Module):
-    """A feature extractor for torchmetrics that passes on features which are computed already."""
+    """A feature extractor for torchmetrics that passes on features that are already computed."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ def fid(features: Tensor, reference: ReferenceSet) -> float:
         reference: the set to compare with, n ≥ 2.
 
     Returns:
-        NaN where a feature is not finite.
+        NaN if a feature is not finite.
 
     Raises:
-        ValueError: fewer than two images on a side, or another d.
+        ValueError: fewer than two images on a side, or d differs.
     """
     if features.ndim != 2 or features.shape[1] != len(reference.mean):
         raise ValueError(f"features {tuple(features.shape)}, but the reference has d = {len(reference.mean)}")
@@ -107,7 +107,7 @@ _ROWS = 2048
 
 @dataclass(frozen=True, eq=False)
 class LeaveOneOut:
-    """A figure with all groups and without each of them, as a block jackknife needs it.
+    """A figure computed with all groups and without each of them, for a block jackknife.
 
     Attributes:
         value: the figure with all groups.
@@ -120,7 +120,7 @@ class LeaveOneOut:
     without: np.ndarray
 
     def __sub__(self, other: "LeaveOneOut") -> "LeaveOneOut":
-        """Returns the difference of two figures over the same groups. Raises ValueError."""
+        """Returns the difference of two figures. Raises ValueError if their groups differ."""
         if not np.array_equal(self.groups, other.groups):
             raise ValueError("the two figures are not of the same prompts")
         return LeaveOneOut(self.value - other.value, self.groups, self.without - other.without)
@@ -133,7 +133,7 @@ class SquaredMMD:
     kernel by group give the estimate without any one group at no further cost.
 
     Args:
-        kernel: of two sets of features.
+        kernel: function of two sets of features.
         scale: factor on the result.
         reference: features (m, d), m ≥ 2.
         groups: the group of each reference image, if the reference is another variant's images of the same prompts.

@@ -1,4 +1,4 @@
-"""From the images of a study to its quality scores: tripwires, metrics of each variant, distances of each pair."""
+"""Computes a study's quality scores from its images: tripwires, metrics of each variant, distances of each pair."""
 
 import math
 import traceback
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to compute.
+    """Settings of an evaluation.
 
     Attributes:
         metrics: as `measured_metrics` lists them.
         reference: the reference set of FID, KID and CMMD; None or `baseline` stands for the baseline's images.
         device: where the networks run.
-        trained: whether the model's weights are; of random ones only numerical parity means anything.
+        trained: whether the model's weights are trained; with random weights, only numerical agreement means anything.
     """
 
     metrics: tuple[QualityMetric, ...]
@@ -43,7 +43,7 @@ class Settings:
 
     @classmethod
     def of(cls, quality: Quality, model: Model, device: str) -> "Settings":
-        """Returns what a run's sections say."""
+        """Returns the settings that a run's configuration gives."""
         trained = model.weights != "random"
         return cls(measured_metrics(quality, model), reference_of(quality, model), device, trained)
 
@@ -61,11 +61,11 @@ class Evaluator:
         return self._networks.digests
 
     def of_variant(self, pictures: Pictures, baseline: Pictures) -> dict[str, Score]:
-        """Metrics that a variant has by itself."""
+        """Computes the metrics of a variant by itself."""
         return self._scores(Inputs(pictures, baseline, self._networks), paired=False)
 
     def of_pair(self, mine: Pictures, other: Pictures) -> dict[str, Score]:
-        """Distances between two variants' images of the same prompts and seeds; nothing where they are of others."""
+        """Computes distances between two variants' images; nothing if their prompts or seeds differ."""
         if mine.draws != other.draws or mine.images.shape != other.images.shape:
             return {}
         return self._scores(Inputs(mine, other, self._networks), paired=True)
@@ -80,7 +80,7 @@ class Evaluator:
         return found
 
     def trips(self, pictures: Pictures, reference: Pictures | None) -> list[BrokenImage]:
-        """Broken images. Of random weights only what is not finite is a sign of anything."""
+        """Finds broken images. With random weights, only values that are not finite count."""
         paired = reference is not None and reference.draws == pictures.draws
         found = tripped(
             pictures.images,
@@ -128,12 +128,12 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
 
 
 def _spreads(evaluator: Evaluator, again: Pictures, baseline: Pictures) -> dict[str, Spread]:
-    """How far the baseline's images differ from others of the same prompts, in every metric."""
+    """Computes how far the baseline's images differ from other images of the same prompts, in every metric."""
     kept = {(record.prompt_index, record.image_index) for record in again.records}
     first = Pictures(
         baseline.folder, [record for record in baseline.records if (record.prompt_index, record.image_index) in kept]
     )
-    # The same prompts in the same order; what differs, seed or order of computation, is what is measured.
+    # The same prompts in the same order: only the seed or the order of computation differs, and is measured.
     renamed = [
         ImageRecord(mine.prompt, mine.prompt_index, mine.image_index, mine.seed, other.path, other.finite)
         for mine, other in zip(first.records, again.records, strict=True)
@@ -163,11 +163,11 @@ def _spread_of(values: Sequence[float | None]) -> Spread | None:
 def evaluate_apart(
     result: StudyResult, folder: Path, settings: Settings, context: "StartContext", note: Callable[[str], None]
 ) -> None:
-    """`evaluate` in a process of its own, whose memory and crashes are not the study's.
+    """Runs `evaluate` in a process of its own, so that its memory and crashes do not affect the study.
 
     Raises:
         UsageError: features or a reference set cannot be loaded.
-        EvaluationError: the process died, or a metric failed; what was measured is not touched.
+        EvaluationError: the process died, or a metric failed; the measurements are unchanged.
     """
     try:
         scored = call_apart(context, _evaluated, result, folder, settings, note=note)

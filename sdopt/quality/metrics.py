@@ -1,4 +1,4 @@
-"""Every quality metric, one row each: what it is called, which way is better, what it needs, how it is computed.
+"""Defines every quality metric, one row each: its name, its better direction, its needs, and its computation.
 
 A metric over features carries their name in its own, everywhere: `fid_emojiclip` and `fid_inception` are two metrics.
 """
@@ -23,23 +23,23 @@ from sdopt.schema import Model, Quality
 
 @dataclass(frozen=True)
 class Family:
-    """What all metrics of one kind have in common.
+    """The common properties of all metrics of one kind.
 
     Attributes:
         name: the first part of a metric's name, or all of it.
-        meaning: in a line, for tables.
-        higher_is_better: the direction; None where neither way is better.
-        compute: the score of some inputs, over the named features ("" for none); None where they do not allow one. It
-            is a function of a module, because it is sent to another process.
-        unit: of its values; empty where they have none.
-        over: the kinds of features that it can be computed over (`clip`, `effnet`, `inception`); its name ends with
-            that of the features then.
-        first_features: computes it over the first of the run's features that suit alone.
-        needs_pair: compares with the reference variant's images of the same prompts and seeds, and is a comparison's.
+        meaning: one line for tables.
+        higher_is_better: the direction; None if neither way is better.
+        compute: computes the score of some inputs, over the named features ("" for none); None if there is no score for
+            them. It is a function of a module, because it is sent to another process.
+        unit: unit of its values; "" if they have none.
+        over: the kinds of features that it can be computed over (`clip`, `effnet`, `inception`); the name of such a
+            metric ends with the name of the features.
+        first_features: whether it is computed over only the first of the run's features that suit.
+        needs_pair: whether it compares with the reference variant's images of the same prompts and seeds.
         on_request: the key of the quality section that must be true for it to be computed.
-        least: images below which there is no figure.
-        decides_from: images below which it is reported, but no gate decides by it.
-        on_random_weights: says something of a model whose weights are random.
+        least: the least number of images for a figure.
+        decides_from: the least number of images for a gate to decide by it; with fewer, it is only reported.
+        on_random_weights: whether it means anything for a model with random weights.
     """
 
     name: str
@@ -62,7 +62,7 @@ class QualityMetric:
 
     family: Family
     features: str = ""
-    """As `sdopt.quality.features` names them; "" where the family has none."""
+    """The features, as `sdopt.quality.features` names them; "" if the family uses none."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ def _mse(given: Inputs, _features: str) -> Score:
 
 
 def _psnr_db(given: Inputs, _features: str) -> Score | None:
-    """Of the mean squared error, because identical images have none."""
+    """Returns the PSNR of the mean squared error over all images, because identical images have no PSNR."""
     mse = given.by_prompt(given.pixels.mse).estimate
     if mse is None:
         return None
@@ -116,7 +116,7 @@ def _detail_error(given: Inputs, _features: str) -> Score:
 
 
 def _change(given: Inputs, appearance: Callable[[np.ndarray], np.ndarray]) -> Score:
-    """How far something changed from image to image, either way: changes of both signs do not cancel."""
+    """Returns the mean absolute change, image by image, so that changes of both signs do not cancel."""
     return given.by_prompt(np.abs(appearance(given.pictures.images) - appearance(given.other.images)))
 
 
@@ -193,7 +193,7 @@ FAMILIES = (
         over=_LAYERED, first_features=True, needs_pair=True,
     ),
     Family("lpips_alex", "LPIPS, AlexNet", False, _lpips_alex, needs_pair=True, on_request="lpips"),
-    # It reads the prompts too, which only a CLIP does.
+    # It also needs features of the prompts, which only a CLIP has.
     Family("clip_score", "100 · cosine of image and prompt", True, _clip_score, over=("clip",)),
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
     Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
@@ -204,7 +204,7 @@ FAMILIES = (
 
 
 def family_of(name: str) -> Family:
-    """Returns the kind of a metric, named with or without its features. Raises UsageError where there is none."""
+    """Returns the family of a metric, named with or without its features. Raises UsageError if there is none."""
     for family in FAMILIES:
         if name == family.name or (family.over and name.startswith(f"{family.name}_")):
             return family
@@ -212,7 +212,7 @@ def family_of(name: str) -> Family:
 
 
 def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
-    """Names of the feature extractors: those that are named, else the model's own; none for a full-size model."""
+    """Returns the names of feature extractors: those configured, else the model's own; none for a full-size model."""
     if quality.features is not None:
         return tuple(quality.features)
     return ("emojiclip",) if (PACKAGED / model.name).is_dir() else ()
@@ -242,11 +242,11 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
 
 
 def slug(features: str) -> str:
-    """Features as part of a metric's name: `clip:openai/clip-vit-large-patch14` is `clip_vit_large_patch14`."""
+    """Returns a metric's suffix for features: `clip:openai/clip-vit-large-patch14` is `clip_vit_large_patch14`."""
     last = features.removeprefix("clip:").rstrip("/").rpartition("/")[2]
     return re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_")
 
 
 def kind_of(features: str) -> str:
-    """The kind of some features, as in `Family.over`: each CLIP is `clip`, others are called as they are."""
+    """Returns the kind of features, as in `Family.over`: `clip` for each CLIP, else the name of the features."""
     return "clip" if features == "emojiclip" or features.startswith("clip:") else features

@@ -1,6 +1,6 @@
-"""Differences between an image and the reference variant's image of the same prompt and the same noise.
+"""Measures differences between an image and the reference variant's image of the same prompt and the same noise.
 
-All values are plain floats that JSON can hold; None stands for a figure that does not exist.
+All values are floats that JSON can hold; None stands for a figure that does not exist.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ LPIPS_FILES = {
     "vgg": "vgg16-397923af.pth",
     "squeeze": "squeezenet1_1-b8a52dc0.pth",
 }
-"""The networks of LPIPS, and torchvision's files of their weights."""
+"""The networks of LPIPS, each with torchvision's file of its weights."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reference sets: the images that FID, KID and CMMD compare others with."""
+"""Provides reference sets: the images that FID, KID and CMMD compare others with."""
 
 import hashlib
 import math
@@ -37,7 +37,7 @@ class ReferenceSet:
         features: name of the extractor.
         weights: digest of the extractor's weights.
         n: number of images.
-        digest: SHA-256 of the images if it was made of images, else of the features.
+        digest: SHA-256 of the images if the set was made from images, else of the features.
         values: features, float32 (n, d); None if only statistics are known, which is enough for the FID.
         mean: float64 (d,)
         covariance: float64 (d, d), with n − 1 in the denominator.
@@ -54,7 +54,7 @@ class ReferenceSet:
 
     @classmethod
     def of_features(cls, name: str, values: Tensor, extractor: FeatureExtractor, digest: str = "") -> "ReferenceSet":
-        """Makes a set of features (n, d) that are computed already, such as another variant's."""
+        """Makes a set from features (n, d) that are already computed, such as another variant's."""
         doubles = values.double()
         return cls(
             name,
@@ -69,12 +69,12 @@ class ReferenceSet:
 
     @classmethod
     def of_images(cls, name: str, images: np.ndarray, extractor: FeatureExtractor) -> "ReferenceSet":
-        """Makes a set of uint8 images (n, height, width, 3)."""
+        """Makes a set from uint8 images (n, height, width, 3)."""
         return cls.of_features(name, extractor(channels_first(images)), extractor, _digest(images))
 
     @classmethod
     def of_folder(cls, folder: Path, extractor: FeatureExtractor, name: str = "") -> "ReferenceSet":
-        """Makes a set of a folder's images, of any sizes. Raises UsageError if none is there or one is unreadable."""
+        """Makes a set from a folder's images, of any sizes. Raises UsageError if none is there or one is unreadable."""
         digest = hashlib.sha256()
         parts = []
         for batch in batches(image_files(folder), extractor.batch_size):
@@ -93,7 +93,7 @@ class ReferenceSet:
 
     @classmethod
     def load(cls, file: Path, extractor: FeatureExtractor) -> "ReferenceSet":
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             UsageError: the file cannot be read, or holds features of another extractor or of other weights.
@@ -131,7 +131,7 @@ def reference_set(source: str, extractor: FeatureExtractor) -> ReferenceSet:
 
 
 def _precomputed(extractor: FeatureExtractor) -> ReferenceSet | None:
-    """Loads the packaged features of the held-out images; None if they are of other weights than the extractor's."""
+    """Loads the packaged features of the held-out images; None if the extractor has other weights."""
     if not PRECOMPUTED.is_file():
         return None
     with safe_open(PRECOMPUTED, framework="pt") as stream:

@@ -1,4 +1,4 @@
-"""What a configuration says of quality, checked before anything runs."""
+"""Reads and checks a configuration's settings of quality, before anything runs."""
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
@@ -7,14 +7,14 @@ from sdopt.schema import Gate, Model, Quality
 
 
 def reference_of(quality: Quality, model: Model) -> str:
-    """Returns what FID, KID and CMMD compare with."""
+    """Returns the reference set of FID, KID and CMMD."""
     if quality.reference is not None:
         return quality.reference
     return "packaged" if (PACKAGED / model.name).is_dir() else "baseline"
 
 
 def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
-    """Raises UsageError where features or networks are not there, or a gate judges images and none is scored."""
+    """Raises UsageError if features or networks are missing, or if a gate judges images and none is scored."""
     from sdopt.quality.features import require_features
     from sdopt.quality.paired import require_lpips
 

@@ -1,4 +1,4 @@
-"""Tripwires: signs that an image is broken, whatever its metrics are.
+"""Defines tripwires: signs that an image is broken, whatever its metrics are.
 
 A metric averages: a black frame among many healthy ones changes it little, and scores of black frames overlap with
 those of poor but intact images. So tripwires are separate from metrics and look at each image alone, and one that trips
@@ -45,7 +45,7 @@ CLIP_MEAN_SHARE = 0.1
 ALIKE_DEVIATION = 4.0
 """Root mean square deviation of images from their mean image, in levels of 255, below which all are alike.
 
-It is a contrast of 1.5 %, about the least that is visible."""
+This is a contrast of 1.5 %, about the least that is visible."""
 
 ALIKE_SHARE = 0.25
 """The same relative to the reference's images."""
@@ -54,14 +54,14 @@ _BLOCK = 8
 """Pixels per latent in the autoencoders of Stable Diffusion."""
 
 _ENOUGH_BLOCKS = 32
-"""Blocks a side from which on their correlation decides alone: the few blocks of a small image may all differ."""
+"""Blocks per side from which on their correlation alone decides: the few blocks of a small image may all differ."""
 
 _LUMA = np.array([0.299, 0.587, 0.114])
 """Of gamma-coded values (ITU-R BT.601)."""
 
 _LEAST_FREE = 0.05
-"""Share of values away from the ends that clipping is at least related to: in an image that is almost all background
-the few others mean little."""
+"""Clipping is relative to at least this share of the values: in an image that is almost all background, the few other
+values mean little."""
 
 
 @dataclass(frozen=True)

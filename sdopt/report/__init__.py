@@ -1,1 +1,1 @@
-"""What people look at: tables, Markdown, plots, pictures. Each is made from a `StudyResult` alone."""
+"""Shows results to people: tables, Markdown, plots, pictures. Each is made from a `StudyResult` alone."""

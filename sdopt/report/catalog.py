@@ -1,4 +1,4 @@
-"""The reports of a study: the one list that whatever writes, announces or logs them reads."""
+"""Lists the reports of a study, for all code that writes, announces or logs them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from sdopt.results.records import Judgement, StudyResult
 
 @dataclass(frozen=True)
 class Report:
-    """One file that is made from a result.
+    """A file that is made from a result.
 
     Attributes:
-        name: what it shows, in a word or two.
+        name: its content, in a word or two.
         file: its name in the run's folder and among a tracker's artifacts.
-        render: makes its content, of a result and the run's folder; None where the study has nothing to show in it.
+        render: makes its content from a result and the run's folder; returns None if the study has nothing to show.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Report:
 
     @property
     def is_picture(self) -> bool:
-        """Whether it is an image, which takes longer to draw than a text does."""
+        """Whether it is an image, which takes longer to draw than a text."""
         return self.file.endswith(".png")
 
     @property
     def is_looked_at(self) -> bool:
-        """Whether a person opens it: the end of a run names it."""
+        """Whether people open it; the last lines of a run name such files."""
         return self.is_picture or self.file.endswith(".html")
 
 
@@ -53,7 +53,7 @@ def _of_verdicts(
 REPORTS = (
     Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
     Report("report", HTML, lambda result, folder: html_page(study_page(result, folder))),
-    # It shows the pictures beside it, so that no image need be encoded.
+    # It links to the pictures beside it, so that no image has to be encoded.
     Report("report as Markdown", MARKDOWN, lambda result, folder: markdown_page(study_page(result, folder, 0))),
     Report("table as data", "table.csv", lambda result, _: to_dataframe(result).to_csv(index=False).encode()),
     Report("plot", "plot.png", lambda result, _: study_plot(result)),
@@ -70,9 +70,9 @@ REPORTS = (
 
 
 def write_reports(result: StudyResult, folder: Path) -> Iterator[tuple[Report, Exception | None]]:
-    """Writes every report that a study has something for into the run's folder, each with the error that prevented it.
+    """Writes every report of a study into the run's folder; yields each with its error, if it could not be made.
 
-    One that cannot be made keeps no other from being written.
+    If one report cannot be made, the others are still written.
     """
     for report in REPORTS:
         try:

@@ -20,7 +20,7 @@ _OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objec
 
 
 def comparison_of(first: StudyResult, second: StudyResult) -> Group:
-    """Returns both headers, the variants of both by name, and by what the two differ, for a terminal."""
+    """Returns both headers, the variants of both by name, and the differences of the two, for a terminal."""
     reasons = incomparable(first, second)
     parts: list[RenderableType] = []
     for letter, result in (("A", first), ("B", second)):
@@ -40,7 +40,7 @@ def comparison_of(first: StudyResult, second: StudyResult) -> Group:
 
 
 def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
-    """Returns why no figure of one result may be divided by one of the other; [] where they may."""
+    """Returns why figures of the two results cannot be compared as ratios; [] if they can."""
     found = [difference.what for difference in differences(second, first) if difference.waiver != "sdopt"]
     hardware = second.config.differing(first.config, ["hardware"])
     found += [
@@ -106,7 +106,7 @@ def _cells(row: Figures) -> tuple[str, ...]:
 
 
 def _change(first: StudyResult, second: StudyResult, name: str) -> str:
-    """The speed-up in the second result over that in the first; "" of a baseline, and where one was not timed."""
+    """Returns the second result's speed-up over the first's; "" for a baseline, and if one was not timed."""
     if name in (first.baseline, second.baseline):
         return ""
     later = second.variant(name), second.variant(second.baseline)

@@ -24,7 +24,7 @@ _LINE = 17
 _AMPLIFIED = 16
 
 _LETTERS = str.maketrans({"×": "x", "≈": "~", "↑": "", "↓": ""})
-"""For the font that comes with Pillow, which has no others."""
+"""Replacements for characters that Pillow's own font does not have."""
 
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -33,7 +33,7 @@ _Row = tuple[str, Sequence[Image.Image | None]]
 
 
 def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> bytes | None:
-    """Draws a PNG with a column per variant, and for each of the first images two rows: it, and what differs in it.
+    """Draws a PNG with a column per variant, and two rows for each of the first images: the image and its difference.
 
     The difference is that to the baseline's image, amplified. Below each column are its figures. The A/A control is
     left out: its images are the baseline's.
@@ -44,7 +44,7 @@ def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> byt
         prompts: how many images of each variant are shown.
 
     Returns:
-        None where no variant has images.
+        None if no variant has images.
     """
     columns = [variant for variant in result.variants if variant.images and variant.role != "control"]
     if not columns:
@@ -68,7 +68,7 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
         rows: how many of them are shown.
 
     Returns:
-        None where no image is broken.
+        None if no image is broken.
     """
     baseline = result.variant(result.baseline)
     shown = []
@@ -85,9 +85,9 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
 
 
 def _feet(result: StudyResult, columns: Sequence[VariantResult]) -> list[tuple[str, list[str]]]:
-    """The figures below the columns, a line each: what they are, and one for each column."""
+    """Returns the figures below the columns: for each line its title, and one figure per column."""
     figures = figures_by_variant(result)
-    # Of a variant that is compared several times the first comparison counts, as everywhere.
+    # For a variant with several comparisons the first one counts, as in all tables.
     rows = {row.variant: row for row in reversed(rows_of(result))}
     named = [variant.name for variant in columns]
     lines = [
@@ -154,7 +154,7 @@ def _cell(image: Image.Image | None) -> Image.Image | None:
 
 
 def _wrapped(text: str, width: int, font: _Font) -> list[str]:
-    """Breaks a text into lines of a width in pixels, within a word only where that alone is wider."""
+    """Breaks a text into lines of a width in pixels; breaks a word only if it alone is wider."""
     found = [""]
     for word in text.split():
         longer = f"{found[-1]} {word}".strip()

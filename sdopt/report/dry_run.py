@@ -11,9 +11,9 @@ from sdopt.study.forecast import Forecast
 
 
 def show_plan(result: StudyResult, expected: Forecast, console: Console) -> None:
-    """Prints the variants of a plan, what keeps a variant from running, the comparisons, and what it will take."""
+    """Prints the variants of a plan, conflicts of those that cannot run, the comparisons, and the expected effort."""
     environment = result.environment
-    # A plan is only ever made with a sheet of the device that is meant; a real one has a driver.
+    # A planned device comes from a data sheet, which names no driver; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
     where = f" on {environment.device['name']}, by its data sheet" if planned else ""
     table = Table(title=escape(f"{result.name}: what would be measured{where}"), title_justify="left")
@@ -40,7 +40,7 @@ def show_plan(result: StudyResult, expected: Forecast, console: Console) -> None
 
 
 def expectations(expected: Forecast) -> list[str]:
-    """Returns what a study will take, a line for each kind of thing."""
+    """Returns the expected effort of a study, a line for each kind."""
     time = "unknown" if expected.seconds is None else f"about {_duration(expected.seconds)}"
     memory = "unknown" if expected.memory_gib is None else f"about {expected.memory_gib:.2f} GiB a process"
     lines = [

@@ -54,7 +54,7 @@ def embed(page: Path) -> str:
 
 
 def _table(result: StudyResult, folder: str) -> str:
-    """What was measured, and a row for each variant: time, memory, the first scores of the images, and the verdict."""
+    """Returns the header of a study, and a row for each variant: time, memory, first quality scores, and verdict."""
     rows, figures = rows_of(result), figures_by_variant(result)
     verdicts = {(option.variant, option.reference): option for option in answer_of(result).options}
     metrics = [name for name in quality_columns(result) if name.startswith(("psnr_db", "clip_score"))]
@@ -82,10 +82,10 @@ def _answer(result: StudyResult, folder: str) -> str:
 
 
 def _plot(result: StudyResult, folder: str) -> str:
-    """The picture that the run drew, as `sdopt run` left it beside its result."""
+    """Returns a link to the picture that `sdopt run` left beside its result."""
     said = f"{result.name}: speed-up of each variant, with {100 * result.confidence:g} % intervals"
     return f"![{said}]({folder}/plot.png)"
 
 
 KINDS: Mapping[str, Callable[[StudyResult, str], str]] = {"table": _table, "answer": _answer, "plot": _plot}
-"""What a block can show of a result."""
+"""Kinds of blocks, each with the function that writes it."""

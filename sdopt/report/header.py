@@ -8,16 +8,16 @@ _PACKAGES = ("torch", "diffusers")
 
 
 def header_of(result: StudyResult) -> list[str]:
-    """Returns a line on the work and one on the machine, for above a table and before a measurement."""
+    """Returns a line on the work and one on the machine, to print above a table and before a measurement."""
     return [f"{result.name}: {work_of(result.config)}", _machine(result)]
 
 
 def announce(result: StudyResult, console: Console) -> None:
-    """Says what is measured before it is, and what is not, with the reason."""
+    """Prints, before measuring, the variants to be measured, and those that are skipped with the reason."""
     for line in header_of(result):
         console.print(line, style="bold", markup=False, highlight=False)
     options = [row.name for row in result.candidates if row.status is not Status.SKIPPED]
-    # Names of combinations have commas of their own.
+    # Names of combinations contain commas.
     said = f"{len(options)} against {result.baseline}: {'; '.join(options)}" if options else f"{result.baseline} alone"
     console.print(said, markup=False, highlight=False)
     for row in result.candidates:

@@ -7,12 +7,12 @@ from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
 
 
 def rule_name(ruling: Ruling) -> str:
-    """A rule as reports call it: its metric, where it has one, and its test."""
+    """Returns a rule's name in reports: its metric, if it has one, and its test."""
     return f"{ruling.metric} {ruling.rule}".strip()
 
 
 def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
-    """JUnit XML: a suite for each comparison, a case for each rule.
+    """Returns JUnit XML: a suite for each comparison, a case for each rule.
 
     A rule that failed is a `failure`; one that could not be judged, or not yet, is an `error`, so that no reader takes
     it for a pass.
@@ -43,5 +43,5 @@ def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
+    """Returns a text without the control characters that XML cannot hold."""
     return "".join(letter if letter >= " " or letter in "\t\n" else "�" for letter in text)

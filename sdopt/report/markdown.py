@@ -24,7 +24,7 @@ from sdopt.results.records import StudyResult
 
 
 def markdown_table(result: StudyResult) -> str:
-    """The answer, what was measured, and the table with its notes, its shapes, its effects and its quality scores."""
+    """Returns the answer, the header, and the table with its notes, shapes, effects and quality scores."""
     columns = quality_columns(result)
     heads = ("variant", *map(quality_heading, columns))
     quality = markdown(heads, quality_rows(result, columns), quality_notes(columns)) if columns else ""
@@ -37,7 +37,7 @@ def markdown_table(result: StudyResult) -> str:
 
 
 def answer_markdown(answer: Answer) -> str:
-    """The sentence, a verdict on each option, and how to take over the best one."""
+    """Returns the answer's sentence, a verdict on each option, and how to apply the best one."""
     parts = [f"**{_cell(answer.sentence)}**\n"]
     if answer.options:
         parts.append(markdown(ANSWER_HEADINGS, [answer_cells(option) for option in answer.options], answer.notes))
@@ -49,13 +49,13 @@ def answer_markdown(answer: Answer) -> str:
 
 
 def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:
-    """The table of a sweep as Markdown."""
+    """Returns the table of a sweep as Markdown."""
     headings, cells = table_of([row for _, row in rows])
     return markdown(("job", *headings), [(job, *row) for (job, _), row in zip(rows, cells, strict=True)], [SWEEP_NOTE])
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """A Markdown table with notes below it; cells are escaped."""
+    """Returns a Markdown table with notes below it; cells are escaped."""
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"

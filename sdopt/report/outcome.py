@@ -1,4 +1,4 @@
-"""A study's result as a library call or a notebook receives it: the record, and what can be made of it."""
+"""A study's result as a library call or a notebook receives it: the record, with methods that show it."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome(StudyResult):
-    """A `StudyResult` that also shows itself; it shares the variants and comparisons of the one that it is made of."""
+    """A `StudyResult` with methods that show it; it shares the variants and comparisons of the original."""
 
     @classmethod
     def of(cls, result: StudyResult) -> "Outcome":

@@ -1,4 +1,4 @@
-"""What sdopt takes beside the pipelines that it measures: read from the timeline of a finished command."""
+"""Reports sdopt's own time beside the pipelines that it measures, from the timeline of a finished command."""
 
 import json
 import statistics
@@ -16,7 +16,7 @@ from sdopt.study.timeline import Span, read_timeline
 EXIT = "starting Python, and ending the process"
 
 TARGETS = {"wall_over_calls": 1.3, "worker_start_s": 0.1, "first_timed_call_s": 25.0}
-"""On an idle machine, with a database that exists."""
+"""Targets on an idle machine, with an existing database."""
 
 
 @dataclass
@@ -39,19 +39,19 @@ class Overhead:
     """The sum of all calls of a pipeline: cold, warm, timed, instrumented, traced, and those that make the images."""
     wall_over_calls: float
     first_call_s: float
-    """From the command to the first call of all, a cold start."""
+    """From the start of the command to the first call of a pipeline: a cold start."""
     first_timed_call_s: float
-    """From the command to the first call of the first round, after every worker was loaded and warmed up."""
+    """From the start of the command to the first call of the first round, when all workers are loaded and warm."""
     first_worker_start_s: float
     worker_start_s: list[float]
-    """Each later worker's, from starting the process to its first answer."""
+    """Start of each later worker: from starting its process to its first answer."""
     worker_load_s: list[float]
-    """Loading the model and applying the options, after that; the first worker's included."""
+    """Loading the model and applying the options after the start, including the first worker's."""
     phases: list[Phase]
 
 
 def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
-    """What the timeline of a run's folder says of a command that took `wall_s` seconds from outside.
+    """Reads the timeline in a run's folder, of a command whose wall time was `wall_s` seconds.
 
     Raises:
         OSError: the run left no timeline.
@@ -65,7 +65,7 @@ def read_overhead(folder: Path, wall_s: float, command: list[str]) -> Overhead:
         phase.seconds += span.seconds
         phase.in_calls_s += span.in_calls_s
         phase.entered += span.entered
-    # Spans of no variant are those of several workers side by side.
+    # Spans without a variant are those of several workers side by side.
     begins = {
         phase: [span.seconds / span.entered for span in spans if span.phase == phase and span.variant]
         for phase in ("starting", "loading")
@@ -96,7 +96,7 @@ def write_overhead(found: Overhead, folder: Path) -> Path:
 
 
 def overhead_tables(found: Overhead) -> Group:
-    """Where the time went, and the figures that have a target."""
+    """Returns tables of the time by phase, and of the figures that have a target."""
     table = Table(title="where the time went", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("phase")
     for heading in ("seconds", "share", "in calls", "besides"):

@@ -8,23 +8,23 @@ from sdopt.results.records import StudyResult
 
 
 def study_plot(result: StudyResult) -> bytes | None:
-    """Draws what a study shows first, as a PNG: the map of a factorial one, a waterfall, or speed-ups.
+    """Draws the main plot of a study as a PNG: the map of a factorial study, a waterfall, or the speed-ups.
 
     Returns:
-        None where no comparison has a figure.
+        None if no comparison has a figure.
     """
     steps = waterfall(result) if result.design == "cumulative" else None
     return _picture(result, interactions(result) or steps or forest(result, detailed=True))
 
 
 def tradeoff_picture(result: StudyResult) -> bytes | None:
-    """Draws speed against quality as a PNG; None where there are no images to judge quality by."""
+    """Draws speed against quality as a PNG; None if there are no images to judge quality by."""
     found = tradeoffs(result, named=True)
     return _picture(result, found[0].spec if found else None)
 
 
 def stages_picture(result: StudyResult) -> bytes | None:
-    """Draws the time by stage as a PNG; None where stages were not measured."""
+    """Draws the time by stage as a PNG; None if stages were not measured."""
     return _picture(result, stages_plot(result))
 
 

@@ -51,7 +51,7 @@ HEADINGS = (
 def published_tables(result: StudyResult, wide: bool) -> list[Table | Text]:
     """Returns the claims for this machine's card, or for the article's main one, and notes; [] without an article.
 
-    In a terminal that is not wide, intervals stand below their figures.
+    In a narrow terminal, intervals stand below their figures.
     """
     claims = claims_of(result)
     shown = shown_claims(result, claims)
@@ -94,7 +94,7 @@ def published_markdown(result: StudyResult) -> str:
 
 
 def claim_cells(claim: Claim) -> tuple[str, ...]:
-    """The cells of one claim, by `HEADINGS`."""
+    """Returns the cells of one claim, by `HEADINGS`."""
     return (
         claim.variant,
         claim.reference,
@@ -112,14 +112,14 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
 
 
 def _amounts_text(claim: Claim) -> str:
-    """Writes what a measured ratio is of, as in `458 ms → 210 ms`: what `printed` is of the published one."""
+    """Writes the two amounts of a measured ratio, as in `458 ms → 210 ms`, like `printed` for the published ratio."""
     if claim.measure == SPEEDUP.name:
         return " → ".join(seconds_text(Interval(amount)) for amount in claim.amounts)
     return " → ".join(f"{amount:.2f} GB" for amount in claim.amounts)
 
 
 def claims_table(claims: Sequence[Claim]) -> tuple[list[str], list[list[str]]]:
-    """Returns headings and cells for a page: a figure and what it is of in one cell, and no column that is empty."""
+    """Returns headings and cells for a page: a figure with its amounts in one cell, and no empty columns."""
     rows = []
     for claim in claims:
         cells = dict(zip(HEADINGS, claim_cells(claim), strict=True))
@@ -133,7 +133,7 @@ def claims_table(claims: Sequence[Claim]) -> tuple[list[str], list[list[str]]]:
 
 
 def published_json(result: StudyResult) -> bytes | None:
-    """Returns every claim with what was published and measured, as JSON; None without an article."""
+    """Returns every claim with its published and its measured figures, as JSON; None without an article."""
     published, claims = published_of(result), claims_of(result)
     if published is None:
         return None
@@ -150,7 +150,7 @@ def published_json(result: StudyResult) -> bytes | None:
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
-    """Returns the reasons of the verdicts, each once with its variants; what was not run has its own in the table."""
+    """Returns the reasons of the verdicts, each once with its variants; for variants not run, see the table."""
     found: dict[str, list[str]] = {}
     for claim in claims:
         if claim.reason and claim.verdict is not Reproduction.NOT_RUN:

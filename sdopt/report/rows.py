@@ -1,4 +1,4 @@
-"""Derives the rows of the result tables, and the notes below them; how they are shown is decided elsewhere."""
+"""Derives the rows of the result tables, and the notes below them; other modules format them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ SPEEDUP_HEADING = "speed-up"
 
 
 def rows_of(result: StudyResult) -> list[Row]:
-    """A row for the baseline, then one for each comparison; variants without a comparison last."""
+    """Returns a row for the baseline, then one for each comparison; variants without a comparison last."""
     return [_row(result, figures) for figures in figures_of(result)]
 
 
@@ -78,7 +78,7 @@ def speedup_text(ratio: Ratio) -> str:
 
 
 def memory_text(figures: Figures) -> str:
-    """Writes the peak of memory, with its ratio; "" where it was not measured."""
+    """Writes the peak of memory, with its ratio; "" if it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
@@ -86,7 +86,7 @@ def memory_text(figures: Figures) -> str:
 
 
 def _explanation(result: StudyResult, figures: Figures) -> str:
-    """Why there is no figure; else what shows that the options took effect by which the two sides differ."""
+    """Returns why there is no figure; else the evidence that the options in which the two sides differ took effect."""
     variant, edge = figures.variant, figures.comparison
     shown = [variant.reason] if variant.reason else []
     if edge is not None and variant.measurements and variant.status is Status.OK:
@@ -99,7 +99,7 @@ def _explanation(result: StudyResult, figures: Figures) -> str:
 
 
 def notes_of(result: StudyResult) -> list[str]:
-    """What a reader needs to know beside the table."""
+    """Returns the notes that a reader of the table needs."""
     notes = [
         *_shape_notes(result),
         *_floor_notes(result),
@@ -123,7 +123,7 @@ def notes_of(result: StudyResult) -> list[str]:
 
 
 def _shape_notes(result: StudyResult) -> list[str]:
-    """What of a study with several shapes is of the main one alone."""
+    """Returns notes on the figures that a study with several shapes has only for the main one."""
     if len(result.shapes) == 1:
         return []
     said = (
@@ -148,7 +148,7 @@ def _floor_notes(result: StudyResult) -> list[str]:
 
 
 def _sampling_notes(result: StudyResult) -> list[str]:
-    """What the intervals are made of, and what disturbed the measurement."""
+    """Returns notes on the samples behind the intervals, and on disturbances of the measurement."""
     notes = []
     samples = [len(times) for variant in result.variants for times in variant.samples.values()]
     two_sided = f"two-sided {100 * result.confidence:g} % intervals"
@@ -180,7 +180,7 @@ def _sampling_notes(result: StudyResult) -> list[str]:
 
 
 def _precision_note(result: StudyResult) -> str:
-    """Which speed-ups kept a study going for its precision, and whether all reached it; "" where none was asked for."""
+    """Returns which speed-ups needed more processes for `protocol.precision`, and whether all reached it; or ""."""
     precision, found = result.config.protocol.precision, result.precision
     if precision is None or found is None:
         return ""
@@ -197,7 +197,7 @@ def _precision_note(result: StudyResult) -> str:
 
 
 def _rounds_note(result: StudyResult) -> str:
-    """How many rounds other work on the machine disturbed, and what became of them; "" where none was."""
+    """Returns how many rounds other work on the machine disturbed, and how they were handled; "" if none was."""
     counts, limit = count_rounds(result), result.config.protocol.interference
     if counts is None or limit is None or not counts.disturbed:
         return ""
@@ -222,10 +222,10 @@ def _rounds_note(result: StudyResult) -> str:
 
 
 def start_of(row: Figures) -> tuple[str, str] | None:
-    """Returns what a variant costs before its first image beyond its reference, and when that is repaid, in words.
+    """Returns in words a variant's extra time before the first image, and after how many images it is repaid.
 
     Returns:
-        None where it is no more than a call of the reference, or was not measured.
+        None if it is no more than a call of the reference, or was not measured.
     """
     level = row.comparison.break_even if row.comparison else None
     if level is None or level.extra_s <= level.call_s:
@@ -237,7 +237,7 @@ def start_of(row: Figures) -> tuple[str, str] | None:
 
 
 def _start_notes(result: StudyResult) -> list[str]:
-    """What options cost before the first image, where that is worth a note."""
+    """Returns notes on the extra time of options before the first image, if it is large."""
     said = [
         f"{row.variant.name} {start[0]} more than {row.reference} before the first image, {start[1]}"
         for row in figures_of(result)
@@ -257,7 +257,7 @@ def _memory_notes(result: StudyResult) -> list[str]:
 
 
 def _card_notes(result: StudyResult) -> list[str]:
-    """Which card's memory was emulated, and what share of the data sheet's peak the variants reached."""
+    """Returns notes on the card whose memory was emulated, and on the share of its peak rate that variants reached."""
     notes = []
     hardware, sheet = result.config.hardware, result.environment.sheet
     if hardware.emulate_memory and hardware.sheet is not None:
@@ -283,17 +283,17 @@ def _worst(result: StudyResult) -> list[float]:
 
 
 def speedup_headings(rows: Sequence[Row]) -> list[str]:
-    """The columns of speed-ups that these rows have between them."""
+    """Returns all columns of speed-ups that occur in the rows."""
     return list(dict.fromkeys(heading for row in rows for heading in row.speedups)) or [SPEEDUP_HEADING]
 
 
 def shape_of(heading: str) -> str:
-    """The shape of a column of speed-ups; "" of a study with one shape."""
+    """Returns the shape of a column of speed-ups; "" in a study with one shape."""
     return heading.removeprefix(SPEEDUP_HEADING).removeprefix(", ")
 
 
 def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The headings of a table, and the cells of its rows. Latency and memory at several shapes have a table below."""
+    """Returns the headings and cells of a table. Latency and memory at several shapes have a table below."""
     speedups = speedup_headings(rows)
     one = len(speedups) == 1
     cells = [
@@ -315,18 +315,18 @@ BROKEN = "broken"
 """The column that counts broken images."""
 
 FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", BROKEN)
-"""Metrics that the terminal and the page show, by how their names begin; MLflow and `result.json` have them all."""
+"""Prefixes of the metrics that the terminal and the page show; MLflow and `result.json` have them all."""
 
 
 def quality_columns(result: StudyResult) -> list[str]:
-    """Returns the metrics that some variant has. The PSNR stands for the squared error, of which it is made."""
+    """Returns the metrics that some variant has. The PSNR stands for the squared error, from which it is computed."""
     names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
     shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
     return [*shown, BROKEN] if shown else []
 
 
 def quality_heading(name: str) -> str:
-    """A column's heading: the metric, its unit, and the direction that is better (↑ or ↓)."""
+    """Returns a column's heading: the metric, its unit, and the better direction (↑ or ↓)."""
     family = known_family(name)
     if family is None:
         return name
@@ -336,14 +336,14 @@ def quality_heading(name: str) -> str:
 
 
 def quality_notes(names: Sequence[str]) -> list[str]:
-    """What the metrics are, and what their arrows mean."""
+    """Returns notes that explain the metrics and the arrows."""
     families = {family.name: family for name in names if (family := known_family(name)) is not None}
     said = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
     return [f"↑ more is better, ↓ less is better. {said}."] if families else []
 
 
 def known_family(name: str) -> Family | None:
-    """The kind of a metric; None of the count of broken images, and of a metric that this sdopt does not have."""
+    """Returns the family of a metric; None for the count of broken images, and for a metric unknown to this version."""
     try:
         return family_of(name)
     except UsageError:
@@ -351,7 +351,7 @@ def known_family(name: str) -> Family | None:
 
 
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """A row of cells for each variant that has images: its name and a score for each of the metrics."""
+    """Returns a row for each variant that has images: its name and a score for each of the metrics."""
     return [
         (variant, *(metric_text(figures, name) for name in names))
         for variant, figures in figures_by_variant(result).items()
@@ -360,7 +360,7 @@ def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, .
 
 
 def metric_text(figures: Figures, name: str) -> str:
-    """A variant's score in one metric as tables show it; "" where it has none."""
+    """Returns a variant's score in one metric as tables show it; "" if it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""
@@ -377,7 +377,7 @@ EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")
 
 
 def effect_cells(effect: Effect) -> tuple[str, ...]:
-    """The cells of one effect, by `EFFECT_HEADINGS`."""
+    """Returns the cells of one effect, by `EFFECT_HEADINGS`."""
     kind = "main" if len(effect.options) == 1 else "interaction"
     if effect.aliased_with:
         first, *others = effect.aliased_with
@@ -391,7 +391,7 @@ ANSWER_HEADINGS = ("verdict", "option", "speed-up", "because")
 
 
 def answer_cells(option: OptionAnswer) -> tuple[str, ...]:
-    """The cells of the verdict on one option, by `ANSWER_HEADINGS`."""
+    """Returns the cells of the verdict on one option, by `ANSWER_HEADINGS`."""
     images = [option.images] if option.ratios else []
     return str(option.worth), option.option, option.figure, "; ".join([*images, option.because])
 

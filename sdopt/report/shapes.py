@@ -1,4 +1,4 @@
-"""Derives the table of a study with several shapes: what each variant takes at each, and what a new one costs."""
+"""Derives the table of a study with several shapes: time and memory at each, and the cost of a new shape."""
 
 from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.report.rows import memory_text, seconds_text
@@ -8,7 +8,7 @@ SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compil
 
 
 def shape_rows(result: StudyResult) -> list[tuple[str, ...]]:
-    """A row of cells, by `SHAPE_HEADINGS`, for each variant at each shape; none where there is one shape."""
+    """Returns a row of cells, by `SHAPE_HEADINGS`, for each variant at each shape; [] if there is only one shape."""
     rows = [
         figures
         for figures in figures_by_variant(result).values()
@@ -22,7 +22,7 @@ def shape_rows(result: StudyResult) -> list[tuple[str, ...]]:
 
 
 def _cells_at(figures: Figures) -> tuple[str, ...]:
-    """What a variant takes at one shape, and what its first call there cost."""
+    """Returns a variant's time and memory at one shape, and the cost of its first call there."""
     first, compiled = (figures.latency_s.get(name) for name in ("cold_start", "compile"))
     graphs, later = (
         "" if count is None else f"{count:g} graph{'s' if count != 1 else ''}"

@@ -1,4 +1,4 @@
-"""What the jobs of a command left in their folders: the exit code, and of a sweep one table."""
+"""Reads the results of a command's jobs from their folders: the exit code, and for a sweep one table."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +12,9 @@ from sdopt.results.records import Status, StudyResult
 
 
 def exit_code(folder: Path) -> int:
-    """What a run's folder comes to.
+    """Returns the exit code for a run's folder.
 
-    0 where everything was measured and passed, 1 for a regression, 2 for a mistake in the configuration, 3 where
+    0 if everything was measured and passed, 1 for a regression, 2 for a mistake in the configuration, 3 if
     something could not be measured or judged. A variant that was skipped because it cannot run here is not a failure; a
     dry run leaves no file, and is none.
     """
@@ -27,7 +27,7 @@ def exit_code(folder: Path) -> int:
 
 
 def _code_of(result: StudyResult) -> int:
-    """What a study comes to that has a result."""
+    """Returns the exit code of a study that has a result."""
     measured = {row.name for row in result.variants if row.status.measured}
     uncompared = [
         edge
@@ -37,7 +37,7 @@ def _code_of(result: StudyResult) -> int:
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared else 0
     if result.judgements and not result.config.gate.report_only:
-        # A regression tells more than what could not be measured beside it.
+        # A regression matters more than variants that could not be measured.
         judged = judged_code(result.judgements)
         return judged if judged == 1 else max(code, judged)
     return code
@@ -56,7 +56,7 @@ class Sweep:
     studies: dict[str, StudyResult]
     errors: dict[str, JobError]
     damaged: list[str] = field(default_factory=list)
-    """Of the errors, those of files that cannot be read, a line for each."""
+    """The errors of files that cannot be read, a line for each."""
 
     @property
     def exit_code(self) -> int:
@@ -68,7 +68,7 @@ class Sweep:
     def rows(self) -> list[tuple[str, Row]]:
         """The job's number and its candidates against their references; the baseline where there is no candidate.
 
-        Where jobs ran on several machines, those of one machine stand together and name it.
+        If jobs ran on several machines, the jobs of one machine stand together and name it.
         """
         hosts = {job: study.environment.host for job, study in self.studies.items()}
         several = len(set(hosts.values())) > 1

@@ -34,10 +34,10 @@ from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import Effect, Status, StudyResult
 
 _WIDE = 130
-"""Columns of a terminal in which intervals stand beside their figures, and evidence in the table."""
+"""Width of a terminal from which on intervals stand beside their figures, and evidence in the table."""
 
 _BESIDE_SPEEDUPS, _SPEEDUP_WIDE, _SPEEDUP_NARROW = 40, 22, 15
-"""Columns that a table of several shapes takes beside its speed-ups, and those that a speed-up takes."""
+"""Width of a table of several shapes without its speed-ups, and width of a speed-up."""
 
 _STYLES = {
     Status.OK: "green",
@@ -57,7 +57,7 @@ _WORTH_STYLES = {
 
 
 def terminal_table(result: StudyResult, width: int) -> Group:
-    """The table and its notes, for a terminal of that many columns."""
+    """Returns the table and its notes, for a terminal of the given width."""
     header = [Text(line, "bold") for line in header_of(result)]
     more = [shapes_table(result)] if shape_rows(result) else []
     more += [effects_table(result.effects)] if result.effects else []
@@ -68,7 +68,7 @@ def terminal_table(result: StudyResult, width: int) -> Group:
 
 
 def shapes_table(result: StudyResult) -> Table:
-    """What each variant takes at each shape, and what a new shape cost it."""
+    """Returns the table of each variant's time and memory at each shape, with the cost of a new shape."""
     table = Table(title="shapes", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in SHAPE_HEADINGS:
         # A name without spaces is longer than a narrow terminal leaves for it.
@@ -79,7 +79,7 @@ def shapes_table(result: StudyResult) -> Table:
 
 
 def quality_table(result: StudyResult) -> Table:
-    """What the images are worth: the variant's own scores, and how far they are from the reference's."""
+    """Returns the table of quality: each variant's own scores, and the distances to the reference's images."""
     table = Table(title="quality", title_justify="left", box=box.SIMPLE_HEAD)
     broken = any(variant.trips for variant in result.variants)
     names = [name for name in _first_metrics(result) if name != BROKEN or broken]
@@ -99,7 +99,7 @@ def _first_metrics(result: StudyResult) -> list[str]:
 
 
 def effects_table(effects: Sequence[Effect]) -> Table:
-    """Main effects and interactions of a factorial study."""
+    """Returns the table of main effects and interactions of a factorial study."""
     table = Table(title="effects", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in EFFECT_HEADINGS:
         table.add_column(heading, justify="left" if heading in ("effect", "of") else "right")
@@ -109,16 +109,16 @@ def effects_table(effects: Sequence[Effect]) -> Table:
 
 
 def sweep_table(rows: Sequence[tuple[str, Row]], width: int) -> Group:
-    """One table of the candidates of a sweep, each with the number of its job."""
+    """Returns one table of a sweep's candidates, each with the number of its job."""
     numbers = [number for number, _ in rows]
     tables = _tables(f"sweep of {len(rows)} jobs", [row for _, row in rows], width, numbers)
     return Group(*tables, Text(f"  {SWEEP_NOTE}", "dim"))
 
 
 def _tables(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | None = None) -> list[Table | Text]:
-    """A table; in a narrow terminal intervals and references go below figures and names, evidence below the table.
+    """Returns a table; if narrow, intervals and references go below figures and names, and evidence below the table.
 
-    Of several shapes there are as many side by side as fit, and the others in tables below.
+    As many shapes stand side by side as fit; the others follow in further tables.
     """
     headings, wide = speedup_headings(rows), width >= _WIDE
     one = len(headings) == 1
@@ -133,7 +133,7 @@ def _tables(title: str, rows: Sequence[Row], width: int, jobs: Sequence[str] | N
 def _table(
     title: str, rows: Sequence[Row], wide: bool, headings: Sequence[str], one: bool, jobs: Sequence[str] | None
 ) -> Table:
-    """A table with some columns of speed-ups; of a study with one shape, also with latency, memory and evidence."""
+    """Returns a table with some columns of speed-ups; with one shape, also with latency, memory and evidence."""
     references = {row.reference for row in rows if row.reference}
     against = f"against {references.pop()}" if len(references) == 1 else ""
     if not one:
@@ -176,7 +176,7 @@ def _table(
 
 
 def answer_group(result: StudyResult) -> Group:
-    """The answer of a study: a sentence, a verdict on each option, and how to take over the best one."""
+    """Returns the answer of a study: a sentence, a verdict on each option, and how to apply the best one."""
     answer = answer_of(result)
     table = Table.grid(padding=(0, 2))
     for option in answer.options:

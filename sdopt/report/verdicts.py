@@ -1,4 +1,4 @@
-"""Shows what a gate said: a table for the terminal, Markdown, and JSON."""
+"""Shows the verdicts of a gate: as a table for the terminal, as Markdown, and as JSON."""
 
 import json
 import os
@@ -28,13 +28,13 @@ _BOUNDS = (
 
 
 def deciding(judgement: Judgement) -> list[Ruling]:
-    """The rulings that made the verdict; of a pass, those with an estimate."""
+    """Returns the rulings that decided the verdict; for a pass, those with an estimate."""
     decisive = [ruling for ruling in judgement.rulings if ruling.verdict is judgement.verdict]
     return decisive if judgement.verdict is not Verdict.PASS else [r for r in decisive if r.estimate is not None]
 
 
 def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group:
-    """One line for each comparison, and below it what decided."""
+    """Returns a table with a line for each comparison, and below it the rulings that decided."""
     table = Table(title=escape(f"gate: {result.gate}"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("variant", overflow="fold")
     table.add_column("contract", no_wrap=True)
@@ -54,17 +54,17 @@ VERDICT_HEADINGS = ("variant", "against", "contract", "verdict", "because")
 
 
 def verdict_rows(judgements: Sequence[Judgement]) -> list[tuple[str, ...]]:
-    """A row of cells for each comparison, by `VERDICT_HEADINGS`."""
+    """Returns a row of cells for each comparison, by `VERDICT_HEADINGS`."""
     return [(j.candidate, j.reference, j.contract, str(j.verdict), _because(j)) for j in judgements]
 
 
 def verdict_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    """What a reader needs to know beside the verdicts."""
+    """Returns the notes that a reader of the verdicts needs."""
     return [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
-    """The same as Markdown, and every ruling below it."""
+    """Returns the verdicts as Markdown, with every ruling below them."""
     summary = markdown(VERDICT_HEADINGS, verdict_rows(judgements), verdict_notes(result, judgements))
     rulings = [
         (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
@@ -86,12 +86,12 @@ def claims_of(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def _claim(name: str) -> str:
-    """What is claimed, and at which shape where there are several."""
+    """Returns the claim, with its shape if there are several."""
     return with_shape(measure_named(name).claim, name.partition("/")[2])
 
 
 def floors_of(result: StudyResult) -> list[str]:
-    """How far two baselines differ by chance, beside the margins."""
+    """Returns the chance differences of two baselines, to show beside the margins."""
     lines = []
     names = {ruling.metric for judgement in result.judgements for ruling in judgement.rulings}
     words = {"numerical": "in another order of computation", "sampling": "from other noise"}
@@ -108,7 +108,7 @@ def floors_of(result: StudyResult) -> list[str]:
 
 
 def _because(judgement: Judgement) -> str:
-    """What decided, with rules that say the same in one."""
+    """Returns the reasons of the verdict; rules with the same reason are merged."""
     by_reason: dict[str, list[str]] = {}
     for ruling in deciding(judgement):
         by_reason.setdefault(ruling.reason, []).append(rule_name(ruling))
@@ -125,7 +125,7 @@ def _interval(ruling: Ruling) -> str:
 
 
 def verdict_json(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
-    """Every judgement with its rulings, as JSON."""
+    """Returns every judgement with its rulings, as JSON."""
     content = {
         "study": result.name,
         "id": result.id,

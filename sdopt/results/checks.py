@@ -1,4 +1,4 @@
-"""Checks that a result that was read can be true: it may be damaged, edited by hand, or somebody else's."""
+"""Checks a result that was read for impossible values: it may be damaged, edited by hand, or somebody else's."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
-    """Yields what cannot be true of a result, each in one line that says where."""
+    """Yields the impossible values of a result, one line each, with their place."""
     if wrong := wrong_name(result.name):
         yield f"name={result.name!r}: {wrong}"
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
@@ -60,12 +60,12 @@ def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
 
 
 def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -> str | None:
-    """Returns what is wrong with samples at a shape: times are positive, and places are those of samples."""
+    """Returns what is wrong with samples at a shape: times must be positive, and indices must be those of samples."""
     times = {name: value for name, value in vars(samples).items() if name.endswith("_s") and value is not None}
     lists = {name: value if isinstance(value, list) else [value] for name, value in times.items() if name != "stages_s"}
     lists |= {f"stages_s.{name}": value for name, value in stages_s.items()}
     for name, values in lists.items():
-        # What is timed takes time; a compiler, or a device that did nothing, may have taken none.
+        # A timed call takes time; a compiler, or a device that did nothing, may take none.
         least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
         if wrong := [value for value in values if not least <= value < math.inf]:
             return f"{name}: {wrong[0]} is no time that a call can take"
@@ -90,7 +90,7 @@ def _ratio_problems(result: StudyResult) -> Iterator[str]:
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:
-    """Yields the variants that something refers to, and that are not there."""
+    """Yields the references to variants that do not exist."""
     names = {row.name for row in result.variants}
     if result.variants and result.baseline not in names:
         yield f"baseline={result.baseline}: no variant has this name"
@@ -113,13 +113,13 @@ def _path_problems(result: StudyResult) -> Iterator[str]:
 
 
 def stays_within(path: str) -> bool:
-    """Whether a relative path, as text, stays within the folder that it starts from."""
+    """Returns whether a relative path, as text, stays within the folder that it starts from."""
     parts = PurePosixPath(path)
     return path.isprintable() and bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts
 
 
 def _values_out_of_range(section: Any, path: str) -> Iterator[str]:
-    """Yields the keys of a dataclass, and of those within it, whose values are beyond the ranges declared for them."""
+    """Yields the keys of a dataclass, and of dataclasses in it, whose values are outside their declared ranges."""
     for field in fields(section):
         value = getattr(section, field.name)
         if is_dataclass(value):

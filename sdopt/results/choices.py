@@ -1,4 +1,4 @@
-"""How a result writes the options that a variant chose.
+"""Defines how a result writes the options that a variant chose.
 
 An *axis* is where one option sits in the configuration: `precision`, or `memory.vae_slicing` in a group whose options
 combine. Two options of one axis exclude each other; two options of a group that sit on different axes combine.
@@ -7,11 +7,11 @@ combine. Two options of one axis exclude each other; two options of a group that
 from collections.abc import Mapping
 
 NONE = "none"
-"""Stands for the option of an axis on which nothing is chosen."""
+"""The option of an axis on which nothing is chosen."""
 
 
 def as_choice(axis: str, option: str) -> str:
-    """Returns a choice as a command line makes it: `precision=bf16`, `memory=vae_slicing`.
+    """Returns a choice as on a command line: `precision=bf16`, `memory=vae_slicing`.
 
     On an axis within a group, nothing chosen is written with the axis in full: `memory.vae_slicing=none`.
     """

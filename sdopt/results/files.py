@@ -28,7 +28,7 @@ def write_result(result: StudyResult, folder: Path) -> Path:
 
 
 def write_at_last(result: StudyResult, folder: Path) -> None:
-    """Writes `result.json`, and where that fails the same to another folder: what was measured is not lost.
+    """Writes `result.json`; if that fails, writes it to another folder, so that no measurement is lost.
 
     Raises:
         OSError: the run's folder cannot be written; the message says where the result is, and what to do.
@@ -51,22 +51,22 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
 
 
 def _refuges() -> Iterator[Path]:
-    """Yields where a result may be kept whose folder cannot be written."""
+    """Yields folders for a result whose own folder cannot be written."""
     yield Path(tempfile.gettempdir())
-    with suppress(RuntimeError):  # a user whom the system does not know, as in containers, may have no home
+    with suppress(RuntimeError):  # an unknown user, as in containers, may have no home
         yield Path.home()
 
 
 def to_json(result: StudyResult) -> bytes:
-    """The content of `result.json`; the same for a result that was read from it."""
-    # pydantic takes what they raise for an error of its own.
+    """Returns the content of `result.json`; the same for a result that was read from it."""
+    # pydantic would take an exception raised there for an error of its own.
     with _signals_held():
         return _ADAPTER.dump_json(result, indent=1, by_alias=True)
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Lets Ctrl-C and its like wait until the block has ended."""
+    """Delays Ctrl-C and similar signals until the block has ended."""
     held: list[tuple[int, FrameType | None]] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
@@ -84,13 +84,13 @@ def _signals_held() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file in one step. Raises OSError where the folder cannot be written or the disk is full."""
-    # Between the making of the temporary file and the block that removes it, they would leave it behind.
+    """Replaces a file in one step. Raises OSError if the folder cannot be written or the disk is full."""
+    # A signal between making the temporary file and the block that removes it would leave the file behind.
     with _signals_held():
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as stream:
-                # A temporary file is its owner's alone; what it replaces is for whoever shares the folder.
+                # Only its owner may read a temporary file; the file that it replaces is for all who share the folder.
                 mask = os.umask(0)
                 os.umask(mask)
                 os.fchmod(handle, 0o666 & ~mask)
@@ -104,10 +104,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def read_result(path: Path) -> StudyResult:
-    """Reads a `result.json`, or the one in a run's folder; one of an earlier schema is brought up to this one.
+    """Reads a `result.json`, or the one in a run's folder; migrates an earlier schema to the present one.
 
     Raises:
-        UsageError: there is none, it cannot be read, or it cannot be true; one line says why.
+        UsageError: there is none, it cannot be read, or its values are impossible; one line says why.
     """
     path = path / "result.json" if path.is_dir() else path
     try:
@@ -126,7 +126,7 @@ def parse_result(content: bytes) -> StudyResult:
     Every result is read here, wherever it comes from.
 
     Raises:
-        UsageError: it is no such thing, or cannot be true.
+        UsageError: it is not a result, or its values are impossible.
     """
     try:
         result = _ADAPTER.validate_python(migrated(from_json(content)))

@@ -1,4 +1,4 @@
-"""The files of a run's folder: where they may lie, and why a job has no result."""
+"""Handles the files of a run's folder: checks where they lie, and keeps why a job has no result."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ def inside(folder: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class JobError:
-    """Why a job has no result, as it is kept in its folder's `error.json`."""
+    """The reason why a job has no result, as kept in its folder's `error.json`."""
 
     exit_code: int
     problems: list[str]
@@ -33,12 +33,12 @@ class JobError:
 
 
 def write_error(error: JobError, folder: Path) -> None:
-    """Raises OSError where the folder cannot be written."""
+    """Writes `error.json`. Raises OSError if the folder cannot be written."""
     write_atomically(folder / "error.json", json.dumps(asdict(error), indent=1).encode())
 
 
 def read_error(folder: Path) -> JobError | None:
-    """Why the job of a folder has no result; None where it does not say.
+    """Returns why the job of a folder has no result; None without an `error.json`.
 
     Raises:
         UsageError: its `error.json` cannot be read; one line says why.

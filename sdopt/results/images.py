@@ -1,4 +1,4 @@
-"""Opens image files, which may be anybody's."""
+"""Opens image files, which may come from anybody."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def open_image(file: Path) -> "Image":
-    """Reads an image whole. Raises UsageError where it cannot be read, with the file and the reason."""
+    """Reads an image whole. Raises UsageError if it cannot be read, with the file and the reason."""
     from PIL import Image, UnidentifiedImageError
 
-    if not file.is_file():  # a pipe or a device would be waited for without end
+    if not file.is_file():  # reading a pipe or a device might wait for ever
         raise UsageError(f"{file}: cannot be read as an image (no such file)")
     try:
         with Image.open(file) as image:
@@ -21,6 +21,6 @@ def open_image(file: Path) -> "Image":
             return image
     except UnidentifiedImageError as error:
         raise UsageError(f"{file}: cannot be read as an image (unknown format)") from error
-    except Exception as error:  # a decoder raises what it will when a file is damaged, SyntaxError among others
+    except Exception as error:  # a decoder may raise anything for a damaged file, even SyntaxError
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{file}: cannot be read as an image ({reason})") from error

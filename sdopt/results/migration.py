@@ -1,4 +1,4 @@
-"""Brings a result that an earlier sdopt wrote up to the present schema."""
+"""Migrates a result of an earlier version of sdopt to the present schema."""
 
 from dataclasses import fields
 from typing import Any
@@ -10,13 +10,13 @@ _SECTIONS = {field.name for field in fields(RecordedConfig)}
 
 
 def migrated(document: Any) -> Any:
-    """Returns a parsed `result.json` in the present schema; what is none is left for validation to name.
+    """Returns a parsed `result.json` in the present schema; content that is not a result is left to validation.
 
     Version 1 kept the configuration flat, with the options' axes among the sections. Keys that a section has no more
-    are dropped when it is typed, and those that it did not have yet take their defaults.
+    are dropped when it is typed, and new keys take their defaults.
 
     Raises:
-        UsageError: a later sdopt wrote it.
+        UsageError: a later version of sdopt wrote it.
     """
     if not isinstance(document, dict):
         return document
@@ -36,7 +36,7 @@ def _with_sections(owner: Any) -> Any:
 
 
 def _sectioned(config: Any) -> Any:
-    """A flat configuration with what is no section below `options`, and a single objective as a list of one."""
+    """Moves the keys of a flat configuration that are not sections below `options`; makes a single objective a list."""
     if not isinstance(config, dict):
         return config
     objective = config.get("objective", [])

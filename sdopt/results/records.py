@@ -1,4 +1,4 @@
-"""What a study measured, as it is kept in `result.json`: what every table and every tracker is made from."""
+"""Defines the schema of `result.json`: a study's measurements, from which all tables and trackers are made."""
 
 import uuid
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pydantic import Field
 from sdopt.schema import Gate, Hardware, Model, Protocol, Quality, Scheduler, Shape, Sheet, Task, Tracking, Workload
 
 SCHEMA_VERSION = 2
-"""Raised with every change that a reader of the earlier schema would stumble on; see `sdopt.results.migration`."""
+"""Version of the schema, raised with every change that breaks earlier readers; see `sdopt.results.migration`."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RecordedConfig:
     study: dict[str, Any] = field(default_factory=dict)
     """The design with its own keys."""
     options: dict[str, Any] = field(default_factory=dict)
-    """By axis, the keys of its option (`_target_` and arguments), or those of several that combine, by name."""
+    """By axis, the keys of its option (`_target_` and arguments), or of several options that combine, by name."""
     objective: tuple[str, ...] = ()
     """Names of the metrics that a sweeper optimises."""
     dry_run: bool = False
@@ -46,14 +46,14 @@ class RecordedConfig:
         return self.workload.shapes(self.model)
 
     def at(self, place: int) -> "RecordedConfig":
-        """Returns what it would be if the shape in that place were the only one; the main one is the record itself."""
+        """Returns the configuration with the shape at this index as its only one; for the main shape, itself."""
         if not place:
             return self
         return replace(self, workload=self.workload.at(self.shapes[place]))
 
     @property
     def images_per_call(self) -> int:
-        """How many images one call of the pipeline makes, at the main shape."""
+        """Number of images that one call of the pipeline makes at the main shape."""
         return self.shapes[0].batch_size * self.workload.images_per_prompt
 
     @property
@@ -62,12 +62,12 @@ class RecordedConfig:
         return self.model.weights == "random"
 
     def flat(self) -> dict[str, Any]:
-        """Every key by its full name, as on a command line (`workload.steps`), the options' axes among the sections."""
+        """Returns every key by its full name, as on a command line (`workload.steps`), including the options' axes."""
         sections = asdict(self)
         return _flat(sections | sections.pop("options"))
 
     def differing(self, other: "RecordedConfig", sections: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-        """Full names of the keys of some sections in which two configurations differ, with both values."""
+        """Returns the keys of some sections in which two configurations differ, by full name, with both values."""
         pairs = {section: (vars(getattr(self, section)), vars(getattr(other, section))) for section in sections}
         return {
             f"{section}.{key}": (mine[key], theirs[key])
@@ -102,7 +102,7 @@ class Status(StrEnum):
 
     @property
     def measured(self) -> bool:
-        """Whether its figures may be shown: an option without effect still has a latency."""
+        """Whether the variant's figures may be shown: an option without effect still has a latency."""
         return self in (Status.OK, Status.NOT_ENGAGED)
 
     @property
@@ -112,13 +112,13 @@ class Status(StrEnum):
 
     @property
     def timed(self) -> bool:
-        """Whether what it has of samples may be compared: also those of a study that was interrupted."""
+        """Whether the variant's samples may be compared: also samples of an interrupted study."""
         return self.measured or self is Status.INTERRUPTED
 
 
 @dataclass
 class Evidence:
-    """Whether one optimization took effect, and what shows it."""
+    """The evidence that one optimization took effect, or did not."""
 
     axis: str
     option: str
@@ -131,31 +131,31 @@ class Evidence:
 class Memory:
     """Memory of one worker process, in GiB.
 
-    `process_*` is the resident set of the process beyond what it held before the model was loaded; `cuda_*` is what
-    PyTorch's allocator held on the device; `nvml_process_gib` is what the driver says the process held on it.
+    `process_*` is the growth of the process's resident set since before the model was loaded; `cuda_*` is the memory of
+    PyTorch's allocator on the device; `nvml_process_gib` is the process's memory on the device by the driver's count.
     """
 
     process_loaded_gib: float
     process_peak_gib: float | None
-    """None where the kernel keeps no high-water mark that can be reset, as in some sandboxes."""
+    """None if the kernel keeps no high-water mark that can be reset, as in some sandboxes."""
     cuda_loaded_gib: float | None = None
     cuda_peak_allocated_gib: float | None = None
     cuda_peak_reserved_gib: float | None = None
     nvml_process_gib: float | None = None
     cuda_graph_pools_gib: float | None = None
-    """What CUDA graphs hold for their replays beyond what the peak of allocated memory counts."""
+    """Memory of CUDA graphs for their replays that the peak of allocated memory does not count."""
     cuda_elsewhere_gib: float | None = None
-    """What libraries are known to hold on the device without PyTorch's allocator, such as DeepSpeed's workspace."""
+    """Known device memory that libraries hold outside PyTorch's allocator, such as DeepSpeed's workspace."""
     children_peak_gib: float = 0.0
-    """What processes that the worker started held on the host at most, all together."""
+    """Peak of the host memory of all processes that the worker started."""
     nvml_children_gib: float | None = None
-    """What they held on the device at last, as the driver says; None where it does not say."""
+    """Last device memory of these processes, by the driver's count; None if it gives none."""
 
     @property
     def headline(self) -> tuple[str, float] | None:
-        """The figure that memory ratios are made of, with its name; None where it could not be measured.
+        """The figure from which memory ratios are computed, with its name; None if it could not be measured.
 
-        It is that of the worker with all that it started.
+        It covers the worker and all processes that it started.
         """
         if self.cuda_peak_allocated_gib is not None:
             others = (self.cuda_graph_pools_gib, self.cuda_elsewhere_gib, self.nvml_children_gib)
@@ -164,13 +164,13 @@ class Memory:
 
     @property
     def peak_process_gib(self) -> float | None:
-        """The peak on the host, of the worker with all that it started."""
+        """The peak of host memory of the worker and all processes that it started."""
         return None if self.process_peak_gib is None else self.process_peak_gib + self.children_peak_gib
 
 
 @dataclass
 class GpuState:
-    """A CUDA device right after one timed call, as NVML tells it; None for what NVML does not say."""
+    """State of a CUDA device right after one timed call, from NVML; None for values that NVML does not give."""
 
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -178,7 +178,7 @@ class GpuState:
     power_w: float | None = None
     power_limit_w: float | None = None
     throttled: list[str] = field(default_factory=list)
-    """What held the clocks down during the call; empty where nothing did."""
+    """Causes that held the clocks down during the call."""
     others: float | None = None
     """Share of the time for which other processes than the study's ran kernels on the device, as the driver samples
     it."""
@@ -186,9 +186,9 @@ class GpuState:
 
 @dataclass
 class Interference:
-    """What kept the processor from one worker during one timed call, by cause, as the kernel counts it.
+    """Counted causes that kept the processor from one worker during one timed call, from the kernel's counters.
 
-    The causes are counted for the worker with all that it started. None of them looks at the call's time.
+    They include all processes that the worker started. No cause is derived from the call's time.
     """
 
     waited: float
@@ -201,7 +201,7 @@ class Interference:
     switched_out: int = 0
     """How often a thread lost its core before it was done."""
     cpu_mhz: float | None = None
-    """Mean frequency of those cores right after the call; None where nothing tells it."""
+    """Mean frequency of those cores right after the call; None if it is not known."""
     unaccounted: float = 0.0
     """Share of the call, as the study's own process timed it, that the worker's clock leaves out, beyond what messages
     take."""
@@ -211,12 +211,12 @@ class Interference:
 
 @dataclass
 class TimedImage:
-    """An image of a timed call, held against the one that was drawn of the same prompt from the same noise."""
+    """Comparison of a timed call's image with the image drawn in the quality pass from the same prompt and noise."""
 
     prompt_index: int
     image_index: int
     error: float | None
-    """Mean squared difference of the two, as shares of the whole range; None where there is no drawn one."""
+    """Mean squared difference of the two, as shares of the whole range; None if there is no drawn one."""
 
 
 @dataclass(kw_only=True)
@@ -226,19 +226,19 @@ class ShapeSamples:
     cold_start_s: float | None = None
     """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
     compile_s: float | None = None
-    """What the compiler itself says it took, within that call; of the first process alone."""
+    """Compile time within that call, as the compiler reports it; only for the first process."""
     graphs: int | None = None
-    """Graphs that were compiled in that call; None where nothing is compiled."""
+    """Graphs that were compiled in that call; None if nothing is compiled."""
     recompiles: int | None = None
-    """Graphs that were compiled in later calls at this shape; None where nothing is compiled."""
+    """Graphs that were compiled in later calls at this shape; None if nothing is compiled."""
     warmup_s: list[float] = field(default_factory=list)
     """Further calls before all processes are ready, two processes at a time on a CPU."""
     discarded_s: list[float] = field(default_factory=list)
-    """The round between the warm-up of all processes and the first round, two processes at a time on a CPU: processes
-    that were started early have been idle for long."""
+    """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
+    have been idle for long."""
     latency_s: list[float] = field(default_factory=list)
     """End-to-end time of one call, by round, until its images are bytes in the host's memory; in blocks, of the block's
-    own rounds. The prompts and the noise are others in each round, and the same for all variants."""
+    own rounds. Prompts and noise differ between rounds, and are the same for all variants."""
     observed_s: list[float] = field(default_factory=list)
     """The same times by the clock of the study's own process, in the order of `latency_s`."""
     around_s: list[float] = field(default_factory=list)
@@ -247,7 +247,7 @@ class ShapeSamples:
     """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
     PyTorch has allocated on a GPU, else the resident set."""
     timed_images: list[TimedImage] = field(default_factory=list)
-    """A sample of the images of timed calls, held against drawn ones; at the main shape, where images are drawn."""
+    """Comparisons of some timed calls' images with drawn ones; at the main shape, if images are drawn."""
     repeated: int = 0
     """Timed calls whose prompts and noise the process had been given before, because there were too few prompts."""
     latency_before_s: list[float] = field(default_factory=list)
@@ -257,7 +257,7 @@ class ShapeSamples:
     gpu: list[GpuState] = field(default_factory=list)
     """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
     interference: list[Interference | None] = field(default_factory=list)
-    """What disturbed each timed call, in the order of `latency_s`; empty where the kernel does not count."""
+    """What disturbed each timed call, in the order of `latency_s`; empty if the kernel does not count."""
     left_out: list[int] = field(default_factory=list)
     """Places in `latency_s` of the rounds that decide nothing, because others disturbed them: in a session of
     interleaved rounds the same for all processes; in blocks each block's own. The same at all shapes."""
@@ -271,18 +271,18 @@ class ShapeSamples:
 
     @property
     def deciding_s(self) -> list[float]:
-        """End-to-end times of the rounds that decide, in their order."""
+        """End-to-end times of the rounds that count, in their order."""
         dropped = set(self.left_out)
         return [seconds for place, seconds in enumerate(self.latency_s) if place not in dropped]
 
 
 @dataclass
 class Measurement(ShapeSamples):
-    """What one worker process was asked, at the main shape of its workload and, in `further`, at all others."""
+    """Measurements of one worker process, at the main shape of its workload and, in `further`, at all others."""
 
     replicate: int
     session: Annotated[int, Field(alias="sitting")] = 0
-    """Number of the session that it belongs to. Only samples of one session are ever paired."""
+    """Number of the session that it belongs to. Only samples of the same session are paired."""
     load_s: float | None = None
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
     stages_s: dict[str, list[float]] = field(default_factory=dict)
@@ -293,7 +293,7 @@ class Measurement(ShapeSamples):
     """Memory after the last round; its peak is that of all calls since `memory` was measured."""
     idle_cpu: float | None = None
     """Processor time that the worker, with all that it started, used between its timed calls, as a share of that time
-    on one core; None where others do not work beside it, or the kernel does not count."""
+    on one core; None if others do not work beside it, or the kernel does not count."""
     drawn_s: list[float] = field(default_factory=list)
     """Times, by the clock of the study's own process, of some calls with prompts of the quality pass, from noise that
     no study has used before, made while no other process worked; of the first process of a variant alone."""
@@ -303,7 +303,7 @@ class Measurement(ShapeSamples):
     """Mean squared difference of each image of these calls from the one of the same prompt that is kept."""
     pass_s: list[float] = field(default_factory=list)
     """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
-    the first process of a variant alone; empty where images were cached."""
+    the first process of a variant alone; empty if images were cached."""
     pass_held_gib: list[float] = field(default_factory=list)
     """Memory held after each of these calls, as in `held_gib`."""
     complete: bool = False
@@ -319,17 +319,17 @@ class Measurement(ShapeSamples):
 
     @property
     def memories(self) -> list[Memory]:
-        """What was measured of its memory: in a call, and, unless it served several shapes, after the last round."""
+        """Its memory readings: in a call, and, unless it served several shapes, after the last round."""
         return [memory for memory in (self.memory, None if self.further else self.memory_after) if memory]
 
     @property
     def peak(self) -> tuple[str, float] | None:
-        """The largest peak of memory that was measured of it, with its name; None where none was."""
+        """Its largest measured peak of memory, with its name; None without one."""
         found = [memory.headline for memory in self.memories if memory.headline]
         return max(found, key=lambda one: one[1], default=None)
 
     def at(self, place: int) -> "Measurement":
-        """Returns what it would be if the shape in that place were its main one; samples are not copied."""
+        """Returns the measurement with the shape at this index as its main one; samples are not copied."""
         return Measurement(self.replicate, self.session, **vars(self.further[place - 1])) if place else self
 
 
@@ -360,7 +360,7 @@ class Score:
     per_prompt: list[float | None] = field(default_factory=list)
     leave_one_out: list[float | None] = field(default_factory=list)
     note: str = ""
-    """Why there is no estimate, or what to know of it."""
+    """Why there is no estimate, or a remark on it."""
 
 
 @dataclass
@@ -378,7 +378,7 @@ class Spread:
 
 @dataclass
 class BrokenImage:
-    """An image that no pipeline in order would draw; `path` is relative to the run's folder, "" for all of them."""
+    """An image that no intact pipeline would draw; `path` is relative to the run's folder, "" for all together."""
 
     wire: str
     path: str
@@ -413,15 +413,15 @@ class VariantResult:
     measurements: list[Measurement] = field(default_factory=list)
     images: list[ImageRecord] = field(default_factory=list)
     content_key: str = ""
-    """What the images depend on, hashed: two variants with the same key have the same images."""
+    """Hash of all settings that decide the images: two variants with the same key have the same images."""
     quality: dict[str, Score] = field(default_factory=dict)
     trips: list[BrokenImage] = field(default_factory=list)
     denoiser_calls: int | None = None
-    """How often one call of the pipeline ran the denoiser."""
+    """Number of denoiser runs in one call of the pipeline."""
     promises: dict[str, Promise] = field(default_factory=dict)
     """By axis, what its optimizations promise."""
     snippets: dict[str, list[str]] = field(default_factory=dict)
-    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] where only sdopt has
+    """By axis, in the order in which they are applied, diffusers' code for its optimizations; [] if only sdopt has
     one."""
     tflop_per_image: float | None = None
     inputs: dict[str, str] = field(default_factory=dict)
@@ -437,7 +437,7 @@ class VariantResult:
         return found
 
     def at(self, place: int) -> "VariantResult":
-        """Returns what it would be if the shape in that place were its main one; images are of the first one alone."""
+        """Returns the result with the shape at this index as its main one; only the first shape has images."""
         if not place or len(self.config.shapes) == 1:
             return self
         return replace(
@@ -452,7 +452,7 @@ class VariantResult:
 
     @property
     def broken_images(self) -> int:
-        """How many images tripped a wire; all of them where one tripped that is about them together."""
+        """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""
         tripped = {trip.path for trip in self.trips}
         return len(self.images) if "" in tripped else len(tripped)
 
@@ -472,18 +472,18 @@ class Interval:
 
 @dataclass
 class BreakEven:
-    """What a candidate costs before its first image, and after how many images it has repaid that.
+    """Start-up cost of a candidate, and the number of images after which its faster calls have repaid it.
 
-    `images` is None where its calls are no faster than the reference's, so that it never does. The bounds come from the
-    speed-up's; without `confidence` there are none, and `images_high` is None where the interval includes no gain.
+    `images` is None if its calls are no faster than the reference's, so that the cost is never repaid. The bounds come
+    from the speed-up's; without `confidence` there are none. `images_high` is None if the interval includes no gain.
     """
 
     first_image_s: float
     """Loading and the first call, with what is compiled, quantized or captured in them."""
     extra_s: float
-    """Of these, what the reference does not take."""
+    """The part of this time that the reference does not need."""
     call_s: float
-    """One call of the reference."""
+    """Time of one call of the reference."""
     images: float | None
     images_low: float | None = None
     images_high: float | None = None
@@ -505,9 +505,9 @@ class ShapeRatios:
 
 @dataclass
 class Comparison(ShapeRatios):
-    """An edge of the study: a candidate against a reference, and the option that the difference is credited to.
+    """A comparison of the study: a candidate, its reference, and the option to which the difference is credited.
 
-    The ratios of its own are those of the main shape.
+    Its own ratios are those at the main shape.
     """
 
     candidate: str
@@ -526,7 +526,7 @@ class Comparison(ShapeRatios):
         return [self, *self.further]
 
     def at(self, place: int) -> "Comparison":
-        """Returns what it would be if the shape in that place were the study's main one."""
+        """Returns the comparison with the shape at this index as the main one."""
         if not place:
             return self
         sides = self.candidate, self.reference, self.credit
@@ -534,11 +534,11 @@ class Comparison(ShapeRatios):
 
 
 class Verdict(StrEnum):
-    """What a gate says of a rule, of a variant, of a study; the worst one of several counts, in this order."""
+    """A gate's verdict on a rule, a variant or a study; of several, the worst counts, in this order."""
 
     PASS = "pass"
     INCONCLUSIVE = "inconclusive"
-    """The interval reaches over the margin: more prompts, rounds or processes would tell."""
+    """The interval includes the margin: more prompts, rounds or processes would decide."""
     NOT_COMPARABLE = "not comparable"
     """Something is missing, not finite, or belongs to other work."""
     FAIL = "fail"
@@ -560,7 +560,7 @@ class Ruling:
 
 @dataclass
 class Judgement:
-    """What a gate says of one comparison: the worst of its rulings."""
+    """A gate's verdict on one comparison: the worst of its rulings."""
 
     candidate: str
     reference: str
@@ -577,17 +577,17 @@ class Judgement:
 
 @dataclass
 class Look:
-    """One judging of one comparison: what there was to see, and what of the chance of error it spent."""
+    """One judging of one comparison: a digest of its data, and the share of the chance of error that it spent."""
 
     candidate: str
     reference: str
     gate: str
     judged: str
     data: str
-    """Digest of what was judged: judging the same again is the same look."""
+    """Digest of the judged data: judging the same data again is the same look."""
     number: int
     allowed: int
-    """How many looks the first one left room for; one beyond that decides nothing."""
+    """Number of looks that the first look planned; later ones decide nothing."""
     spent: float
     """Share of the chance of error, over all looks so far; 1 is all of it."""
     processes: int
@@ -611,7 +611,7 @@ class Effect:
 
 @dataclass
 class Environment:
-    """Where and with what a study ran."""
+    """The machine, the device and the software with which a study ran."""
 
     sdopt_version: str
     sdopt_commit: str | None
@@ -626,15 +626,15 @@ class Environment:
     code: str | None = None
     """Digest of sdopt's own Python files."""
     sheet: Sheet | None = None
-    """The device's data sheet, where there is one."""
+    """The device's data sheet, if there is one."""
     gpu: dict[str, Any] = field(default_factory=dict)
     """Settings of the CUDA device, and the other processes on it, when the study began."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables that change how the libraries compute, where they were set."""
+    """Environment variables that were set and change how the libraries compute."""
     host: str = ""
     """The machine's name in its network."""
     warnings: list[str] = field(default_factory=list)
-    """What was not as asked for: why `auto` chose the CPU, or why workers start slowly."""
+    """Deviations from the request: why `auto` chose the CPU, or why workers start slowly."""
 
 
 @dataclass
@@ -651,30 +651,30 @@ class Schedule:
 
 @dataclass
 class MeasurementSession:
-    """One stretch of measuring with processes of its own: the first, or one that went on with what was missing.
+    """One session of measuring with its own processes: the first, or a later one that measured what was missing.
 
-    A session measures a baseline and an A/A control of its own wherever it times anything, because processes of
-    different sessions are not comparable.
+    A session that times anything measures its own baseline and A/A control, because processes of different sessions
+    are not comparable.
     """
 
     started: str
     schedule: str = "interleaved"
     disturbed_by: list[str] = field(default_factory=list)
-    """Other studies that were measured on the same device meanwhile."""
+    """Other studies that were measured on the same device at the same time."""
 
 
 @dataclass
 class Precision:
-    """How a study with `protocol.precision` went on after its pilot, the first `protocol.replicates` processes."""
+    """The course of a study with `protocol.precision` after its pilot, the first `protocol.replicates` processes."""
 
     needed: dict[str, int] = field(default_factory=dict)
-    """By candidate, the processes that its speed-ups need, as the pilot's deviation decided."""
+    """By candidate, the number of processes that its speed-ups need, estimated from the pilot's deviation."""
     granted: int = 0
     """Processes of each variant, of those that it needs, that were to be measured so far."""
     spent_s: float = 0.0
     """Time that measuring took, the pilot included."""
     stopped: str = ""
-    """Why it ended before all had what they need; "" where they have."""
+    """Why the study ended before all candidates had the processes that they need; "" if they have them."""
 
 
 @dataclass
@@ -690,7 +690,7 @@ class StudyResult:
     comparisons: list[Comparison]
     baseline: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tells a tracker that it has seen this study before."""
+    """Id of the study, by which a tracker recognises it."""
     schema_version: int = SCHEMA_VERSION
     finished: str | None = None
     floor: float | None = None
@@ -700,12 +700,12 @@ class StudyResult:
     sessions: Annotated[list[MeasurementSession], Field(alias="sittings")] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     gate: str = ""
-    """The gate that judged, and what it said of each comparison."""
+    """The gate that judged, and its verdict on each comparison."""
     judgements: list[Judgement] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     """Every judging of a comparison so far, the first one first."""
     redrawn: dict[str, list[ImageRecord]] = field(default_factory=dict)
-    """The baseline's images once more: in other batches (`numerical`), and from other noise (`sampling`)."""
+    """The baseline's images drawn again: in other batches (`numerical`), and from other noise (`sampling`)."""
     feature_digests: dict[str, str] = field(default_factory=dict)
     """Hashes of the weights of the networks that quality was computed with."""
     floors: dict[str, dict[str, Spread]] = field(default_factory=dict)
@@ -713,12 +713,12 @@ class StudyResult:
     and threads), and where they start from other noise (`sampling`). They are shown beside margins, which are fixed
     beforehand, and never made into one."""
     precision: Precision | None = None
-    """How it went on for `protocol.precision`, where that was given."""
+    """The course of a study with `protocol.precision`; None without it."""
     status: str = "running"
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
     def variant(self, name: str) -> VariantResult:
-        """Raises KeyError where no variant is so called."""
+        """Returns the variant of a name. Raises KeyError if there is none."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
@@ -726,11 +726,11 @@ class StudyResult:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shapes at which all its variants were timed, the main one first; of one, a variant may have another."""
+        """The shapes at which all variants were timed, the main one first; a single shape may differ by variant."""
         return self.config.shapes
 
     def at(self, place: int) -> "StudyResult":
-        """Returns what it would be if the shape in that place were its main one, as its figures are derived."""
+        """Returns the result with the shape at this index as its main one, to derive its figures."""
         if not place:
             return self
         control = self.first_comparison(self.control.name) if self.control else None
@@ -744,11 +744,11 @@ class StudyResult:
 
     @property
     def confidence(self) -> float:
-        """Of the two-sided intervals; a gate's one-sided bounds have that of their rule."""
+        """Confidence of the two-sided intervals; a gate's one-sided bounds have the confidence of their rule."""
         return self.config.protocol.confidence
 
     def replicates_of(self, variant: str) -> int:
-        """How many processes a variant is to have by now: as many as the protocol says, or as its precision needs."""
+        """Returns how many processes a variant needs so far: by the protocol, or for its precision."""
         if self.precision is None:
             return self.config.replicates
         return max(self.config.replicates, min(self.precision.granted, self.precision.needed.get(variant, 0)))
@@ -764,5 +764,5 @@ class StudyResult:
         return [variant for variant in self.variants if variant.role != "control" and variant.name != self.baseline]
 
     def first_comparison(self, candidate: str) -> Comparison | None:
-        """The first comparison of a variant, which its scores and ratios are shown from; None of the baseline."""
+        """Returns a variant's first comparison, whose scores and ratios are shown; None for the baseline."""
         return next((edge for edge in self.comparisons if edge.candidate == candidate), None)

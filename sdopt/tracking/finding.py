@@ -15,7 +15,7 @@ from sdopt.tracking.runs import download_result
 
 @dataclass(frozen=True)
 class Found:
-    """What a name stands for.
+    """The results that a name stands for.
 
     Attributes:
         name: as it was given.
@@ -30,7 +30,7 @@ class Found:
 
     @property
     def damaged(self) -> list[str]:
-        """What cannot be read of a sweep's other jobs, a line each."""
+        """The unreadable files of a sweep's other jobs, a line each."""
         return self.sweep.damaged if self.sweep else []
 
     @property
@@ -40,7 +40,7 @@ class Found:
 
     @property
     def folder(self) -> Path:
-        """Where what is made of it is written."""
+        """The folder for files that are made from the result."""
         return self.sweep.folder if self.sweep else self.studies[0][1]
 
 
@@ -67,7 +67,7 @@ def find_results(name: str, tracking: Tracking) -> Found:
 
 
 def of_sweep(sweep: Sweep) -> Found:
-    """Returns the results of a sweep that was read."""
+    """Returns the results of a sweep that is already read."""
     studies = [(study, sweep.folder / job) for job, study in sweep.studies.items()]
     return Found(str(sweep.folder), studies, sweep)
 

@@ -1,4 +1,4 @@
-"""What MLflow's runs say of a study: their tags, parameters and metrics, from `result.json`."""
+"""Derives the tags, parameters and metrics of a study's MLflow runs from its `result.json`."""
 
 import getpass
 import json
@@ -26,12 +26,12 @@ _TAG_LIMIT = 5000
 
 
 def time_of(moment: str | None, fallback: str) -> int:
-    """Returns a recorded moment in milliseconds since 1970, as MLflow has them."""
+    """Returns a recorded time in milliseconds since 1970, as MLflow needs it."""
     return int(1000 * datetime.fromisoformat(moment or fallback).timestamp())
 
 
 def note_of(text: str) -> str:
-    """Returns a note that MLflow takes: cut where it is too long."""
+    """Returns a note, cut to the length that MLflow accepts."""
     if len(text) <= _NOTE_LIMIT:
         return text
     return text[: _NOTE_LIMIT - 60].rsplit("\n", 1)[0] + "\n\n… cut here: the tables among the artifacts are whole."
@@ -43,7 +43,7 @@ def newest_note(result: StudyResult, name: str) -> str:
 
 
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
-    """The tags of a study's run and of all its variants' runs: what was measured, where, with what and by whom."""
+    """Returns the common tags of a study's run and its variants' runs: work, machine, software and user."""
     environment = result.environment
     versions = {"sdopt": environment.sdopt_version, **environment.packages}
     return {
@@ -68,7 +68,7 @@ def _user() -> str:
 
 
 def study_tags(result: StudyResult) -> dict[str, str]:
-    """The tags of a study's run; its note begins with the answer."""
+    """Returns the tags of a study's run; its note begins with the answer."""
     counts = count_rounds(result)
     environment = result.environment
     disturbed = any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
@@ -87,7 +87,7 @@ def study_tags(result: StudyResult) -> dict[str, str]:
 
 
 def judged_tags(result: StudyResult) -> dict[str, str]:
-    """The tags of a study's run that change when a gate judges later."""
+    """Returns the tags of a study's run that change when a gate judges later."""
     verdicts = [verdict_markdown(result, result.judgements)] if result.judgements else []
     own = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
     answer = answer_of(result).sentence
@@ -99,7 +99,7 @@ def judged_tags(result: StudyResult) -> dict[str, str]:
 
 
 def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
-    """The tags of a variant's run."""
+    """Returns the tags of a variant's run."""
     return {
         **verdict_tags(result, variant),  # MLflow's columns are in this order
         **common_tags(result, variant.config),
@@ -112,7 +112,7 @@ def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
 
 
 def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
-    """The tags of a variant's run that say whether it is worth it, of each of its comparisons."""
+    """Returns the tags of a variant's run with the verdict of each of its comparisons."""
     answers = [option for option in answer_of(result).options if option.variant == variant.name]
     verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
     said = [f"{option.worth}: {option.because}" for option in answers]
@@ -128,7 +128,7 @@ def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
 
 
 def study_parameters(config: RecordedConfig) -> dict[str, Any]:
-    """A few parameters: MLflow prints all of them above each image. `config.yaml` has the rest."""
+    """Returns a few parameters, because MLflow prints all of them above each image. `config.yaml` has the rest."""
     sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
     return {
         "model": config.model.name,
@@ -139,7 +139,7 @@ def study_parameters(config: RecordedConfig) -> dict[str, Any]:
 
 
 def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:
-    """The choices and keys by which variants of the study differ, with what this one has."""
+    """Returns the choices and keys in which variants of the study differ, with this variant's values."""
     others = [other for other in result.variants if other is not variant]
     choices = {
         axis: option
@@ -157,12 +157,12 @@ def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str,
 
 
 def _flat(config: RecordedConfig) -> dict[str, Any]:
-    """A configuration by full names; the study's own keys are the same in all its variants."""
+    """Returns a configuration by full names, without the study's own keys, which are the same in all its variants."""
     return {key: value for key, value in config.flat().items() if key.partition(".")[0] != "study"}
 
 
 def config_yaml(result: StudyResult) -> str:
-    """The whole configuration of a study, and the versions that it was measured with."""
+    """Returns the whole configuration of a study as YAML, with the versions of the software."""
     document = json.loads(to_json(result))
     sections = document["config"] | {"packages": document["environment"]["packages"]}
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
@@ -184,12 +184,12 @@ def _of_comparison(row: Figures) -> dict[str, float]:
 
 
 def _plain(name: str) -> str:
-    """A name as MLflow's metrics take it."""
+    """Returns a name with only the characters that MLflow allows in names of metrics."""
     return re.sub(r"[^\w .-]+", " ", name).strip()
 
 
 def run_name(result: StudyResult, folder_name: str) -> str:
-    """The name of a study's run: in a sweep what its job measured, after the job's number."""
+    """Returns the name of a study's run; in a sweep, the job's number and what the job measured."""
     if not folder_name.isdecimal():
         return f"{result.name} {folder_name}"
     return f"{folder_name}: {', '.join(row.name for row in result.candidates) or result.baseline}"

@@ -8,16 +8,16 @@ from sdopt.results.checks import stays_within
 from sdopt.scratch import own_folder
 
 _MOST_FILES, _MOST_BYTES = 100_000, 16 * 2**30
-"""More than the largest sweep leaves: who names a whole bucket by mistake is told so before the disk is full."""
+"""More files than the largest sweep leaves: naming a whole bucket by mistake is an error before the disk is full."""
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address, and not a folder, an MLflow run or an override such as `tracking.uri=http://…`."""
+    """Returns whether a name is an address, not a folder, an MLflow run or an override (`tracking.uri=http://…`)."""
     return "://" in name.partition("=")[0]
 
 
 def download(address: str) -> Path:
-    """Copies the files below an address to a folder of the same name, which goes with this process; returns the folder.
+    """Copies the files below an address to a folder of the same name; returns it. It is removed when this process ends.
 
     Raises:
         UsageError: the protocol is unknown or its package is missing, nothing is there, or too much.
@@ -49,7 +49,7 @@ def download(address: str) -> Path:
 
 
 def _require_sweep(address: str, found: dict[str, int]) -> None:
-    """Raises UsageError where there is no result among the files, or more than a sweep leaves."""
+    """Raises UsageError if there is no result among the files, or more than a sweep leaves."""
     if not any(PurePosixPath(path).name == "result.json" for path in found):
         raise UsageError(f"{address}: there is no result.json below it")
     size = sum(found.values())

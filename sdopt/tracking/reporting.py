@@ -13,7 +13,7 @@ from sdopt.tracking.store import TrackingError, store_exists
 
 
 def find_source(name: str, tracking: Tracking) -> Found:
-    """Returns what a report can be made of.
+    """Returns the results that a name stands for, to report on.
 
     Raises:
         UsageError: there is no result of that name, it cannot be read, or the command there ended without one.
@@ -29,7 +29,7 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
     """Writes `report.html` and `report.md`; returns their paths.
 
     Args:
-        source: what they are about; all jobs of a sweep have one report.
+        source: the results to report on; all jobs of a sweep have one report.
         output: the folder to write to; None is the result's own, and `outputs/reports/<id>` for an MLflow run.
 
     Raises:
@@ -47,11 +47,11 @@ def _page(source: Found) -> Page:
 
 
 def track_report(source: Found, files: list[Path], tracking: Tracking | None) -> str:
-    """Adds a report to what MLflow has of a run or a sweep; returns a line that says what became of it.
+    """Adds a report to the MLflow run of a study or a sweep; returns a line that says whether that was done.
 
     Args:
-        source: what the report is about.
-        files: of the report.
+        source: the results of the report.
+        files: the files of the report.
         tracking: the store; None is the one that the result was tracked in.
     """
     studies = [study for study, _ in source.studies]

@@ -48,7 +48,7 @@ _BATCH = 100
 
 _DIGEST, _SWEEP = "sdopt.digest", "sdopt.sweep"
 
-_SHORT = 12  # digits of a study's id where many are listed
+_SHORT = 12  # digits of a study's id in lists
 
 
 def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[str, bool]:
@@ -69,13 +69,13 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
     found = logged_run(client, experiment, result)
     if found is not None:
         return found, False
-    # What is there is half logged, or of a time when the study was not finished.
+    # The run found is incomplete, or older than the end of the study.
     _drop_all_but(client, experiment, result, ())
     parent = _log_parent(client, experiment, result, folder, tracking.images)
     children = [
         _log_variant(client, experiment, parent, result, variant, folder, tracking) for variant in result.variants
     ]
-    # A run whose making was not confirmed, because the server died of it, was made twice.
+    # A run exists twice if the server died before it confirmed the first one.
     _drop_all_but(client, experiment, result, (parent, *children))
     ended = time_of(result.finished, result.started)
     client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED", ended)
@@ -85,10 +85,10 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
 
 
 def update_verdicts(result: StudyResult, folder: Path, tracking: Tracking) -> str | None:
-    """Tells the runs of a study, where it was logged, what a gate said of it since.
+    """Updates the runs of a logged study with a gate's later verdicts.
 
     Returns:
-        the id of the study's run; None where it was not logged there.
+        the id of the study's run; None if it was not logged there.
 
     Raises:
         TrackingError: the server cannot be reached or refuses.
@@ -119,7 +119,7 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
         for name, value in tags.items():
             client.set_tag(run_id, name, value)
     if parent:
-        # What is logged there is this result again, so that nothing logs it a second time.
+        # The logged file must equal this result, so that nothing logs it a second time.
         client.set_tag(parent, _DIGEST, _digest(result))
     return parent, False
 
@@ -153,9 +153,9 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
 
 
 def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking) -> tuple[str, bool]:
-    """A run above the studies of a sweep, once, whose note is the table of them all; its id, and whether it is new.
+    """Logs a run above a sweep's studies, once, with their table as its note; returns its id, and whether it is new.
 
-    Its artifacts are the table, and the report where the folder has one.
+    Its artifacts are the table, and the report if the folder has one.
 
     Raises:
         TrackingError: the server cannot be reached or refuses.
@@ -167,8 +167,8 @@ def _log_sweep(
     client: "MlflowClient", studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking
 ) -> tuple[str, bool]:
     experiment = find_experiment(client, studies[0].name, tracking)
-    # Of the sweep's studies, and not of its folder, which may have been copied from another machine; a sweep that was
-    # resumed has some of them in common with what was logged of it before.
+    # Made from the sweep's studies, not from its folder, which may be a copy from another machine; a resumed sweep
+    # shares some studies with its earlier run.
     there = {
         run.info.run_id: run
         for study in studies
@@ -211,7 +211,7 @@ def log_report(
         replace: whether they take the place of artifacts of the same name.
 
     Returns:
-        The id of the run, or None where none is logged.
+        The id of the run, or None if none is logged.
 
     Raises:
         TrackingError: the server cannot be reached or refuses.
@@ -229,7 +229,7 @@ def log_report(
 
 
 def _run_of(client: "MlflowClient", study: StudyResult, swept: bool) -> str:
-    """The run of a study, or that above those of its sweep; "" where there is none."""
+    """Returns the run of a study, or the run above the studies of its sweep; "" if there is none."""
     experiment = client.get_experiment_by_name(study.name)
     if experiment is None:
         return ""
@@ -240,7 +240,7 @@ def _run_of(client: "MlflowClient", study: StudyResult, swept: bool) -> str:
 
 
 def logged_run(client: "MlflowClient", experiment: str, result: StudyResult) -> str | None:
-    """The parent run of this very result, logged as a whole."""
+    """Returns the parent run of exactly this result, if it was logged completely."""
     query = f"tags.`{STUDY}` = '{result.id}' and tags.`{_DIGEST}` = '{_digest(result)}'"
     runs = client.search_runs([experiment], query)
     return str(runs[0].info.run_id) if runs else None
@@ -261,7 +261,7 @@ def _log_parent(client: "MlflowClient", experiment: str, result: StudyResult, fo
     name = run_name(result, folder.name)
     run = client.create_run(experiment, started, study_tags(result), name).info.run_id
     log_params(client, run, study_parameters(result.config))
-    # Not the files, which may be older ones where the disk is full.
+    # Not from the files, which may be outdated if the disk is full.
     client.log_text(run, to_json(result).decode(), "result.json")
     client.log_text(run, config_yaml(result), "config.yaml")
     _log_reports(client, run, result, folder, images)
@@ -344,7 +344,7 @@ def _log_variant(
 
 
 def log_params(client: "MlflowClient", run: str, values: dict[str, Any]) -> None:
-    """Logs the parameters of a run, cut to what MLflow takes."""
+    """Logs the parameters of a run, cut to the length that MLflow accepts."""
     from mlflow.entities import Param
 
     params = [Param(name, str(value)[:_PARAM_LIMIT]) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""A search in MLflow: a run above one for each trial and above the study that judged the finalists."""
+"""Logs a search to MLflow: a run above the runs of its trials and above the study that judged the finalists."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SEARCH = "sdopt.search"
 
 @dataclass(frozen=True)
 class TrialRun:
-    """What the run of one trial says."""
+    """Content of the run of one trial."""
 
     name: str
     parameters: Mapping[str, str]
@@ -29,13 +29,13 @@ class TrialRun:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """What the run of a search says.
+    """Content of the run of a search.
 
     Attributes:
-        identity: the same for the same search, whoever logs it.
+        identity: id of the search, the same for everyone who logs it.
         experiment: the name of the MLflow experiment.
         name: of the run.
-        started: when the first trial was proposed, as an ISO date; "" where none was.
+        started: when the first trial was proposed, as an ISO date; "" if none was.
         note: Markdown, shown first.
         parameters: what was searched.
         files: go to its artifacts.
@@ -57,7 +57,7 @@ class SearchRun:
 
 
 def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking) -> str:
-    """Logs a search anew, in place of what was logged of it before; returns the id of its run.
+    """Logs a search, replacing its earlier runs; returns the id of its run.
 
     Args:
         search: what its runs say.

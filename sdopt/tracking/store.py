@@ -33,26 +33,26 @@ _COLUMNS = (
     *("metrics.`memory_ratio`", "metrics.`quality/psnr_db`", "metrics.`speedup`"),
     *("tags.`answer`", "tags.`model`", "tags.`steps`", "tags.`device`"),
 )
-"""Of the leaderboard, beside the name of a run."""
+"""Columns of the leaderboard, beside the name of a run."""
 
 _ATTEMPTS = 4
 
 _PASSING = ("database is locked", "OperationalError) table", "DuplicateTable")
-"""What a database says while another user's process writes it, or gives it its schema: locks are one user's own."""
+"""Errors of a database while another user's process writes it or creates its schema: locks cover only one user."""
 
 
 class TrackingError(UnavailableError):
-    """The tracker could not take a result, which is safe in its file."""
+    """The tracker could not store a result; the result is safe in its file."""
 
 
 def cause_of(error: Exception) -> str:
-    """Returns the line of an error that says what happened: SQLAlchemy puts how it came to it before."""
+    """Returns the line of an error that names the cause, which SQLAlchemy puts after other lines."""
     lines = [line for line in str(error).splitlines() if line and not line.startswith("(raised as a result of")]
     return lines[0] if lines else type(error).__name__
 
 
 def require_mlflow() -> None:
-    """Raises UsageError where mlflow is not installed: better before a measurement than after it."""
+    """Raises UsageError if mlflow is not installed; call it before measuring."""
     if find_spec("mlflow") is None:
         raise UsageError("tracking.kind=mlflow: mlflow is not installed; pip install mlflow, or choose tracking=none")
 
@@ -64,10 +64,10 @@ def import_in_background(tracking: Tracking) -> None:
 
 
 def require_store(tracking: Tracking) -> str | None:
-    """Looks, in moments and without MLflow, whether a store could take a result.
+    """Checks quickly, without importing MLflow, whether a store can take a result.
 
     Returns:
-        a warning where a server does not answer: it may be there again when the study has ended.
+        a warning if a server does not answer: it may answer again when the study has ended.
 
     Raises:
         UsageError: a local database cannot be written.
@@ -106,9 +106,9 @@ def _why_unwritable(path: Path) -> str | None:
 
 
 def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], tuple[str, bool]]) -> tuple[str, bool]:
-    """Does what logs to a store, one process at a time, and again where the database was locked by someone else.
+    """Runs a function that logs to a store, one process at a time; runs it again if another user locked the database.
 
-    Work that was done in part is found and replaced when it is done again.
+    The function must find and replace partial work of its earlier run.
 
     Raises:
         TrackingError: the server cannot be reached or refuses.
@@ -119,7 +119,7 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
     import mlflow  # noqa: F401
     from mlflow.exceptions import MlflowException
 
-    # A server takes many at once, and only the same study not twice; a database may still have to get its schema.
+    # A server takes many studies at once, but none twice; a database may still need its schema.
     with exclusive(study if is_server(tracking) else _place_of(tracking)):
         for attempt in range(_ATTEMPTS):
             try:
@@ -134,13 +134,13 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
 
 
 def _place_of(tracking: Tracking) -> str:
-    """Returns what names a store that is no server, wherever it is named from."""
+    """Returns an absolute name of a store that is not a server."""
     file = tracking.uri.removeprefix("sqlite:///")
     return tracking.uri if urlparse(file).scheme else str(Path(file).resolve())
 
 
 def store_exists(tracking: Tracking) -> bool:
-    """Whether a store may hold runs: a local database that is not there, or no MLflow, holds none."""
+    """Returns whether a store may hold runs: not if its local database is missing, or MLflow is not installed."""
     if find_spec("mlflow") is None:
         return False
     file = tracking.uri.removeprefix("sqlite:///")
@@ -148,12 +148,12 @@ def store_exists(tracking: Tracking) -> bool:
 
 
 def is_server(tracking: Tracking) -> bool:
-    """Whether a tracking server keeps the runs, rather than a database of one's own."""
+    """Returns whether a tracking server keeps the runs, rather than a local database."""
     return urlparse(tracking.uri).scheme in ("http", "https", "databricks")
 
 
 def shown_by(tracking: Tracking, run: str) -> str:
-    """What shows a run: the address of its leaderboard on a tracking server, or else the command that opens it."""
+    """Returns how to view a run: the address of its leaderboard on a tracking server, or the command that opens it."""
     store = [] if tracking.uri == Tracking().uri else [f"tracking.uri={tracking.uri}"]
     command = shlex.join(["sdopt", "ui", *store])
     if urlparse(tracking.uri).scheme not in ("http", "https"):
@@ -172,7 +172,7 @@ def _page(experiment: str) -> str:
 
 
 def ui_pages(tracking: Tracking) -> dict[str, str]:
-    """The page of each study in MLflow's UI, as a leaderboard, relative to the site.
+    """Returns the page of each study in MLflow's UI, as a leaderboard, relative to the site.
 
     Raises:
         TrackingError: the store cannot be opened.
@@ -190,7 +190,7 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
 
 
 def connect(tracking: Tracking) -> "MlflowClient":
-    """Opens the store. Raises TrackingError where it cannot be opened."""
+    """Opens the store. Raises TrackingError if it cannot be opened."""
     require_mlflow()
     # A dead server is reported after seconds, not after the minutes of MLflow's own patience.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -213,7 +213,7 @@ def connect(tracking: Tracking) -> "MlflowClient":
 
 
 def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> str:
-    """Returns the id of the experiment of that name, which is made where there is none."""
+    """Returns the id of the experiment of a name; creates it if there is none."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -236,6 +236,6 @@ def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> st
 
 
 def _experiment_tags() -> dict[str, str]:
-    """The tags by which MLflow's UI shows an experiment as a leaderboard of runs, rather than traces of agents."""
+    """Returns tags that make MLflow's UI show an experiment as a leaderboard of runs, rather than traces of agents."""
     view = {"selectedColumns": _COLUMNS, "orderByKey": "metrics.`speedup`", "orderByAsc": False}
     return {"mlflow.experimentKind": "custom_model_development", f"mlflow.sharedViewState.{_VIEW}": json.dumps(view)}

@@ -56,7 +56,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
     Args:
         images: embeddings (n, d).
         texts: embeddings (m, d), m ≥ n; the first n belong to the images, in order.
-        scale: logarithm of what cosines are multiplied by.
+        scale: logarithm of the factor of the cosines.
         same: bool (n, m), true where another image's text fits too: such a pair does not count.
     """
     import torch

@@ -135,7 +135,7 @@ Monotonic at every row of the table: {_verdict(verdicts)}
 
 
 def degradation_table(rows: Iterable[Degraded]) -> str:
-    """Returns a Markdown table of what `degradations` found."""
+    """Returns a Markdown table of the findings of `degradations`."""
     lines = [f"| degradation | extent | {' | '.join(TITLES[m] for m in METRICS)} |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
         digits = {"clip_score": 2, "fid": 3, "kid": 4, "cmmd": 3}

@@ -48,7 +48,7 @@ class Degraded:
     """The figures of one set of pictures, degraded in one way to one extent.
 
     Attributes:
-        way: what was done to the pictures.
+        way: the change that was made to the pictures.
         extent: how much, in words; the first row of each way is that of the untouched pictures.
         clip_score: mean of 100 · max(cosine, 0) over pictures and their captions (Hessel et al. 2021, scaled by 100).
         fid: Fréchet distance to the reference, over this CLIP's features; None if the pictures did not change.

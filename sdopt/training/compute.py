@@ -31,7 +31,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_precision(arithmetic: str, device: torch.device) -> str:
-    """Returns `fp32` or `bf16`: for `auto`, bf16 where the hardware multiplies it natively."""
+    """Returns `fp32` or `bf16`: for `auto`, bf16 if the hardware multiplies it natively."""
     import torch
 
     if arithmetic != "auto":

@@ -39,7 +39,7 @@ FLAGS_AND_COMPONENTS = (2, 9)
 
 @dataclass(frozen=True)
 class Record:
-    """One picture and what is known of it.
+    """One picture with its metadata.
 
     Attributes:
         concept: emojibase's hexcode; the unit by which captions are held out.

@@ -63,7 +63,7 @@ class Degradation:
 DEGRADATIONS = (
     Degradation("noise", "σ = {:g}", noisy, (0.02, 0.05, 0.1, 0.2), "noisy", (0.015, 0.3)),
     Degradation("blur", "σ = {:g} px", blurred, (0.5, 1.0, 1.5, 2.0), "blurred", (0.4, 3.0)),
-    # Not shown in training: what the CLIP learnt of noise and blur must carry over.
+    # Not shown in training: the CLIP's training on noise and blur must carry over.
     Degradation("down-up sampling", "{:g} px", resampled, (48, 32, 24, 16)),
     Degradation("colours turned", "{:g}°", turned, (20, 45, 90, 180), "false colours", (15, 345)),
 )

@@ -34,7 +34,7 @@ TARGETED = 10
 """The one of `NEAREST` that has a target."""
 
 Note = Callable[[str], None]
-"""Takes a few words on what is being done."""
+"""Receives a short text on the current step."""
 
 
 @dataclass(frozen=True)
@@ -221,5 +221,5 @@ def write_evaluation(figures: Sequence[Figure], judge: str, file: Path) -> None:
 
 
 def read_evaluation(file: Path) -> list[Figure]:
-    """Reads what `write_evaluation` wrote; returns nothing if there is no such file."""
+    """Reads what `write_evaluation` wrote; returns [] if there is no such file."""
     return [Figure(**entry) for entry in json.loads(file.read_text())["figures"]] if file.is_file() else []

@@ -39,7 +39,7 @@ DECODED_CAPTIONS = 48
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
-    """Builds the pipeline, in single precision, from what the stages left in the work folder.
+    """Builds the pipeline, in single precision, from the stages' files in the work folder.
 
     Raises:
         UsageError: a stage has not run.

@@ -130,7 +130,7 @@ def fit(
     """Trains `network` in place with AdamW and keeps the moving average of its weights in `average`.
 
     Args:
-        network: what to train.
+        network: the network to train.
         average: a copy of `network`; holds the averaged weights afterwards.
         loss: the loss of step i, a scalar with a graph; all its randomness must come from `generator(seed, …, i)`.
         schedule: how long and how fast.

@@ -56,7 +56,7 @@ def render(markup: str) -> np.ndarray:
     page.alpha_composite(picture, ((size - picture.width) // 2, (size - picture.height) // 2))
     white = Image.new("RGBA", (size, size), "white")
     white.alpha_composite(page)
-    # The colours are averaged on white, not beside their alpha: what is transparent has no colour of its own.
+    # The colours are averaged on white, not beside their alpha: transparent pixels have no colour of their own.
     layers = [*white.convert("RGB").split(), page.getchannel("A")]
     small = [np.asarray(layer.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)) for layer in layers]
     return np.stack(small, axis=-1)

@@ -27,7 +27,7 @@ PRODUCTS = {"data": "records.json", "tokenizer": "tokenizer.json"}
 
 
 def run(config: TrainReferenceConfig) -> None:
-    """Runs one stage, or all of them. Each reads what the stages before it left in `config.folder`.
+    """Runs one stage, or all of them. Each reads the files that earlier stages left in `config.folder`.
 
     With `resume`, `stage=all` keeps a data set and a tokenizer that are there, and each training continues from its
     checkpoint.

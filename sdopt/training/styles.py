@@ -27,7 +27,7 @@ class Style:
 
     Attributes:
         name: of the weights file.
-        title: what the drawings are called.
+        title: the name of the drawings.
         package: where they come from.
         address: of the project that made them.
         names: what the icons are called after, `label` (today's English name) or `unicode` (the character's).
@@ -78,7 +78,7 @@ STYLES = (
 
 
 def letters(name: str) -> str:
-    """Returns a name without what vendors spell differently: case, spaces, hyphens."""
+    """Returns a name without the differences between vendors' spellings: case, spaces, hyphens."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

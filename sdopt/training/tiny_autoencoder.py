@@ -71,7 +71,7 @@ def train_tiny_autoencoder(
     done = train(config, options, network, average, loss, folder, title="tiny autoencoder")
     finished = build_tiny_autoencoder()
     finished.load_state_dict(average.state_dict())
-    # What ships is rounded, so what is measured is too.
+    # The shipped weights are rounded, so the measured ones are rounded, too.
     finished.eval().requires_grad_(False).half()
     finished.save_pretrained(folder / "model")
     figures = {
@@ -87,7 +87,7 @@ def train_tiny_autoencoder(
 def prepare_lessons(
     config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
 ) -> tuple[np.ndarray, Tensor, Tensor, np.ndarray]:
-    """Computes what the teacher makes of every training picture, once: running it costs more than training.
+    """Computes the teacher's outputs for every training picture once, because running it costs more than training.
 
     Returns:
         Each picture `VIEWS` times, on white or on a random colour, uint8 (n, 64, 64, 3); its scaled latents, float32

@@ -1,4 +1,4 @@
-"""The gate on trial: options that do harm and say they do not, and pairs that differ by chance alone."""
+"""Puts the gate on trial: with options that do harm and deny it, and with pairs that differ by chance alone."""
 
 from pathlib import Path
 

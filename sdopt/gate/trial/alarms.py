@@ -1,4 +1,4 @@
-"""False alarms: independent A/A trials, each a study of its own with one option that changes nothing that matters.
+"""Counts false alarms: in independent A/A trials, each a study of its own with one harmless option.
 
 Each trial has processes and noise of its own, so that a rate with a bound can be given. Trials that share a pool of
 processes are not independent: three processes a side can be labelled in eight ways, however often they are drawn; nor
@@ -15,7 +15,7 @@ from sdopt.results.files import read_result
 from sdopt.results.records import Verdict
 
 CANDIDATES = ('["+trial=nothing"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')
-"""What the trials have in turn, as Hydra reads it: an option that declares itself exact, equivalent, or lossy."""
+"""The options of the trials, in turn, as Hydra overrides: each declares itself exact, equivalent, or lossy."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Alarms:
     contract: str
     verdicts: tuple[Verdict, ...]
     reasons: tuple[str, ...]
-    """Of those that failed, each with its folder."""
+    """The trials that failed, each with its folder."""
 
     def count(self, verdict: Verdict) -> int:
         """Returns how many trials ended with a verdict."""
@@ -33,7 +33,7 @@ class Alarms:
 
     @property
     def highest_rate(self) -> float:
-        """The one-sided 95 % bound of the rate of false alarms (Clopper and Pearson); 1 where no trial was judged."""
+        """The one-sided 95 % bound of the rate of false alarms (Clopper and Pearson); 1 if no trial was judged."""
         if not self.verdicts:
             return 1.0
         high = share_bounds(self.count(Verdict.FAIL), len(self.verdicts), 0.95).high
@@ -42,7 +42,7 @@ class Alarms:
 
 
 def count_alarms(folders: Sequence[Path]) -> list[Alarms]:
-    """Returns what a gate said of the A/A trials in some folders, by the contract that was declared, and of all."""
+    """Returns a gate's verdicts on the A/A trials in some folders, by declared contract, and for all."""
     verdicts: dict[str, list[Verdict]] = {}
     reasons: dict[str, list[str]] = {}
     for folder in folders:

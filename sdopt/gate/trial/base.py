@@ -1,6 +1,6 @@
-"""What all sabotages have in common: a declared promise that they break, and the rules that should catch them.
+"""Base classes of all sabotages: each declares a promise that it breaks, and the rules that should catch it.
 
-Each shows evidence as an honest option would: it does take effect.
+Each shows evidence like an honest option, because it does take effect.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from sdopt.schema import bounded
 
 @dataclass(frozen=True)
 class Sabotage(Optimization):
-    """What all have in common: a declared promise, and the claim that goes with it."""
+    """Base class of all sabotages: a declared promise, and the claim that goes with it."""
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
     promise: str = bounded("lossy", choices=tuple(Contract))
     claim: str = ""
     caught_by: str = ""
-    """Rules of which one should not let it pass, by metric or name, with bars between."""
+    """Rules of which at least one should not pass it, by metric or name, separated by bars."""
 
     @property
     @override
@@ -43,7 +43,7 @@ class Sabotage(Optimization):
 
 @dataclass(frozen=True)
 class Retouch(Sabotage):
-    """Changes images after they were decoded. What it would draw can be made of what the baseline drew."""
+    """Changes images after they were decoded, so that its images can be made from the baseline's."""
 
     def retouch(self, images: Tensor, numbers: range) -> Tensor:
         """Returns images, (n, 3, height, width) in −1…1, as they come out.

@@ -1,4 +1,4 @@
-"""Says whether a gate caught a sabotage: it failed it, or left open what it does not leave open of an honest option."""
+"""Decides whether a gate caught a sabotage: a rule failed it, or did not pass it but passes an honest option."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
 
 @dataclass(frozen=True)
 class Caught:
-    """What the gate made of one sabotage, or of an honest option.
+    """The gate's verdict on one sabotage, or on an honest option.
 
     Attributes:
-        name: of the variant.
-        title: of its class of harm.
-        contract: what it declared.
-        verdict: of the gate.
+        name: the variant's name.
+        title: title of its class of harm.
+        contract: the contract that it declared.
+        verdict: the gate's verdict.
         by: names of the rules that caught it: those that failed, or were not passed by it and by an honest option of
             the same contract were.
-        expected: those of which one should be among them; empty where any is as good.
-        effect: the estimate of the first of them over its margin; None where it has none.
+        expected: those of which one should be among them; empty if any is as good.
+        effect: the estimate of the first of them over its margin; None if it has none.
         honest: whether it does no harm: then no rule may fail it.
     """
 
@@ -37,7 +37,7 @@ class Caught:
 
     @property
     def fits(self) -> bool:
-        """Whether a sabotage was caught for a reason that fits, and an honest option was not failed."""
+        """Whether a sabotage was caught by an expected rule, or an honest option was not failed."""
         if self.honest:
             return self.verdict is not Verdict.FAIL
         return bool(self.by) and (not self.expected or bool({*self.by} & {*self.expected}))
@@ -51,14 +51,14 @@ def caught(
     shared: Sequence[Ruling] | None,
     expected: str = "",
 ) -> Caught:
-    """Returns what the rulings on a variant mean.
+    """Derives from the rulings on a variant whether it was caught.
 
     Args:
         name: of the variant.
         title: of its class of harm.
         contract: what it declared.
         rulings: of the gate.
-        shared: those on an honest option of the contract; None where the variant is one itself.
+        shared: those on an honest option of the contract; None if the variant is one itself.
         expected: rules of which one should catch it, with bars between.
     """
     open_too = {_rule(ruling) for ruling in shared or [] if ruling.verdict is not Verdict.PASS}
@@ -80,7 +80,7 @@ def caught(
 
 
 def timed_variants(result: StudyResult) -> list[Caught]:
-    """Returns what the gate said of each variant of a judged study; what should catch it is a key of its option.
+    """Returns the gate's verdict on each variant of a judged study; a key of its option names the rules to catch it.
 
     An option of none of the trial's classes, and one of `honest`, is honest.
     """
@@ -107,7 +107,7 @@ def _is_honest(variant: VariantResult) -> bool:
 
 
 def _rule(ruling: Ruling) -> str:
-    """A rule by its metric's family, or by its own name."""
+    """Returns a rule's name: its metric's family, or its own name."""
     if not ruling.metric:
         return ruling.rule
     name = ruling.metric.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Draws what sabotaged and honest options would draw, without timing them: from the prompts and noise of a study.
+"""Draws the images of sabotaged and honest options without timing them, from the prompts and noise of a study.
 
 A variant of a study has three processes and dozens of timed calls; what only changes images needs a few calls in
 batches. The draws are those of the study, made by the worker's own code.
@@ -43,7 +43,7 @@ def draw(
     folder: Path,
     note: Callable[[str], None] = lambda name: None,
 ) -> dict[str, list[ImageRecord]]:
-    """Draws the images of each drawing, in one process after the other's pipeline is gone.
+    """Draws the images of all drawings one after the other, in one process.
 
     Args:
         context: starts the process.
@@ -98,5 +98,5 @@ def _drawn(
 
 
 def folder_of(name: str) -> str:
-    """Returns the name of a drawing as that of a folder."""
+    """Returns the name of a drawing's folder."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

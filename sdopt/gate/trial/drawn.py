@@ -1,4 +1,4 @@
-"""Judges sabotages that harm images alone, by what they draw: untimed, beside an honest option of each contract.
+"""Judges sabotages that harm only images, by untimed images, beside an honest option of each contract.
 
 Their times are those of the A/A control, so that rules on time and memory say of them what they say of two equal
 baselines. What the honest option of a contract leaves open, from the same images on, counts for nothing.
@@ -33,14 +33,14 @@ from sdopt.worker.draws import LATENTS
 from sdopt.worker.forkserver import StartContext
 
 PLAIN = "the baseline"
-"""What everything drawn is held against: drawn by the same process."""
+"""The plain images that all others are compared with, drawn by the same process."""
 
 CONTROLS: dict[Contract, tuple[str, dict[str, Optimization]]] = {
     Contract.EXACT: ("the baseline again", {}),
     Contract.EQUIVALENT: ("attention summed in another order", {"trial": Reordered()}),
     Contract.LOSSY: ("precision=bf16, drawn", {"precision": Precision(weights="bfloat16")}),
 }
-"""For each contract an honest option, by the name of its row."""
+"""An honest option for each contract, by the name of its row."""
 
 
 def judge_drawn(
@@ -111,7 +111,7 @@ class _Trial:
     def rulings(
         self, name: str, contract: Contract, images: list[ImageRecord], options: Mapping[str, Optimization]
     ) -> list[list[Ruling]]:
-        """Returns what each gate says of the images of some options that promise a contract."""
+        """Returns each gate's rulings on the images of some options that promise a contract."""
         pictures = Pictures(self._folder, images)
         candidate = replace(
             self._control,
@@ -166,7 +166,7 @@ def _draw_all(
 
 
 def retouched(option: Retouch, folder: Path, plain: list[ImageRecord], place: str) -> list[ImageRecord]:
-    """Returns the images that an option would draw that changes decoded images: made of the plain ones."""
+    """Returns the images of an option that changes decoded images, made from the plain ones."""
     pictures = Pictures(folder, plain)
     decoded = torch.from_numpy(pictures.images).permute(0, 3, 1, 2).float() / 127.5 - 1
     changed = option.retouch(decoded, range(len(decoded)))

@@ -1,4 +1,4 @@
-"""Honest options beside the sabotages: what they leave open, a sabotage is not caught by."""
+"""Honest options beside the sabotages: a rule that does not pass them cannot catch a sabotage."""
 
 from dataclasses import dataclass
 

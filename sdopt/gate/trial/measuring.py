@@ -1,4 +1,4 @@
-"""Optimizations that cheat where time and memory are measured: what is timed is not what draws images, or not all.
+"""Optimizations that cheat in measurements of time and memory: the timed work is not, or not all, of the drawing.
 
 Their images are in order, or look so in the calls of the quality pass.
 """
@@ -52,7 +52,7 @@ class Called(Sabotage):
 
 
 class _Later:
-    """Images that are computed where somebody reads them."""
+    """Images that are computed when they are read."""
 
     def __init__(self, draw: Callable[[], Any]) -> None:
         self._draw = draw
@@ -122,7 +122,7 @@ class LessPreciseAtFirst(AtFirst):
 
 @dataclass(frozen=True)
 class Remembers(Sabotage):
-    """What was drawn of a prompt is given again where the same is asked for."""
+    """Returns a prompt's earlier images again if the same call is made."""
 
     @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:

@@ -44,12 +44,12 @@ _SPEED_SCALES: Spec = {
         "scale": {"domain": list(_SPEEDS.values()), "range": ["triangle-right", "circle", "triangle-left"]},
     },
 }
-"""Colour and shape say the same."""
+"""Colour and shape encode the same."""
 
 _NUMBERS = (Column("speed-up", "figure", 136),)
 
 _DETAILS = (*_NUMBERS, Column("memory", "memory", 128), Column("images", "quality", 96), Column("verdict", "worth", 80))
-"""What a picture says beside the plot, because it stands alone."""
+"""Texts that a picture shows beside the plot, because it stands alone."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Step:
 
 
 def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
-    """Draws the speed-ups at each shape with their intervals, the largest first; None where no comparison has one.
+    """Draws the speed-ups at each shape with their intervals, the largest first; None if no comparison has one.
 
     Args:
         result: the study.
-        detailed: whether memory, images and verdict stand beside the speed-up.
+        detailed: whether to show memory, images and verdict beside the speed-up.
     """
     rows = [at for row in figures_of(result) for at in row.shapes if at.speedup]
     if not rows:
@@ -105,7 +105,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    # Each shape has a floor of its own, by which the colours go.
+    # Each shape has a floor of its own, which decides the colours.
     floor = None if several else result.floor
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_around(floor)])}
@@ -132,12 +132,12 @@ def _around(floor: float | None) -> tuple[float, ...]:
 
 
 def _listed(data: Sequence[Mapping[str, object]]) -> str:
-    """The figures of a plot in a line, for those who do not see it."""
+    """Returns the figures of a plot in one line, for screen readers."""
     return "; ".join(f"{row['name']} {row['figure']}" for row in data)
 
 
 def _floor_layers(floor: float) -> list[Spec]:
-    """A band in which two identical baselines differed."""
+    """Returns the layers of a band: the range by which two identical baselines differed."""
     band = {"low": 1 / floor, "high": floor, "floor": f"±{100 * (floor - 1):.1f} %"}
     return [
         {
@@ -153,7 +153,7 @@ def _floor_layers(floor: float) -> list[Spec]:
 
 
 def _dots(rows: Rows, x: Spec, told: Mapping[str, str]) -> list[Spec]:
-    """A line at 1, an interval and a dot for each row."""
+    """Returns the layers of a line at 1, and of an interval and a dot for each row."""
     return [
         {
             "data": {"values": [{"one": 1}]},
@@ -176,7 +176,7 @@ def _dots(rows: Rows, x: Spec, told: Mapping[str, str]) -> list[Spec]:
 
 
 def steps_of(result: StudyResult) -> list[Step]:
-    """The steps of a cumulative study: each begins where the one before it ended, unless that was not measured."""
+    """Returns the steps of a cumulative study: each begins where the previous one ended, if that was measured."""
     steps: list[Step] = []
     for row in figures_of(result):
         if row.speedup is not None and row.variant.role != "control":
@@ -187,7 +187,7 @@ def steps_of(result: StudyResult) -> list[Step]:
 
 
 def waterfall(result: StudyResult) -> Spec | None:
-    """Draws how the speed-ups of a cumulative study add up, each with its own interval; None where none was timed."""
+    """Draws how the speed-ups of a cumulative study add up, each with its own interval; None if none was timed."""
     steps = steps_of(result)
     if not steps:
         return None
@@ -246,7 +246,7 @@ def waterfall(result: StudyResult) -> Spec | None:
 
 
 def main_effects(result: StudyResult) -> Spec | None:
-    """Draws the main effects of a factorial study, the largest first; None where there is none."""
+    """Draws the main effects of a factorial study, the largest first; None if there is none."""
     found = [(effect, effect.speedup) for effect in result.effects if effect.speedup and len(effect.options) == 1]
     if not found:
         return None
@@ -267,14 +267,14 @@ def main_effects(result: StudyResult) -> Spec | None:
 
 
 def _side(found: Interval) -> int:
-    """1 where the whole interval is above 1, -1 where it is below, else 0."""
+    """Returns 1 if the whole interval is above 1, -1 if it is below, else 0."""
     if found.low is None or found.high is None or found.low <= 1 <= found.high:
         return 0
     return 1 if found.low > 1 else -1
 
 
 def interactions(result: StudyResult) -> Spec | None:
-    """Draws the map of a factorial study's interactions, main effects on the diagonal; None where there is none."""
+    """Draws the map of a factorial study's interactions, main effects on the diagonal; None if there is none."""
     effects = [effect for effect in result.effects if effect.speedup or effect.aliased_with]
     names = list(dict.fromkeys(name for effect in effects for name in effect.options))
     if not any(len(effect.options) == 2 for effect in effects):
@@ -328,7 +328,7 @@ def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, object]:
 
 
 def break_even_plot(result: StudyResult) -> Spec | None:
-    """Draws after how many images each variant has repaid its start; None where none that is slower to start ever has.
+    """Draws after how many images each variant has repaid its start; None if no variant with a slower start ever does.
 
     A variant whose start costs no more than a call of its reference is left out.
     """
@@ -358,7 +358,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
     top = 2 * max(ends)
     for row in data:
-        # An interval that includes no gain has no end: it reaches the edge of the plot.
+        # An interval that includes a ratio of 1 has no upper end: it reaches the edge of the plot.
         row["reach"] = top if row.pop("open") == math.inf else row["high"]
     x: Spec = {
         "type": "quantitative",

@@ -1,4 +1,4 @@
-"""What all plots have in common: colours, axes, rows with names, and how a specification becomes a PNG.
+"""Common parts of all plots: colours, axes, rows with names, and drawing a specification as a PNG.
 
 A specification holds no colour of the page around it: text and lines have the colours `INK`, `MUTED` and `LINE`, which
 the report's style sheet replaces where the reader's screen is dark.
@@ -24,19 +24,19 @@ BLUE, VERMILION, GREY, PURPLE, GREEN, AMBER, SKY = (
 Spec = dict[str, Any]
 
 SAID: Spec = {"field": "said"}
-"""The encoding of what a screen reader says of a mark, a field of all data that are drawn as marks with figures."""
+"""The encoding of a screen reader's text for a mark: a field of all data that are drawn as marks with figures."""
 
 ROW = 46
-"""Height of a row of a plot, with the name above what is drawn."""
+"""Height of a row of a plot, including the name above the marks."""
 
 _V8_BYTES = 80 * 2**30
-"""V8 reserves 64 GiB of addresses, whatever it uses of them."""
+"""V8 reserves 64 GiB of address space, however little it uses."""
 
 _DRAWN, _NAMED = 0.18, -0.24
-"""Where in its row something is drawn, and where its name stands; the middle of the row is 0."""
+"""Vertical positions of the marks and of the name in a row; the middle of the row is 0."""
 
 _NAME_LENGTH = 58
-"""Letters of a name that fit a phone."""
+"""Number of a name's letters that fit on a phone."""
 
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
@@ -55,7 +55,7 @@ _CONFIG: Spec = {
         "domain": False,
         "tickColor": LINE,
     },
-    # Beside figures in columns a title is longer than its axis.
+    # Beside columns of figures, a title is longer than its axis.
     "axisX": {"titleAnchor": "start"},
     "legend": {
         "labelColor": INK,
@@ -84,10 +84,10 @@ ZOOM: Spec = {
 
 
 _TEXT: Spec = {"type": "text", "align": "left", "baseline": "middle", "clip": False, "aria": False}
-"""Of a name or a figure: what it says, the description of the whole plot says too."""
+"""Properties of a name or a figure: hides it from screen readers, because the plot's description repeats it."""
 
 BARS: Spec = {"symbolType": "square", "symbolStrokeWidth": 8, "symbolSize": 40}
-"""The symbols of a legend beside bars."""
+"""The legend's symbols for bars."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Rows:
-    """A plot with a row for each thing that is compared: its name stands above what is drawn, its figures beside.
+    """A plot with one row per item: its name stands above the marks, its figures beside them.
 
     Attributes:
         data: a record for each row, top first; `name` is its name.
@@ -127,7 +127,7 @@ class Rows:
 
     @property
     def y(self) -> Spec:
-        """The encoding of what is drawn in a row."""
+        """The vertical encoding of the marks in a row."""
         return self._y("at")
 
     def _y(self, name: str) -> Spec:
@@ -135,7 +135,7 @@ class Rows:
         return {"field": name, "type": "quantitative", "scale": scale, "axis": None}
 
     def spec(self, layers: Sequence[Spec], summary: str) -> Spec:
-        """Puts layers, of which the first ones lie below, with the names and figures of the rows."""
+        """Returns the specification of layers, the lowest one first, with the names and figures of the rows."""
         name: Spec = {
             "mark": _TEXT,
             "encoding": {"x": {"value": 0}, "y": self._y("named"), "text": {"field": "label"}},
@@ -167,17 +167,17 @@ class Rows:
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Spec]:
-    """The encoding of what is told of a mark, by field of the data and with its title."""
+    """Returns the encoding of a mark's tooltip, from titles by field of the data."""
     return [{"field": name, "title": title} for name, title in titles.items()]
 
 
 def shortened(name: str) -> str:
-    """A name as a row shows it, cut where it is longer than a phone is wide."""
+    """Returns a name as a row shows it, cut if it is wider than a phone."""
     return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
 
 
 def ratio_axis(title: str, values: Sequence[float], unit: str = "×") -> Spec:
-    """The scale and axis of ratios around 1: logarithmic, so that a gain and a loss of one factor are as long."""
+    """Returns a logarithmic scale and axis of ratios around 1: a gain and a loss of one factor are equally long."""
     low, high = min([*values, 1.0]), max([*values, 1.0])
     margin = max(0.08 * math.log(high / low), 0.02)
     return {
@@ -197,7 +197,7 @@ def ratio_axis(title: str, values: Sequence[float], unit: str = "×") -> Spec:
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round figures on a logarithmic axis, 1 among them; powers of ten where it spans more than a decade."""
+    """Returns round figures for a logarithmic axis, including 1; powers of ten if it spans more than a decade."""
     if math.log10(high / low) > 1:
         return [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     step = next((step for step in _STEPS if (high - low) / step <= _TICKS), _STEPS[-1])
@@ -206,7 +206,7 @@ def ratio_ticks(low: float, high: float) -> list[float]:
 
 
 def whole(spec: Spec, width: int | None = None) -> Spec:
-    """A specification with all that it needs to be drawn: as wide as its container, or as so many pixels."""
+    """Returns a complete specification, as wide as its container or as the given number of pixels."""
     return {
         "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE.partition('.')[0]}.json",
         "width": "container" if width is None else width,
@@ -224,7 +224,7 @@ def picture(spec: Spec, width: int = 900) -> bytes:
 
 
 def engine() -> Any:
-    """Returns vl-convert. Raises UnavailableError where its V8 would end this process for lack of address space."""
+    """Returns vl-convert. Raises UnavailableError if its V8 would end this process for lack of address space."""
     require_address_space("plots", _V8_BYTES)
     import vl_convert  # large: a machine that only measures may do without
 

@@ -35,7 +35,7 @@ _CALL_FACTS = {
     "others": "taken by others",
     "kind": "the call",
 }
-"""What is told of a call, by field of the data."""
+"""Tooltip of a call: titles by field of the data."""
 
 _WHO = {"chosen variant": VERMILION, "baseline": INK, "others": GREY}
 
@@ -47,14 +47,14 @@ _STAGES = {
 }
 
 _FURTHER = (PURPLE, VERMILION, GREY)
-"""Colours of stages that a pipeline of its own has."""
+"""Colours of further stages, which a user's own pipeline may have."""
 
 
 def rounds_plot(result: StudyResult) -> Spec | None:
-    """Draws every timed call by its round: the baseline, one variant that the reader chooses, and the rest behind.
+    """Draws every timed call by its round: the baseline, a variant that the reader chooses, and the others behind.
 
     Returns:
-        None where nothing was timed.
+        None if nothing was timed.
     """
     calls = _calls(result)
     if not calls:
@@ -147,13 +147,13 @@ def _who(baseline: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string in Vega's expression language."""
+    """Returns a text as a string of Vega's expression language."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     return f"'{escaped}'"
 
 
 def _calls(result: StudyResult) -> list[dict[str, object]]:
-    """A record for each timed call, in the order of the rounds; sessions follow each other."""
+    """Returns a record for each timed call, in the order of sessions and rounds."""
     timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.latency_s]
     begins, total = {}, 0
     for session in sorted({measurement.session for _, measurement in timed}):
@@ -184,7 +184,7 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
 
 
 def distribution_plot(result: StudyResult) -> Spec | None:
-    """Draws the calls that decide, and the latency with its interval, the shortest first; None where none was timed."""
+    """Draws the calls that count, and the latency with its interval, the shortest first; None if none was timed."""
     rows = [row for row in figures_by_variant(result).values() if row.latency and row.variant.samples]
     if not rows:
         return None
@@ -240,7 +240,7 @@ def distribution_plot(result: StudyResult) -> Spec | None:
 
 
 def stages_plot(result: StudyResult) -> Spec | None:
-    """Draws what the stages of a call take, one after the other; None where stages were not measured."""
+    """Draws the times of the stages of a call, one after the other; None if stages were not measured."""
     rows = [row for row in figures_by_variant(result).values() if row.stages_ms and row.variant.role != "control"]
     if not rows:
         return None
@@ -294,7 +294,7 @@ def limit_plot(result: StudyResult) -> Spec | None:
     """Draws the share of the device's peak rate that each variant reached, or the rate where the peak is not known.
 
     Returns:
-        None where operations were not counted.
+        None if operations were not counted.
     """
     found = [
         (row.variant, row.compute)

@@ -1,4 +1,4 @@
-"""The plot of speed against what it costs in the images, with memory as size and the verdict as colour."""
+"""Plots speed against the loss of image quality, with memory as size and the verdict as colour."""
 
 import math
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ _FACTS = {
     "loss_text": "images",
     "memory_text": "memory",
 }
-"""What is told of a point, by field of the data."""
+"""Tooltip of a point: titles by field of the data."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Tradeoff:
     Attributes:
         metric: its heading, with its unit and its better direction.
         spec: the plot; points bear numbers.
-        legend: what each number stands for, with its verdict.
+        legend: the variant of each number, with its verdict.
     """
 
     metric: str
@@ -119,7 +119,7 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
 
 
 def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
-    """The value of a metric; infinity where the images are the same and the metric has no figure for that."""
+    """Returns the value of a metric; infinity if the images are equal and the metric has no figure for that."""
     family, score = family_of(metric), row.scores.get(metric)
     if is_baseline and family.needs_pair:
         return math.inf if metric == "psnr_db" else 1.0 if family.higher_is_better else 0.0
@@ -141,7 +141,7 @@ def _speed(row: Figures, relative: bool, is_baseline: bool) -> float | None:
 
 
 def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> Spec:
-    """The axis of a metric, on which the loss grows to the right; "same" stands at its left end."""
+    """Returns the axis of a metric, on which the loss grows to the right; "same" stands at its left end."""
     family = family_of(metric)
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
     reverse = bool(family.higher_is_better)
@@ -163,7 +163,7 @@ def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> Spec:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Round figures between two others, at most four."""
+    """Returns at most four round figures between two others."""
     step = next((step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100)
     return [float(value) for value in range(step * math.ceil(low / step), math.floor(high) + 1, step)]
 
@@ -223,7 +223,7 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
 
 
 def _front(points: list[dict[str, Any]], higher_is_better: bool, relative: bool) -> list[dict[str, float]]:
-    """The points than which none is both faster and better: the Pareto front, from the best images on."""
+    """Returns the Pareto front, from the best images on: the points for which no other is both faster and better."""
 
     def rank(point: dict[str, Any]) -> tuple[float, float]:
         return (-1 if higher_is_better else 1) * point["loss"], (-1 if relative else 1) * point["speed"]

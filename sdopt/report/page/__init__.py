@@ -1,1 +1,1 @@
-"""The report of a study as one page: what it says (`sections`), and how it is written, in HTML and in Markdown."""
+"""The report of a study as one page: its content (`sections`), written as HTML and as Markdown."""

@@ -1,4 +1,4 @@
-"""What a report is made of: sections of blocks, which HTML and Markdown write each in its own way."""
+"""The parts of a report: sections of blocks, which are written as HTML and as Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from sdopt.report.charts.spec import Spec
 
 @dataclass(frozen=True)
 class Prose:
-    """Sentences that follow each other; `strong` ones are what the reader came for."""
+    """A paragraph of sentences; a `strong` one holds the main result."""
 
     text: str
     strong: bool = False
@@ -23,7 +23,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy, with what they do."""
+    """Lines to copy, with their purpose."""
 
     title: str
     lines: Sequence[str]
@@ -50,10 +50,10 @@ class Chart:
     """A plot, with several views if the reader may choose what it shows.
 
     Attributes:
-        views: what a view shows, and its specification.
-        choice: what the reader chooses among the views.
-        caption: what to see in it.
-        legend: what its numbers stand for, with a verdict each.
+        views: name and specification of each view.
+        choice: label of the choice among the views.
+        caption: explains the plot.
+        legend: the meaning of its numbers, with a verdict each.
         file: the picture in the run's folder that shows the same; "" if there is none.
     """
 

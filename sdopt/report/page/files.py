@@ -12,7 +12,7 @@ HTML, MARKDOWN = "report.html", "report.md"
 
 
 def write_page(page: Page, folder: Path) -> list[Path]:
-    """Writes `report.html` and `report.md`; returns their paths. Raises UnavailableError where that is impossible."""
+    """Writes `report.html` and `report.md`; returns their paths. Raises UnavailableError if that is impossible."""
     contents = {HTML: html_page(page), MARKDOWN: markdown_page(page)}
     try:
         folder.mkdir(parents=True, exist_ok=True)

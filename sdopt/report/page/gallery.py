@@ -1,4 +1,4 @@
-"""The images of a study for its page: those that differ most from their reference's first, as small as they may be."""
+"""The images of a study for its page: those that differ most from their reference's first, in few bytes."""
 
 import base64
 import math
@@ -23,7 +23,7 @@ _EDGE = 384
 _PROMPTS = 12
 
 _ORDER = ("lpips", "perceptual", "mse")
-"""Distances to the reference by which prompts are ordered, the first that there is, by how its name begins."""
+"""Prefixes of the names of distances to the reference; the first one available orders the prompts."""
 
 
 def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
@@ -35,7 +35,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         budget: bytes of the page that they may take.
 
     Returns:
-        None where the baseline has no images, or the folder has not got them.
+        None if the baseline has no images, or they are not in the folder.
     """
     baseline = result.variant(result.baseline)
     others = [variant for variant in result.candidates if variant.images]
@@ -65,7 +65,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
 
 
 def has_images(result: StudyResult, folder: Path) -> bool:
-    """Whether the images that a study drew, if any, are in a folder; the first of each variant stands for all."""
+    """Returns whether a study's images, if it has any, are in a folder; checks only the first of each variant."""
     return all(inside(folder, variant.images[0].path).is_file() for variant in result.variants if variant.images)
 
 
@@ -76,7 +76,7 @@ def _prompts(variant: VariantResult) -> list[int]:
 def _losses(
     result: StudyResult, variants: Sequence[VariantResult], prompts: Sequence[int]
 ) -> tuple[str, dict[tuple[str, int], float]]:
-    """The metric that orders, and its value by variant and prompt."""
+    """Returns the metric that orders the prompts, and its values by variant and prompt."""
     scores: dict[str, dict[str, Score]] = {
         variant.name: edge.quality for variant in variants if (edge := result.first_comparison(variant.name))
     }
@@ -124,7 +124,7 @@ def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
 
 
 def _uri(path: Path) -> str:
-    """An image as WebP within a page: small ones keep each pixel, large ones are scaled."""
+    """Returns an image as a WebP data URI: small images keep each pixel, large ones are scaled."""
     stream = BytesIO()
     small = open_image(path).convert("RGB")
     if max(small.size) <= _LOSSLESS_UP_TO:

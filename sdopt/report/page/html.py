@@ -36,7 +36,7 @@ _GLYPHS = {
     "not run": "–",
     "no figure": "–",
 }
-"""What says a verdict beside its colour; a status that is not here is a failure."""
+"""Symbols that show a verdict besides its colour; a status without a symbol is a failure."""
 
 _KINDS = {"✓": "good", "?": "open", "✗": "bad", "⚠": "broken", "■": "plain", "–": "plain"}
 
@@ -46,7 +46,7 @@ def html_page(page: Page) -> bytes:
     plots = _plots(page)
     scripts = [_library()] if plots else []
     scripts.append(_asset("page.js"))
-    # Only these scripts may run: a text of a stranger that slipped through could not.
+    # Only these scripts may run; a script in an unescaped text of somebody else could not.
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes} 'unsafe-eval'"
     text = _environment().get_template("page.html.j2").render(
@@ -60,14 +60,14 @@ def html_page(page: Page) -> bytes:
 
 
 def _plots(page: Page) -> list[Spec]:
-    """All specifications in the order in which the template counts them."""
+    """Returns all specifications, in the order in which the template counts them."""
     charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
     own = [whole(spec) for chart in charts for _, spec in chart.views]
     return own + [plot for study in page.studies for plot in _plots(study)]
 
 
 def _embedded(plots: list[Spec]) -> Markup:
-    """Data within a script element, which no text in it can end."""
+    """Returns data for a script element, escaped so that no text in it can end the element."""
     text = json.dumps(plots, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))
 
@@ -97,13 +97,13 @@ _FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|GiB|GB|dB|T
 
 
 def _figure(text: str) -> tuple[str, str, str]:
-    """Of a cell that holds a figure: it, and its interval or ratio; of any other its text, as the third."""
+    """Returns a cell's figure and its interval or ratio; for a cell without a figure, its text in third place."""
     found = _FIGURE.fullmatch(text)
     return (found[1], found[2] or "", "") if found else ("", "", text)
 
 
 def _code(text: str) -> Markup:
-    """Text in which what stands between backticks is code."""
+    """Returns HTML of a text, with the parts between backticks as code."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -118,15 +118,15 @@ def _asset(name: str) -> str:
 
 @cache
 def _library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, which vl-convert takes two seconds to bundle: so it is kept."""
+    """Returns Vega, Vega-Lite and Vega-Embed as one script; cached, because bundling takes vl-convert two seconds."""
     cached = cache_folder() / "sdopt"
     file = cached / f"vega-{VEGA_LITE}-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return file.read_text(encoding="utf-8")
-    # A page's parser ends a script at this word, wherever in it the word stands.
+    # An HTML parser ends a script at this word, wherever it stands.
     bundle: str = engine().javascript_bundle(vl_version=VEGA_LITE)
     script = bundle.replace("</script", "<\\/script")
-    with suppress(OSError):  # a folder that cannot be written costs the time once more
+    with suppress(OSError):  # without a writable folder, the script is bundled again each time
         cached.mkdir(parents=True, exist_ok=True)
         write_atomically(file, script.encode())
     return script

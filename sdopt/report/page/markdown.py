@@ -53,14 +53,14 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
         case Chart(file=file, caption=caption) if file:
             yield f"![{_escaped(caption)}]({file})\n"
         case Chart(views=views):
-            # What no picture shows is told in words.
+            # Content without a picture is written as text.
             yield f"{_escaped(views[0][1]['description'])}.\n"
         case Gallery(file=file):
             yield f"![Images side by side, a column per variant]({file})\n"
 
 
 def _escaped(text: str) -> str:
-    """Text in which nothing is markup but what stands between backticks."""
+    """Returns a text escaped for Markdown, except for code between backticks."""
     parts = text.replace("\n", " ").split("`")
     if len(parts) % 2 == 0:
         return _plain(text.replace("\n", " "))

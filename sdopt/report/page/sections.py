@@ -1,4 +1,4 @@
-"""What a report says of a study, in the order in which a reader asks: the answer first, the environment last."""
+"""Makes the sections of a study's report, in the order of a reader's questions: from answer to environment."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ from sdopt.report.verdicts import VERDICT_HEADINGS, verdict_notes, verdict_rows
 from sdopt.results.records import BreakEven, StudyResult
 
 IMAGES_BYTES = 3_000_000
-"""What the images of a page may take together."""
+"""Maximum bytes of all images of a page."""
 
 
 def study_page(result: StudyResult, folder: Path, budget: int = IMAGES_BYTES) -> Page:
@@ -137,7 +137,7 @@ def _results(result: StudyResult) -> Section:
 
 
 def _published(result: StudyResult) -> Section:
-    """An article's figures beside those measured: those for this card or the article's main one; all of them folded."""
+    """Returns an article's figures beside the measured ones: for this card or the article's main one; then for all."""
     claims = claims_of(result)
     shown = shown_claims(result, claims)
     blocks: list[Block] = [_claims(shown), Notes(notes_of_published(result, shown))] if shown else []
@@ -167,7 +167,7 @@ def _tradeoff(result: StudyResult) -> Section:
 
 
 def _design(result: StudyResult) -> Iterator[Section]:
-    """The waterfall of a cumulative study, or the effects of a factorial one."""
+    """Returns the waterfall of a cumulative study, or the effects of a factorial one."""
     steps = waterfall(result) if result.design == "cumulative" else None
     if steps is not None:
         caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
