@@ -11,6 +11,19 @@ from sdopt.schema import Workload
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")
 """Keys that do not affect the variant."""
 
+PLAIN = {
+    "task": "txt2img",
+    "precision": "fp32",
+    "lora": "none",
+    "caching": "none",
+    "attention": "default",
+    "compiler": "eager",
+    "layout": "contiguous",
+    "grad_mode": "no_grad",
+    "scheduler": "ddim",
+}
+"""The default option of each group, as in `conf/config.yaml`."""
+
 _IMPORTS = ("import ", "from ")
 
 _WITHIN = "with "
@@ -18,14 +31,16 @@ _WITHIN = "with "
 
 
 def command_of(variant: VariantResult, baseline: VariantResult) -> str:
-    """Returns the `sdopt run` command that compares a variant with a baseline without optimizations."""
-    words = [] if not _names_experiment(variant) else list(_as_experiment_has(variant.config))
+    """Returns the `sdopt run` command that compares a variant with the baseline of its study."""
+    words = []
     for override in variant.overrides:
         key = _key(override)
         if key in variant.promises and override in baseline.overrides and key not in _ELSEWHERE:
             continue  # the default, which a design repeats
         if key.partition(".")[0] not in _ELSEWHERE or key == "study.baseline":
             words.append(override)
+    if _names_experiment(variant):
+        words = [*_as_experiment_has(variant, baseline, set(map(_key, words))), *words]
     last = {_key(word): word for word in words}
     return shlex.join(["sdopt", "run", *last.values()])
 
@@ -38,10 +53,17 @@ def _names_experiment(variant: VariantResult) -> bool:
     return any(_key(override) == "experiment" for override in variant.overrides)
 
 
-def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
-    """Yields a preset's settings of the work as overrides; the preset itself would measure all its variants."""
+def _as_experiment_has(variant: VariantResult, baseline: VariantResult, named: set[str]) -> Iterator[str]:
+    """Yields a preset's settings as overrides, without options of the variant's groups in `named`.
+
+    The preset itself would measure all its variants.
+    """
+    config = variant.config
     if config.model.name != RecordedConfig().model.name:
         yield f"model={config.model.name}"
+    yield from (f"{axis}={option}" for axis, option in _chosen(variant) if axis not in named)
+    if optimized := [f"{axis}:{option}" for axis, option in _chosen(baseline) if axis in baseline.promises]:
+        yield f"study.baseline=[{','.join(optimized)}]"
     for field in fields(Workload):
         value = getattr(config.workload, field.name)
         if value == getattr(Workload(), field.name):
@@ -50,6 +72,17 @@ def _as_experiment_has(config: RecordedConfig) -> Iterator[str]:
             yield f"workload.{field.name}={value}"
         elif field.name in ("size", "batch_size"):  # lists, if the study has several shapes
             yield f"workload.{field.name}=[{','.join(map(str, value))}]"
+
+
+def _chosen(variant: VariantResult) -> list[tuple[str, str]]:
+    """Returns the groups whose option is not the default, each with its option."""
+    found = [(axis, _without_keys(option)) for axis, option in variant.choices.items()]
+    return [(axis, option) for axis, option in found if option != PLAIN.get(axis, option)]
+
+
+def _without_keys(option: str) -> str:
+    """Returns the name of an option without the keys that it lists, as in `deepcache(interval=2)`."""
+    return re.sub(r"\(.*\)$", "", option)
 
 
 def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
@@ -97,7 +130,7 @@ def _optimize(variant: VariantResult, axes: list[str]) -> str:
     groups: dict[str, str | list[str]] = {}
     for axis in axes:
         group, _, combines = axis.partition(".")
-        option = re.sub(r"\(.*\)$", "", variant.choices[axis])
+        option = _without_keys(variant.choices[axis])
         groups[group] = [*groups.get(group, []), option] if combines else option
     keys = [repr(word) for word in variant.overrides if _key(word).startswith(tuple(f"{axis}." for axis in axes))]
     named = [f"{group}={chosen!r}" for group, chosen in groups.items()]

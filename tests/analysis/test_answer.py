@@ -5,9 +5,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
-from sdopt.analysis.adoption import command_of, lines_of
+from sdopt.analysis.adoption import PLAIN, command_of, lines_of
 from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, answer_of
+from sdopt.config.paths import CONF
 from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
 from sdopt.results.records import (
@@ -233,6 +235,21 @@ class TestAdoption:
         command = command_of(variant, recorded.variant(recorded.baseline))
         assert command.startswith("sdopt run workload.steps=20 gate=default ")
         assert command.endswith(" precision=bf16")
+
+    def test_the_command_names_what_a_preset_chose_for_both_sides(self, recorded: StudyResult) -> None:
+        variant, baseline = deepcopy(recorded.variant("bfloat16")), deepcopy(recorded.variant(recorded.baseline))
+        for side in (variant, baseline):
+            side.choices |= {"scheduler": "plms", "layout": "channels_last", "caching": "deepcache(interval=2)"}
+        command = command_of(variant, baseline)
+        assert "scheduler=plms" in command
+        assert "layout=channels_last" in command
+        assert "'study.baseline=[caching:deepcache,layout:channels_last]'" in command
+        assert command.endswith(" precision=bf16")
+
+    def test_default_options_are_those_of_the_configuration(self) -> None:
+        defaults = OmegaConf.load(CONF / "config.yaml").defaults
+        found = {group: option for each in defaults if isinstance(each, DictConfig) for group, option in each.items()}
+        assert {group: found[group] for group in PLAIN} == PLAIN
 
     def test_code_around_calls_goes_around_the_call(self, recorded: StudyResult) -> None:
         variant, baseline = deepcopy(recorded.variant("inference mode")), recorded.variant(recorded.baseline)
