@@ -1,10 +1,10 @@
 """Writes how to apply an option that a study measured: the command that measures it again, and code for a program."""
 
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 
+from sdopt.results.choices import option_name
 from sdopt.results.records import RecordedConfig, VariantResult
 from sdopt.schema import Workload
 
@@ -76,13 +76,8 @@ def _as_experiment_has(variant: VariantResult, baseline: VariantResult, named: s
 
 def _chosen(variant: VariantResult) -> list[tuple[str, str]]:
     """Returns the groups whose option is not the default, each with its option."""
-    found = [(axis, _without_keys(option)) for axis, option in variant.choices.items()]
+    found = [(axis, option_name(option)) for axis, option in variant.choices.items()]
     return [(axis, option) for axis, option in found if option != PLAIN.get(axis, option)]
-
-
-def _without_keys(option: str) -> str:
-    """Returns the name of an option without the keys that it lists, as in `deepcache(interval=2)`."""
-    return re.sub(r"\(.*\)$", "", option)
 
 
 def lines_of(variant: VariantResult, reference: VariantResult) -> list[str]:
@@ -130,7 +125,7 @@ def _optimize(variant: VariantResult, axes: list[str]) -> str:
     groups: dict[str, str | list[str]] = {}
     for axis in axes:
         group, _, combines = axis.partition(".")
-        option = _without_keys(variant.choices[axis])
+        option = option_name(variant.choices[axis])
         groups[group] = [*groups.get(group, []), option] if combines else option
     keys = [repr(word) for word in variant.overrides if _key(word).startswith(tuple(f"{axis}." for axis in axes))]
     named = [f"{group}={chosen!r}" for group, chosen in groups.items()]

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import linalg
 
 from sdopt.analysis.timing import log_times, ratio, relative_logs
-from sdopt.results.choices import as_choice
+from sdopt.results.choices import as_choice, option_name
 from sdopt.results.records import Effect, StudyResult, VariantResult
 
 _TOLERANCE = 1e-9
@@ -61,7 +61,7 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
 
 def _chosen(cell: VariantResult) -> dict[str, str]:
     """Returns the axis of each option of a cell; keys that were changed do not make it another option."""
-    return {as_choice(axis, option.partition("(")[0]): axis for axis, option in cell.choices.items()}
+    return {as_choice(axis, option_name(option)): axis for axis, option in cell.choices.items()}
 
 
 def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
 from sdopt.analysis.gpu import LAUNCH_BOUND, busy_share
 from sdopt.analysis.measures import SPEEDUP, smallest_factor
-from sdopt.results.choices import as_choice
+from sdopt.results.choices import as_choice, option_name
 from sdopt.results.records import Evidence, Status, StudyResult, VariantResult
 
 
@@ -81,7 +81,7 @@ def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
 
 
 def _outcome(variant: VariantResult, axis: str, option: str, standing: Standing, why: str) -> Outcome:
-    group, name = axis.partition(".")[0], option.partition("(")[0]
+    group, name = axis.partition(".")[0], option_name(option)
     return Outcome(group, name, variant.config.model.name, variant.config.task.kind, standing, why)
 
 

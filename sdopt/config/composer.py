@@ -24,9 +24,9 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.results.choices import as_choice, listed
+from sdopt.results.choices import as_choice, as_override, listed
 from sdopt.schema import Gate, Tracking
-from sdopt.study.designs import as_override, difference
+from sdopt.study.designs import difference
 from sdopt.variant import Variant
 
 _Composition = tuple[DictConfig, dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Defines how a result writes the options that a variant chose.
+"""Defines how a result, and a list of overrides, write the options that a variant chose.
 
 An *axis* is where one option sits in the configuration: `precision`, or `memory.vae_slicing` in a group whose options
 combine. Two options of one axis exclude each other; two options of a group that sit on different axes combine.
@@ -16,6 +16,16 @@ def as_choice(axis: str, option: str) -> str:
     On an axis within a group, nothing chosen is written with the axis in full: `memory.vae_slicing=none`.
     """
     return f"{axis}={option}" if option == NONE else f"{axis.partition('.')[0]}={option}"
+
+
+def as_override(option: str) -> str:
+    """Returns `precision:bf16` as `precision=bf16`: Hydra's grammar takes no bare `=` within a list."""
+    return option if "=" in option else option.replace(":", "=", 1)
+
+
+def option_name(option: str) -> str:
+    """Returns an option without the keys that it lists: `deepcache` for `deepcache(interval=2)`."""
+    return option.partition("(")[0]
 
 
 def listed(choices: Mapping[str, str]) -> str:

@@ -12,12 +12,12 @@ from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.rules import require_measured
 from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
+from sdopt.results.choices import as_override
 from sdopt.results.files import read_result
 from sdopt.results.folders import read_error
 from sdopt.results.records import StudyResult
 from sdopt.search.config import SearchConfig
 from sdopt.search.space import BASELINE, Candidate
-from sdopt.study.designs import as_override
 from sdopt.study.missing import missing_of
 from sdopt.variant import Variant
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sdopt.analysis.article import Published, require_published
 from sdopt.errors import UsageError
-from sdopt.results.choices import NONE, listed
+from sdopt.results.choices import NONE, as_override, listed
 from sdopt.schema import ExplicitEdge, wrong_label
 from sdopt.variant import Variant
 
@@ -282,11 +282,6 @@ def _overrides(options: list[str], design: str) -> list[str]:
     if repeated:
         raise UsageError([f"study.options: '{option}' is listed twice" for option in repeated])
     return overrides
-
-
-def as_override(option: str) -> str:
-    """Returns `precision:bf16` as `precision=bf16`: Hydra's grammar takes no bare `=` within a list."""
-    return option if "=" in option else option.replace(":", "=", 1)
 
 
 def credit(candidate: Variant, reference: Variant) -> str:

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from sdopt.config.own import own_node
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
+from sdopt.results.choices import as_override
 from sdopt.schema import bounded, wrong_name
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
@@ -96,7 +97,7 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
             else:
                 given[key].name = key
                 part = build_typed(f"parts.{key}", given[key], Part, problems)
-                parts += [part] if part else []
+                parts += [_with_equals_signs(part)] if part else []
                 problems += _idle_keys(part) if part else []
     plain = OmegaConf.masked_copy(node, [str(key) for key in node if key != "parts"])
     config: SuiteConfig | None = build_typed("", plain, SuiteConfig, problems)
@@ -110,6 +111,12 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
     if problems or config is None:
         raise UsageError(problems)
     return replace(config, parts=tuple(parts))
+
+
+def _with_equals_signs(part: Part) -> Part:
+    """Returns a part whose lists, which may be written as `precision:bf16`, hold overrides as on a command line."""
+    overrides, settled = ([*map(as_override, given)] for given in (part.overrides, part.settled))
+    return replace(part, overrides=overrides, settled=settled)
 
 
 def _idle_keys(part: Part) -> list[str]:

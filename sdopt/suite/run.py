@@ -19,7 +19,6 @@ from sdopt.config.overrides import merge_overrides
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.results.records import StudyResult
-from sdopt.study.designs import as_override
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import (
     machine_findings,
@@ -110,7 +109,7 @@ def _again(suite: Suite, record: Record) -> Iterator[Part]:
         room_s = min(part.again_s, max(suite.left_s, 0)) - beginning_s
         rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / (_PROCESSES * call_s))))
         protocol = [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
-        overrides = merge_overrides([*map(as_override, part.overrides)], protocol)
+        overrides = merge_overrides(part.overrides, protocol)
         yield replace(
             part,
             name=part.name + AGAIN,
@@ -199,7 +198,7 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
     overrides = study_overrides(suite, part)
     found: list[Finding] = []
     if part.kind == "options":
-        study = option_study(overrides, part.groups, part.settings, suite.device, list(map(as_override, part.settled)))
+        study = option_study(overrides, part.groups, part.settings, suite.device, part.settled)
         found = list(study.left_out)
         if not study.overrides:
             return [], found
@@ -210,9 +209,7 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
 def study_overrides(suite: Suite, part: Part) -> list[str]:
     """Returns the overrides of a part's study. A part that is measured again keeps its own processes and rounds."""
     config, again = suite.config, part.name.endswith(AGAIN)
-    overrides = merge_overrides(
-        [f"hardware.device={suite.device.torch_name}", *config.common], [*map(as_override, part.overrides)]
-    )
+    overrides = merge_overrides([f"hardware.device={suite.device.torch_name}", *config.common], part.overrides)
     if not suite.device.is_cuda:
         overrides = merge_overrides(overrides, config.on_cpu)
     if part.kind != "noise" and not again:

@@ -36,6 +36,12 @@ def test_every_study_composes(part: Part, device: Device) -> None:
         assert (current.model.name, current.hardware.device) == ("emoji", "cpu")
 
 
+def test_overrides_within_a_list_may_have_colons() -> None:
+    given = "{kind: options, limit_s: 1, groups: [layout], overrides: [precision:bf16], settled: [layout:contiguous]}"
+    part = suite_config([f"+parts.mine={given}"]).parts[-1]
+    assert (part.overrides, part.settled) == (["precision=bf16"], ["layout=contiguous"])
+
+
 def test_every_option_is_tried_on_every_model() -> None:
     groups = {group for group, _ in optimization_options()}
     for model in ("emoji", "sd15", "sdxl"):

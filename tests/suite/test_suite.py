@@ -124,7 +124,7 @@ def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
 class TestGoingOn:
     """What a killed or cut-off call leaves; the command itself is a stand-in, so that nothing is measured."""
 
-    PART = Part(name="study", kind="study", limit_s=50, overrides=["precision:fp32"])
+    PART = Part(name="study", kind="study", limit_s=50, overrides=["precision=fp32"])
 
     @pytest.fixture
     def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
