@@ -83,14 +83,14 @@ def _report(folder: Path, started: float | None) -> int:
     gate = result.config.gate
     found = calibration_for(result, gate.calibration)
     calibration, said = fitting_calibration(found, result.config, gate.calibration is not None)
-    context = start_fork_server()
+    machine, context = probe_machine(start_fork_server(), result.config.hardware.device)
     with console.status("drawing and judging") as status:
         [drawn] = judge_drawn(
             result,
             folder,
             calibration,
             context,
-            probe_machine(context, result.config.hardware.device).device,
+            machine.device,
             [gate],
             lambda name: status.update(f"drawing and judging: {name}"),
         )

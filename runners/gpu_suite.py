@@ -51,16 +51,21 @@ def main(argv: list[str]) -> int:
     config = suite_config(argv)
     from pathlib import Path
 
-    from sdopt.errors import UnavailableError
+    from sdopt.errors import UnavailableError, UsageError
     from sdopt.suite.record import PAGE, Ending
     from sdopt.suite.run import Suite, run_suite, slug_of
     from sdopt.worker.forkserver import independent_children, start_fork_server
     from sdopt.worker.machine import probe_machine
 
     with independent_children():
-        device = probe_machine(start_fork_server(), config.device).device
-    if device.warning:
-        print(f"sdopt: {device.warning}", file=sys.stderr)
+        try:
+            machine, _ = probe_machine(start_fork_server(), config.device)
+        except UsageError as error:
+            hint = "device=cpu runs a trial of the suite on the CPU"
+            raise UsageError([f"{problem}; {hint}" for problem in error.problems]) from error
+    device = machine.device
+    for warning in machine.warnings:
+        print(f"sdopt: {warning}", file=sys.stderr)
     folder = Path(config.folder) / slug_of(device.name)
     suite = Suite(config, device, folder, began + config.budget_s, lambda said: print(said, flush=True))
     try:

@@ -40,9 +40,7 @@ def probe_device(wanted: str) -> Device:
     except _UnusableError as error:
         if kind == "auto":
             return replace(_cpu(), warning=f"hardware.device=auto: {error}; this runs on the CPU instead")
-        raise UsageError(
-            f"hardware.device={wanted}: {error}; otherwise choose hardware=cpu or hardware=auto"
-        ) from error
+        raise UsageError(f"hardware.device={wanted}: {error}") from error
 
 
 def list_cards() -> list[Device]:

@@ -50,8 +50,8 @@ class SuiteConfig:
 
     budget_s: float = bounded(gt=0, le=604_800)
     """Time that this call may take, in seconds. Parts that do not fit are listed as not run; a later call runs them."""
-    device: str = bounded(choices=("auto", "cuda", "cpu"))
-    """`auto` is the first CUDA device, else the CPU. On a CPU every study runs with the packaged model, as a trial."""
+    device: str = bounded(choices=("cuda", "cpu"))
+    """`cuda` is the first CUDA device. On the CPU, every study runs with the packaged model, as a trial."""
     folder: str
     """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
     only: list[str] = field(default_factory=list)

@@ -37,16 +37,6 @@ class Machine:
     """Warnings of settings that differ from the configuration, or that make the machine slower than necessary."""
 
 
-def probe_machine(context: StartContext, wanted: str) -> Machine:
-    """Asks a fresh process for the machine with the device `wanted` (`hardware.device`).
-
-    Raises:
-        UsageError: there is no such device.
-        ServerError: no process can be started, because the fork server has ended.
-    """
-    return in_process(context, _probe, wanted, what=f"hardware.device={wanted}")
-
-
 def find_machine(
     context: StartContext, hardware: Hardware, sheets: Callable[[], Mapping[str, Sheet]]
 ) -> tuple[Machine, StartContext]:
@@ -62,12 +52,15 @@ def find_machine(
         ConflictError: the chosen data sheet does not belong to the device.
     """
     try:
-        machine, context = _probe_or_spawn(context, hardware.device)
+        machine, context = probe_machine(context, hardware.device)
     except UsageError as error:
-        if hardware.sheet is None:
+        if hardware.sheet is not None:
+            hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
+            raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
+        if not hardware.device.startswith("cuda"):
             raise
-        hint = f"dry_run=true shows what would run on an {hardware.sheet.name}"
-        raise ConflictError([f"{problem}; {hint}" for problem in error.problems]) from error
+        hint = "otherwise choose hardware=cpu or hardware=auto"
+        raise UsageError([f"{problem}; {hint}" for problem in error.problems]) from error
     require_card(hardware, machine.device)
     sheet = None if hardware.emulate_memory else hardware.sheet
     if sheet is None and machine.device.is_cuda:
@@ -75,10 +68,17 @@ def find_machine(
     return replace(machine, sheet=sheet), context
 
 
-def _probe_or_spawn(context: StartContext, wanted: str) -> tuple[Machine, StartContext]:
-    """Probes the machine; if processes cannot be forked from the fork server, they are spawned from then on."""
+def probe_machine(context: StartContext, wanted: str) -> tuple[Machine, StartContext]:
+    """Asks a fresh process for the machine with the device `wanted` (`hardware.device`).
+
+    Returns:
+        the machine, and how workers start there: if none can be forked from the fork server, they are spawned.
+
+    Raises:
+        UsageError: there is no such device.
+    """
     try:
-        machine = probe_machine(context, wanted)
+        machine = _ask(context, wanted)
     except ServerError as error:
         slow = str(error)
     else:
@@ -86,7 +86,7 @@ def _probe_or_spawn(context: StartContext, wanted: str) -> tuple[Machine, StartC
             return machine, context
         slow = "a library has started CUDA in the process that workers are forked from"
     context = multiprocessing.get_context("spawn")
-    machine = probe_machine(context, wanted)
+    machine = _ask(context, wanted)
     slow = f"{slow}: each worker imports PyTorch anew, in seconds"
     return replace(machine, warnings=(slow, *machine.warnings)), context
 
@@ -94,6 +94,11 @@ def _probe_or_spawn(context: StartContext, wanted: str) -> tuple[Machine, StartC
 def planned_machine(sheet: Sheet) -> Machine:
     """Returns the machine of a data sheet, for planning without it."""
     return Machine(planned_device(sheet), describe_cpu(), False, False, sheet)
+
+
+def _ask(context: StartContext, wanted: str) -> Machine:
+    """Probes the machine in a fresh process. Raises ServerError if none starts, because the fork server has ended."""
+    return in_process(context, _probe, wanted, what=f"hardware.device={wanted}")
 
 
 def _probe(wanted: str) -> Machine:

@@ -3,12 +3,13 @@
 Must not compute: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
-import ctypes
 import importlib
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
 MODULES = (
     "diffusers.guiders",
@@ -30,16 +31,15 @@ MODULES = (
 """Modules that a worker would otherwise import by itself, in its first calls."""
 
 
-# xformers asks for the card's compute capability when it is imported, unless its Triton kernels are off; the question
-# would start CUDA here, and then no worker could be forked. What is off with it, in workers too, is attention over few
-# queries and many keys that share one head, which no denoiser of diffusers asks for. TorchAO, which diffusers imports
-# where it is installed, asks whether there is a card: NVML answers without starting CUDA.
-_ASKS_NO_CARD = {"XFORMERS_FORCE_DISABLE_TRITON": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# Libraries ask for a card when they are imported: xFormers and TorchAO, which diffusers and transformers import where
+# they are installed, ask for its compute capability. The answer would start CUDA here, and then no worker could be
+# forked. So they are imported as on a machine without a card; PyTorch counts none without starting CUDA if it may ask
+# NVML. What xFormers and TorchAO leave undefined then, in workers too, are Triton kernels that no denoiser of diffusers
+# asks for.
+_HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "XFORMERS_FORCE_DISABLE_TRITON": "1"}
 
-# Where there is no driver, NVML does not answer, and PyTorch would ask CUDA itself: that spoils every later fork too.
-_HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": ""}
-
-_DRIVERS = ("libnvidia-ml.so.1", "libcuda.so.1")
+# ROCm has variables of its own.
+_ROCM = {key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIBLE_DEVICES"}
 
 _TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
 """Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for, and of
@@ -49,23 +49,15 @@ those of xFormers: its wheel on PyPI is for CUDA 12, and beside PyTorch for CUDA
 def import_all(modules: Iterable[str]) -> dict[str, str]:
     """Imports modules; returns the error of each that cannot be imported here, by name. Workers then import it."""
     failed = {}
-    unasked = _ASKS_NO_CARD if any(map(_loads, _DRIVERS)) or _is_rocm() else _ASKS_NO_CARD | _HIDES_CARDS
-    with _environment(unasked), _quiet(_TALKATIVE):
+    with _environment(_ROCM if _is_rocm() else _HIDES_CARDS), _quiet(_TALKATIVE), warnings.catch_warnings():
+        # TorchAO has invalid escape sequences, which Python reports where it has not compiled the file before.
+        warnings.simplefilter("ignore", SyntaxWarning)
         for module in modules:
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # the server must survive whatever a library does on import
                 failed[module] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return failed
-
-
-def _loads(library: str) -> bool:
-    """Returns whether a shared library exists, by loading it; NVML's and CUDA's libraries do nothing on loading."""
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def _is_rocm() -> bool:
@@ -117,10 +109,22 @@ def _prepare_loading() -> None:
         importlib.import_module("diffusers").DDIMScheduler._get_compatibles()
 
 
+def _forget_missing_cards() -> None:
+    """Makes PyTorch look again for devices that compile and run Triton: while cards were hidden, it found none."""
+    with suppress(Exception):
+        for function in vars(importlib.import_module("torch.utils._triton")).values():
+            if callable(clear := getattr(function, "cache_clear", None)):
+                clear()
+    with suppress(Exception):
+        interfaces: Any = importlib.import_module("torch._dynamo.device_interface")
+        interfaces._device_initialized = False
+
+
 FAILED = import_all(MODULES)
 """The import error of each module that is missing here, by name."""
 
 _prepare_loading()
+_forget_missing_cards()
 
 SERVER_PID = os.getpid()
 """The process that imported this: a worker that finds its own pid here was not forked from a warm server."""

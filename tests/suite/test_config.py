@@ -84,7 +84,7 @@ def test_nothing_is_measured_where_nothing_can_run() -> None:
     [
         ("budget=1", "budget: there is no such key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
         ("budget_s=0", "budget_s=0.0: must be above 0"),
-        ("device=tpu", "device=tpu: choose one of auto, cuda, cpu"),
+        ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
         ("only=[nois]", "only: there is no part 'nois'; there are environment, noise"),
         ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: choose one of doctor, tests"),

@@ -18,7 +18,7 @@ from tests.conftest import Compose
 class TestServer:
     def test_has_its_modules_in_place(self) -> None:
         """A server ignores what it cannot import: then no worker is forked from a warm one."""
-        machine = probe_machine(start_fork_server(), "cpu")
+        machine, _ = probe_machine(start_fork_server(), "cpu")
         assert machine.preloaded
         assert not machine.bad_fork
         assert machine.device.type == "cpu"
@@ -57,7 +57,7 @@ print(set(Seen.found) - {"aten.lift_fresh.default"}, torch.cuda.is_initialized()
     @pytest.mark.slow
     def test_workers_can_be_spawned_where_they_cannot_be_forked(self, variant: Compose, tmp_path: Path) -> None:
         context = multiprocessing.get_context("spawn")
-        machine = probe_machine(context, "cpu")
+        machine, _ = probe_machine(context, "cpu")
         assert not machine.preloaded
         worker = Worker(context, variant(), machine.device, tmp_path / "log", tmp_path / "scratch", timeout_s=120)
         try:

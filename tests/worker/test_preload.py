@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,21 +52,37 @@ class TestImports:
         library(tmp_path, monkeypatch, "like_xformers", XFORMERS)
         assert import_all(["like_xformers"]) == {}
 
-    @pytest.mark.parametrize(
-        ("drivers", "hip", "seen"),
-        [((), None, ""), (("libnvidia-ml.so.1",), None, "0"), (("libcuda.so.1",), None, "0"), ((), "6.4", "0")],
-    )
-    def test_cuda_is_not_asked_for_cards_where_there_is_no_driver(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], hip: str | None, seen: str
+    @pytest.mark.parametrize(("hip", "seen"), [(None, ""), ("6.4", "0")])
+    def test_are_made_as_on_a_machine_without_a_card(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip: str | None, seen: str
     ) -> None:
-        """Without NVML, `torch.cuda.device_count` asks CUDA, and spoils every later fork, unless cards are hidden."""
-        monkeypatch.setattr(preload, "_loads", lambda name: name in drivers)
+        """A library that finds a card asks for its capability, which starts CUDA and spoils every later fork."""
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
         library(tmp_path, monkeypatch, "asks", "import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']")
         assert import_all(["asks"]) == {}
         assert seen == sys.modules["asks"].SEEN
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+    def test_leave_triton_to_be_looked_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch._dynamo import device_interface
+        from torch.utils import _triton
+
+        _triton.has_triton()
+        monkeypatch.setattr(device_interface, "_device_initialized", True)
+        preload._forget_missing_cards()
+        assert _triton.has_triton.cache_info().currsize == 0
+        assert not device_interface._device_initialized
+
+    def test_of_what_python_compiles_anew_say_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From Python 3.12 on, Python says of an invalid escape sequence in a file that it compiles what this one says."""
+        library(
+            tmp_path, monkeypatch, "badly_written", "import warnings\nwarnings.warn('invalid escape', SyntaxWarning)"
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert import_all(["badly_written"]) == {}
+        assert not said
 
     def test_of_xformers_for_another_cuda_says_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -75,10 +92,6 @@ class TestImports:
         with caplog.at_level(logging.WARNING):
             assert import_all(["warns"]) == {}
         assert [record.name for record in caplog.records] == ["another"]
-
-    def test_libraries_that_are_not_there_are_no_driver(self) -> None:
-        assert not preload._loads("libnothing-of-that-name.so.1")
-        assert preload._loads("libc.so.6")
 
     @pytest.mark.parametrize("users", [None, "0", "1"])
     def test_leave_the_users_variable_as_it_was(self, monkeypatch: pytest.MonkeyPatch, users: str | None) -> None:
@@ -157,13 +170,13 @@ class TestServer:
     def test_that_cannot_fork_is_replaced_by_spawning(self, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
         found, asked = Machine(CPU, {}, preloaded=True, bad_fork=trouble == "bad fork"), []
 
-        def probe_machine(context: Any, wanted: str) -> Machine:
+        def ask(context: Any, wanted: str) -> Machine:
             asked.append(context)
             if len(asked) == 1 and trouble == "ended":
                 raise ServerError("the process that workers are forked from has ended")
             return found if len(asked) == 1 else replace(found, bad_fork=False, warnings=("another",))
 
-        monkeypatch.setattr(machine, "probe_machine", probe_machine)
+        monkeypatch.setattr(machine, "_ask", ask)
         given: Any = object()
         chosen, context = find_machine(given, Hardware(device="cpu"), dict)
         assert asked == [given, context]
