@@ -4,6 +4,8 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def _cuda(index: int) -> Device:
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
             "cudnn_head_dimension": _largest_cudnn_head(index),
+            "xformers": _xformers_has_kernels(),
             "uuid": str(properties.uuid),
         }
     except (RuntimeError, AssertionError) as error:
@@ -112,6 +115,19 @@ def _largest_cudnn_head(index: int) -> int:
             if torch.backends.cuda.can_use_cudnn_attention(SDPAParams(head, head, head, None, 0.0, False, False)):
                 return dimension
     return 0
+
+
+def _xformers_has_kernels() -> bool | None:
+    """Returns whether the installed xFormers runs its attention on CUDA in this PyTorch; None if it is not installed.
+
+    A wheel for another PyTorch or CUDA can be imported, and then refuses every call.
+    """
+    if find_spec("xformers") is None:
+        return None
+    try:
+        return bool(import_module("xformers.ops.fmha.common")._built_with_cuda)
+    except Exception:  # what does not import has no kernels
+        return False
 
 
 def _why_idle() -> str:

@@ -184,7 +184,10 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         observed(pipe, enter, leave),
         _observed_layers(denoiser_of(pipe), trace.denoiser),
         _observed_decoder(pipe.vae, trace.decoder_inputs),
-        torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe)) as profile,
+        # PyTorch warns of events of earlier cycles that it drops, unless it is told to keep them; here is one cycle.
+        torch.profiler.profile(
+            activities=activities, record_shapes=not _swaps_weights(pipe), acc_events=True
+        ) as profile,
     ):
         call()
     with scratch_folder("trace") as folder:

@@ -252,6 +252,9 @@ class Xformers(EquivalentAttention):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing(ctx.device, XFORMERS_ATTENTION) or missing_packages(ctx, "xformers", "xformers")
+        if not found and ctx.device.attributes.get("xformers") is False:
+            matching = "install the one for them (https://github.com/facebookresearch/xformers#installing-xformers)"
+            found.append(f"this build of xFormers is for another PyTorch, or another CUDA: {matching}")
         if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and _product_type(ctx) == "float32":
             found.append("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
         return found

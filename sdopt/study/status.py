@@ -10,7 +10,7 @@ from sdopt.schema import Protocol
 def progress_of(row: VariantResult, protocol: Protocol) -> str:
     """Returns how far an interrupted variant had come, in words."""
     done = min((len(times) for times in row.samples.values()), default=0)
-    return f"interrupted by the user after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
+    return f"interrupted after {min(done, protocol.rounds)} of {protocol.rounds} rounds"
 
 
 def set_final_statuses(result: StudyResult) -> None:

@@ -43,7 +43,7 @@ _ROCM = {key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIB
 
 _TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
 """Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for, and of
-those of xFormers: its wheel on PyPI is for CUDA 12, and beside PyTorch for CUDA 13 its attention runs PyTorch's."""
+those of xFormers, without which `attention=xformers` is a conflict."""
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:

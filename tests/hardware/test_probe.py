@@ -3,6 +3,7 @@
 import resource
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,6 @@ class TestCudaThatDoesNotStart:
         [problem] = caught.value.problems
         assert problem.startswith(f"hardware.device=cuda:0: CUDA does not start: {str(error)[:40]}")
         assert "update the driver, or install PyTorch for an older CUDA" in problem
-        assert problem.endswith("choose hardware=cpu or hardware=auto")
 
     def test_leaves_auto_the_cpu_and_a_warning(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         one_card(monkeypatch, error)
@@ -100,3 +100,28 @@ def test_what_cudnn_takes_is_asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -
             lambda params, largest=largest: params.query.shape[-1] <= largest,
         )
         assert probe._largest_cudnn_head(0) == found
+
+
+@pytest.mark.parametrize(("source", "found"), [("_built_with_cuda = False", False), ("_built_with_cuda = True", True)])
+def test_an_xformers_for_another_cuda_has_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, found: bool
+) -> None:
+    """It can be imported, and refuses every call."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "xformers" / "ops" / "fmha"
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent, folder.parent.parent):
+        (each / "__init__.py").touch()
+    (folder / "common.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert probe._xformers_has_kernels() is found
+    (folder / "common.py").write_text("raise OSError('no such symbol')")
+    for name in [name for name in sys.modules if name.split(".")[0] == "xformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert probe._xformers_has_kernels() is False
+
+
+def test_without_xformers_nothing_is_known_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "find_spec", lambda name: None)
+    assert probe._xformers_has_kernels() is None

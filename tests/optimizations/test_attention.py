@@ -1,5 +1,6 @@
 """The kinds of attention that need another package or other weights: conflicts, wiring, and what shows them."""
 
+import os
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,11 @@ class TestXformers:
         [found] = variant("attention=xformers").conflicts(card(10, 0))
         assert found.endswith("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
         assert variant("attention=xformers", "precision=bf16").conflicts(card(12, 0)) == []
+
+    def test_of_another_pytorch_is_named_before_anything_is_loaded(self, variant: Compose) -> None:
+        assert variant("attention=xformers").conflicts(card(9, 0, xformers=True)) == []
+        [found] = variant("attention=xformers").conflicts(card(9, 0, xformers=False))
+        assert "this build of xFormers is for another PyTorch, or another CUDA" in found
 
     @pytest.mark.parametrize(
         ("operators", "engaged"),
@@ -209,14 +215,17 @@ class TestDeepSpeed:
     ) -> None:
         """PyTorch's lock is a file, for whose end every other process would wait."""
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
         lock = tmp_path / "transformer_inference" / "lock"
         lock.parent.mkdir()
         lock.touch()
-        seen: list[bool] = []
-        builder = SimpleNamespace(name=lock.parent.name, load=lambda: seen.append(lock.exists()))
+        seen: list[tuple[bool, str]] = []
+        load = lambda: seen.append((lock.exists(), os.environ["TORCH_CUDA_ARCH_LIST"]))  # noqa: E731
+        builder = SimpleNamespace(name=lock.parent.name, load=load)
         monkeypatch.setattr(deepspeed, "_builders", lambda names: [builder])
         deepspeed.compile_kernels("InferenceBuilder")
-        assert seen == [False]
+        assert seen == [(False, "9.0")]  # of 9.0a DeepSpeed makes no number
 
     def test_its_workspace_is_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         held: list[int] = [0]

@@ -486,7 +486,7 @@ class TestProcess:
             assert row.status is Status.INTERRUPTED
             rounds = len(row.measurements[0].latency_s)
             assert rounds > 1
-            assert row.reason.startswith("interrupted by the user after ")
+            assert row.reason.startswith("interrupted after ")
             assert row.reason.endswith(" of 100000 rounds")
         assert not list(finished.folder.glob("*.tmp"))
 

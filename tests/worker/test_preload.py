@@ -75,7 +75,7 @@ class TestImports:
         assert not device_interface._device_initialized
 
     def test_of_what_python_compiles_anew_say_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From Python 3.12 on, Python says of an invalid escape sequence in a file that it compiles what this one says."""
+        """As Python 3.12 says it of an invalid escape sequence in a file that it compiles."""
         library(
             tmp_path, monkeypatch, "badly_written", "import warnings\nwarnings.warn('invalid escape', SyntaxWarning)"
         )
