@@ -206,7 +206,8 @@ def compile_kernels(*builders: str) -> None:
     from torch.utils.cpp_extension import _get_build_directory
 
     # DeepSpeed fails at an architecture such as 9.0a, which images for Hopper name, and sets this variable itself.
-    os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(map(str, torch.cuda.get_device_capability()))
+    if torch.cuda.is_available():
+        os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(map(str, torch.cuda.get_device_capability()))
     for builder in _builders(builders):
         with exclusive(f"deepspeed {builder.name}"):
             Path(_get_build_directory(builder.name, verbose=False), "lock").unlink(missing_ok=True)

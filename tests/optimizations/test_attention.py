@@ -216,6 +216,7 @@ class TestDeepSpeed:
         """PyTorch's lock is a file, for whose end every other process would wait."""
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
         lock = tmp_path / "transformer_inference" / "lock"
         lock.parent.mkdir()
