@@ -136,6 +136,14 @@ class TestChoice:
         assert len(finished.err.splitlines()) == 1
         assert not list(tmp_path.rglob("result.json"))
 
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_of_a_device_that_is_not_there_names_the_way_out(self, tmp_path: Path) -> None:
+        finished = sdopt(tmp_path, "run", "hardware.device=cuda:1", "tracking=none", "precision=bf16")
+        assert finished.code == 2
+        assert "hardware.device=cuda:1: " in finished.err
+        assert finished.err.rstrip().endswith("otherwise choose hardware=cpu or hardware=auto")
+        assert len(finished.err.splitlines()) == 1
+
     def test_of_emulation_on_a_cpu_or_without_a_card_is_refused(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "hardware.emulate_memory=true", "precision=bf16")
         assert finished.code == 2

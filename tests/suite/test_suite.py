@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
@@ -54,6 +55,16 @@ def entry(called: Finished, part: str) -> Entry:
     found = record_of(called).entry(part)
     assert found is not None
     return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_card_ends_before_anything_is_measured(tmp_path: Path) -> None:
+    """It once took the CPU instead, and spent a GPU's minutes there."""
+    finished = sdopt(tmp_path, "gpu-suite", "budget_s=300")
+    assert finished.code == 2
+    assert finished.err.rstrip().endswith("device=cpu runs a trial of the suite on the CPU")
+    assert len(finished.err.splitlines()) == 1
+    assert not any(tmp_path.rglob("*.json"))
 
 
 class TestCall:
