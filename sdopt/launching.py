@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 from rich.console import Console
 
-from sdopt.analysis.figures import metrics_of
+from sdopt.analysis.figures import flat_figures
 from sdopt.config.command import Folders, current_folders, enter_working_folder, is_informative, run_hydra
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import reject_null_groups
@@ -219,7 +219,7 @@ def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     """Returns the metric, or the tuple of metrics, that the last variant of a study has for a sweeper."""
     candidate = [row for row in result.variants if row.role != "control"][-1]
     # An option that failed, or that took no effect, has nothing that a sweeper should prefer.
-    metrics = metrics_of(result, candidate) if candidate.status is Status.OK else {}
+    metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
     missing = [name for name in run_config.objective if name not in metrics]
     if missing and metrics:
         print_problems([f"objective={','.join(missing)}: there are {', '.join(sorted(metrics))}"])

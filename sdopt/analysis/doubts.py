@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from sdopt.analysis.interference import shares
+from sdopt.analysis.disturbance import shares
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.analysis.timing import MINIMUM_PROCESSES, paired
 from sdopt.results.records import Measurement, StudyResult, VariantResult
@@ -193,7 +193,7 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
     return [f"memory grows by {found.estimate:.3g} MiB with each call (at least {found.low:.3g} at 95 %)"]
 
 
-def around_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
+def beside_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says that a worker works longer than the reference's just before or after timed calls."""
     mine, other = _around_s(candidate), _around_s(reference)
     call = [seconds for measurement in candidate.measurements for seconds in measurement.deciding_s]
@@ -313,6 +313,6 @@ def doubts_of(result: StudyResult) -> list[str]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            about = [*stage_doubts(result, *pair), *growth_doubts(*pair), *around_doubts(*pair)]
+            about = [*stage_doubts(result, *pair), *growth_doubts(*pair), *beside_doubts(*pair)]
             found += [f"{candidate.name}: {doubt}" for doubt in about]
     return list(dict.fromkeys(found))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.interference import shares
+from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, with_shape
 from sdopt.analysis.timing import exceeds, latency
 from sdopt.hardware.cards import peak_of
@@ -245,7 +245,7 @@ def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
     return {variant.name: first[variant.name] for variant in result.variants}
 
 
-def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
+def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """The flat figures of one variant; ratios are those of its first comparison."""
     return figures_by_variant(result)[variant.name].flat
 

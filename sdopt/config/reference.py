@@ -18,8 +18,8 @@ from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from sdopt.config.compatibility import TITLE, compatibility
 from sdopt.config.groups import default_options
+from sdopt.config.option_matrix import TITLE, option_matrix
 from sdopt.config.parse import SECTIONS
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
@@ -38,7 +38,7 @@ def page() -> str:
     contents += f" · [{TITLE}](#{TITLE.lower().replace(',', '').replace(' ', '-')})"
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), "# Groups, options and keys", contents]
     parts += [part for group in groups for part in _section(group)]
-    parts.append(compatibility())
+    parts.append(option_matrix())
     parts.append("<!-- Written by python -m sdopt.config.reference from the yaml files, docstrings and records. -->")
     return "\n\n".join(parts) + "\n"
 

@@ -7,7 +7,7 @@ from sdopt.analysis.doubts import (
     IDLE_LIMIT,
     SLOW,
     SLOW_SHARE,
-    around_doubts,
+    beside_doubts,
     call_deviation,
     core_doubts,
     drawn_speedup,
@@ -46,7 +46,7 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
         *(Ruling("cores", "", Verdict.FAIL, doubt) for doubt in core_doubts(candidate)),
         *_noise(candidate, reference),
         *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(result, candidate, reference)),
-        *(Ruling("around", "", Verdict.INCONCLUSIVE, doubt) for doubt in around_doubts(candidate, reference)),
+        *(Ruling("beside the call", "", Verdict.INCONCLUSIVE, doubt) for doubt in beside_doubts(candidate, reference)),
     ]
 
 

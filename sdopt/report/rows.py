@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import REPEATS, OptionAnswer
 from sdopt.analysis.break_even import break_even_text
+from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
 from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
-from sdopt.analysis.interference import count_rounds
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.precision import kept_going
 from sdopt.analysis.timing import MINIMUM_PROCESSES

@@ -15,7 +15,7 @@ from sdopt.quality.images import read_image
 from sdopt.results.records import ImageRecord, TimedImage
 from sdopt.study.fingerprint import OPTIONS
 from sdopt.study.image_cache import ImageCache, content_key
-from sdopt.study.preparation import Starved, ask_each, batched, living
+from sdopt.study.preparation import OutOfMemory, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
+def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> OutOfMemory:
     """Completes the measurements of some processes, once, side by side; returns those that ran out of memory.
 
     Every process shows evidence at every shape. Only the first process of each variant gives stages, energy and images;
@@ -34,14 +34,14 @@ def inspect_group(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
     """
     inspection = _Inspection(run, [process for process in group if not process.measurement.complete])
     inspection.take()
-    return inspection.starved
+    return inspection.out_of_memory
 
 
 @dataclass
 class _Inspection:
     run: StudyRun
     group: list[VariantProcess]
-    starved: Starved = field(default_factory=list)
+    out_of_memory: OutOfMemory = field(default_factory=list)
 
     def take(self) -> None:
         first = [process for process in self.group if process.first and not _inspected(process)]
@@ -164,8 +164,8 @@ class _Inspection:
     def _answered(
         self, asked: Sequence[VariantProcess], phase: str, requests: Sequence[Callable[[], Callable[[], T]]]
     ) -> list[tuple[VariantProcess, T]]:
-        found, starved = ask_each(self.run, asked, phase, requests, lenient=True)
-        self.starved += starved
+        found, out_of_memory = ask_each(self.run, asked, phase, requests, lenient=True)
+        self.out_of_memory += out_of_memory
         return found
 
 

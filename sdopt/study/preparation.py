@@ -18,7 +18,7 @@ from sdopt.worker.session import PipelineHost
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Starved = list[tuple[VariantProcess, str]]
+OutOfMemory = list[tuple[VariantProcess, str]]
 """Processes that ran out of memory beside others, each with the reason."""
 
 
@@ -32,17 +32,17 @@ def prepare_processes(run: StudyRun) -> None:
     tried alone first: if it runs out alone too, it has failed, and the others stay interleaved.
     """
     budget_gib = memory_budget_gib(run.machine.device, run.protocol.memory_fraction)
-    starved: Starved = []
+    out_of_memory: OutOfMemory = []
     waiting = list(run.processes)
     while waiting := [process for process in waiting if process.active]:
         group = _next_group(run, waiting, budget_gib)
         waiting = waiting[len(group) :]
-        starved += _prepare(run, group)
+        out_of_memory += _prepare(run, group)
         if not run.interleaved:
             run.stop_all()
         run.checkpoint()
-    if starved:
-        _try_alone(run, starved)
+    if out_of_memory:
+        _try_alone(run, out_of_memory)
 
 
 def _next_group(
@@ -60,24 +60,24 @@ def _next_group(
     return waiting[: run.sharing.processes]
 
 
-def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> Starved:
-    """Starts the workers of a group, and calls each until it is warm at every shape; returns those that starved."""
-    starved: Starved = []
+def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> OutOfMemory:
+    """Starts the workers of a group, and calls each until it is warm; returns those that ran out of memory."""
+    out_of_memory: OutOfMemory = []
     # A variant reports the start of its first process, which then has the machine to itself.
     parts = [[process] for process in group if process.first] + [[p for p in group if not p.first]]
     for part in parts:
-        starved += _start(run, part)
+        out_of_memory += _start(run, part)
     for place in run.shapes:
         for part in parts:
-            starved += _first_call(run, part, place)
+            out_of_memory += _first_call(run, part, place)
         for number in range(1, 1 + early_warmup(run)):
             memory = number == early_warmup(run)
             calls, missing = call_group(run, group, "warm-up", place, number, memory=memory)
-            starved += missing
+            out_of_memory += missing
             for process, call in calls:
                 process.measurement.shapes[place].warmup_s.append(call.seconds)
                 note_call(run, process, place, call)
-    return starved
+    return out_of_memory
 
 
 def early_warmup(run: StudyRun) -> int:
@@ -85,14 +85,14 @@ def early_warmup(run: StudyRun) -> int:
     return max(0, run.protocol.warmup - 1) if run.interleaved and run.rounds else run.protocol.warmup
 
 
-def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
-    """Starts workers and loads their pipelines; returns those that starved."""
-    starved: Starved = []
+def _start(run: StudyRun, part: Sequence[VariantProcess]) -> OutOfMemory:
+    """Starts workers and loads their pipelines; returns those that ran out of memory."""
+    out_of_memory: OutOfMemory = []
     for process in part:
         try:
             run.start(process)
         except WorkerError as error:
-            starved += _noted(run, process, error)
+            out_of_memory += _noted(run, process, error)
     begun = time.perf_counter()
     loaded, missing = ask_group(run, part, "loading", PipelineHost.prepare)
     took_s = time.perf_counter() - begun
@@ -103,14 +103,14 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> Starved:
             run.fail(process, WorkerError(Status.FAILED, said))
         elif process.first:
             process.measurement.load_s = load_s
-    return [*starved, *missing]
+    return [*out_of_memory, *missing]
 
 
-def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> Starved:
-    """Calls workers at a shape for the first time, which may compile; returns those that starved."""
+def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> OutOfMemory:
+    """Calls workers at a shape for the first time, which may compile; returns those that ran out of memory."""
     # The memory of this call shows whether others fit beside it; without a warm-up, it is also the reported figure.
     memory = not early_warmup(run)
-    calls, starved = call_group(run, part, "cold start", place, 0, memory=memory)
+    calls, out_of_memory = call_group(run, part, "cold start", place, 0, memory=memory)
     for process, call in calls:
         note_call(run, process, place, call)
         samples = process.measurement.shapes[place]
@@ -120,7 +120,7 @@ def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> St
         if process.measurement.graphs or call.compiled.graphs:
             samples.graphs, samples.recompiles = call.compiled.graphs, 0
             samples.compile_s = call.compiled.seconds if process.first else None
-    return starved
+    return out_of_memory
 
 
 def note_call(run: StudyRun, process: VariantProcess, place: int, call: TimedCall) -> None:
@@ -159,7 +159,7 @@ def next_batch(run: StudyRun, process: VariantProcess, place: int, call: int) ->
 
 def call_group(
     run: StudyRun, group: Sequence[VariantProcess], phase: str, place: int, call: int, memory: bool = False
-) -> tuple[list[tuple[VariantProcess, TimedCall]], Starved]:
+) -> tuple[list[tuple[VariantProcess, TimedCall]], OutOfMemory]:
     """Calls the living workers of a group, as many at once as there are cores for; returns what `ask_group` returns.
 
     Args:
@@ -171,7 +171,7 @@ def call_group(
         memory: whether to measure the peak memory, too.
     """
     believed: list[tuple[VariantProcess, TimedCall]] = []
-    starved: Starved = []
+    out_of_memory: OutOfMemory = []
     for asked in batched(living(group), run.sharing.calls):
         requests = [
             partial(
@@ -184,13 +184,13 @@ def call_group(
             for process in asked
         ]
         found, missing = ask_each(run, asked, phase, requests)
-        starved += missing
+        out_of_memory += missing
         for process, answer in found:
             if answer.absurd:
                 run.fail(process, WorkerError(Status.FAILED, answer.absurd))
             else:
                 believed.append((process, answer))
-    return believed, starved
+    return believed, out_of_memory
 
 
 def ask_group(
@@ -200,11 +200,11 @@ def ask_group(
     request: Callable[Concatenate[PipelineHost, P], T],
     *args: P.args,
     **kwargs: P.kwargs,
-) -> tuple[list[tuple[VariantProcess, T]], Starved]:
+) -> tuple[list[tuple[VariantProcess, T]], OutOfMemory]:
     """Sends the same request to all living workers of a group at once.
 
     Returns:
-        the answers, and the processes that starved. A process that fails for another reason fails its variant.
+        the answers, and the processes that ran out of memory. Another failure fails the variant.
     """
     asked = living(group)
     return ask_each(run, asked, phase, [partial(process.worker.begin, request, *args, **kwargs) for process in asked])
@@ -216,7 +216,7 @@ def ask_each(
     phase: str,
     requests: Sequence[Callable[[], Callable[[], T]]],
     lenient: bool = False,
-) -> tuple[list[tuple[VariantProcess, T]], Starved]:
+) -> tuple[list[tuple[VariantProcess, T]], OutOfMemory]:
     """Sends one request to each of several workers at once.
 
     Args:
@@ -227,21 +227,21 @@ def ask_each(
         lenient: records a request that cannot be answered, and fails no variant, because it is not a timing.
 
     Returns:
-        the answers, and the processes that starved. Unless `lenient`, any other error fails the variant.
+        the answers, and the processes that ran out of memory. Unless `lenient`, any other error fails the variant.
     """
     if not asked:
         return [], []
     run.progress.together([process.row.name for process in asked], phase)
     good: list[tuple[VariantProcess, T]] = []
-    starved: Starved = []
+    out_of_memory: OutOfMemory = []
     for process, answer in zip(asked, answers_of(requests), strict=True):
         if not isinstance(answer, WorkerError):
             good.append((process, answer))
         elif lenient and answer.status is Status.FAILED:
             process.row.reason = append_reason(process.row, f"{phase}: {answer.reason}")
         else:
-            starved += _noted(run, process, answer)
-    return good, starved
+            out_of_memory += _noted(run, process, answer)
+    return good, out_of_memory
 
 
 def living(group: Sequence[VariantProcess]) -> list[VariantProcess]:
@@ -262,7 +262,7 @@ def attempt(run: StudyRun, process: VariantProcess, work: Callable[[StudyRun, Va
     try:
         work(run, process)
     except WorkerError as error:
-        return starvation(run, process, error)
+        return memory_reason(run, process, error)
     finally:
         if not run.interleaved:
             process.stop()
@@ -270,11 +270,11 @@ def attempt(run: StudyRun, process: VariantProcess, work: Callable[[StudyRun, Va
     return None
 
 
-def starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> str | None:
+def memory_reason(run: StudyRun, process: VariantProcess, error: WorkerError) -> str | None:
     """Ends a worker that ran out of memory beside others, and returns the reason; any other error fails the variant."""
     others = len([other for other in run.living if other is not process])
     if (
-        error.starved
+        error.out_of_memory
         and others
         and run.protocol.schedule == "auto"
         and run.interleaved
@@ -284,14 +284,14 @@ def starvation(run: StudyRun, process: VariantProcess, error: WorkerError) -> st
         process.kill()
         return f"'{process.row.name}' failed beside {others} others, perhaps for lack of memory ({error.reason})"
     run.fail(process, error)
-    if error.starved and others:
+    if error.out_of_memory and others:
         advice = f"{others} other processes were in memory: try protocol.schedule=blocks"
         process.row.reason = append_reason(process.row, advice)
     return None
 
 
-def _noted(run: StudyRun, process: VariantProcess, error: WorkerError) -> Starved:
-    reason = starvation(run, process, error)
+def _noted(run: StudyRun, process: VariantProcess, error: WorkerError) -> OutOfMemory:
+    reason = memory_reason(run, process, error)
     return [] if reason is None else [(process, reason)]
 
 
@@ -301,17 +301,17 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def _try_alone(run: StudyRun, starved: Starved) -> None:
-    """Prepares starved processes again, each alone; then starts the others again, or turns to blocks."""
+def _try_alone(run: StudyRun, out_of_memory: OutOfMemory) -> None:
+    """Prepares processes that ran out of memory again, each alone; then starts the others again, or turns to blocks."""
     run.stop_all()
-    for process, _ in starved:
+    for process, _ in out_of_memory:
         if process.active:
             _prepare(run, [process])
             process.stop()
             run.checkpoint()
     if not run.interleaved:
         return
-    fitting = [reason for process, reason in starved if process.active]
+    fitting = [reason for process, reason in out_of_memory if process.active]
     if fitting:
         use_blocks(run, fitting[0])
         return

@@ -7,20 +7,20 @@ from itertools import product
 
 import numpy as np
 
-from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
+from sdopt.analysis.disturbance import enough_clean, places_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.measure.processes import IdleMeter
 from sdopt.results.records import Measurement, Schedule, ShapeSamples, Status
 from sdopt.study.inspection import inspect_group
 from sdopt.study.preparation import (
-    Starved,
+    OutOfMemory,
     attempt,
     batched,
     call_group,
     living,
+    memory_reason,
     next_batch,
     note_call,
-    starvation,
     warm_up_again,
 )
 from sdopt.study.state import StudyRun, VariantProcess
@@ -63,19 +63,19 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         run.checkpoint()
     for process in run.processes:
         _end_rounds(run, process)
-    starved: Starved = []
+    out_of_memory: OutOfMemory = []
     # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
     waiting = sorted(
         (process for process in run.processes if process.active),
         key=lambda process: (not process.first, process.row.role == "control"),
     )
     for group in batched(waiting, run.sharing.processes):
-        starved += inspect_group(run, group)
+        out_of_memory += inspect_group(run, group)
         run.checkpoint()
         with run.progress.timeline.during("ending workers"):
             for process in group:
                 run.retire(process)
-    return Schedule("blocks", starved[-1][1]) if starved else None
+    return Schedule("blocks", out_of_memory[-1][1]) if out_of_memory else None
 
 
 def _numbers(run: StudyRun) -> Iterator[int]:
@@ -109,9 +109,9 @@ def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | Non
             if process.active:
                 _time(run, process, place, number)
         except WorkerError as error:
-            reason = starvation(run, process, error)
+            reason = memory_reason(run, process, error)
             if reason is not None:
-                return _after_starvation(run, process, f"{reason}, in round {number}")
+                return _after_out_of_memory(run, process, f"{reason}, in round {number}")
     return None
 
 
@@ -123,7 +123,7 @@ def _leave_out(run: StudyRun) -> None:
         samples.left_out = list(places)
 
 
-def _after_starvation(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
+def _after_out_of_memory(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
     """Tries a process alone, and returns the schedule for the rest: blocks if the process fits, else as before."""
     run.stop_all()
     attempt(run, process, warm_up_again)
@@ -233,12 +233,12 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     shuffle.shuffle(waiting)
     for group, place in product(batched(waiting, run.sharing.processes), run.shapes):
         number, memory = 1 + run.protocol.warmup, run.protocol.warmup > 0
-        calls, starved = call_group(run, group, "discarded round", place, number, memory=memory)
+        calls, out_of_memory = call_group(run, group, "discarded round", place, number, memory=memory)
         for process, call in calls:
             process.measurement.shapes[place].discarded_s.append(call.seconds)
             note_call(run, process, place, call)
-        for process, reason in starved:
-            return _after_starvation(run, process, f"{reason}, in the discarded round")
+        for process, reason in out_of_memory:
+            return _after_out_of_memory(run, process, f"{reason}, in the discarded round")
     run.checkpoint()
     return None
 

@@ -9,8 +9,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
 from sdopt.analysis.answer import answer_of
+from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.analysis.interference import count_rounds
 from sdopt.report.markdown import markdown_table
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.files import to_json
@@ -168,7 +168,7 @@ def config_yaml(result: StudyResult) -> str:
     return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
-def metrics_of(result: StudyResult, variant: VariantResult) -> dict[str, float]:
+def logged_metrics(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """Every figure of a variant by its flat name; of further comparisons what is between the two, by the reference."""
     first, *others = [row for row in figures_of(result) if row.variant is variant]
     return first.flat | {

@@ -26,7 +26,7 @@ from sdopt.tracking.projection import (
     STUDY,
     config_yaml,
     judged_tags,
-    metrics_of,
+    logged_metrics,
     newest_note,
     note_of,
     run_name,
@@ -114,7 +114,7 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
         else:
             variant = variants[str(run.info.run_name)]
             tags = verdict_tags(result, variant)
-            if (passed := metrics_of(result, variant).get("gate/passed")) is not None:
+            if (passed := logged_metrics(result, variant).get("gate/passed")) is not None:
                 client.log_metric(run_id, "gate/passed", passed)
         for name, value in tags.items():
             client.set_tag(run_id, name, value)
@@ -302,7 +302,7 @@ def _log_variant(
     run = client.create_run(experiment, started + place, tags, variant.name).info.run_id
     log_params(client, run, variant_parameters(result, variant))
     ended = time_of(result.finished, result.started)
-    metrics = [Metric(name, value, ended, 0) for name, value in metrics_of(result, variant).items()]
+    metrics = [Metric(name, value, ended, 0) for name, value in logged_metrics(result, variant).items()]
     several = len(result.shapes) > 1
     # Of one shape, a variant may have another than the study's.
     shapes = result.shapes if several else variant.config.shapes[:1]

@@ -34,9 +34,9 @@ def describe_error(error: Exception) -> WorkerError:
         chain.append(cause)
         cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
     texts = [str(link).lower() for link in chain]
-    starved = any(isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain) or any(
+    out_of_memory = any(isinstance(link, torch.OutOfMemoryError | MemoryError) for link in chain) or any(
         words in text for words in _OUT_OF_MEMORY for text in texts
     )
     maybe = any(words in text for words in _MAYBE_OUT_OF_MEMORY for text in texts)
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return WorkerError(Status.OUT_OF_MEMORY if starved else Status.FAILED, reason, may_be_memory=maybe)
+    return WorkerError(Status.OUT_OF_MEMORY if out_of_memory else Status.FAILED, reason, may_be_memory=maybe)

@@ -24,7 +24,7 @@ class WorkerError(Exception):
         super().__init__(status, reason, may_be_memory)  # all of them, because it travels between processes
 
     @property
-    def starved(self) -> bool:
+    def out_of_memory(self) -> bool:
         """Whether the worker may have lacked memory that other processes held."""
         return self.may_be_memory or self.status is Status.OUT_OF_MEMORY
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sdopt.analysis.break_even import break_even, break_even_text
-from sdopt.analysis.figures import metrics_of
+from sdopt.analysis.figures import flat_figures
 from sdopt.analysis.timing import compare
 from sdopt.report.rows import notes_of
 from sdopt.results.records import BreakEven, Interval, StudyResult
@@ -74,6 +74,6 @@ class TestBreakEven:
         comparison.floor = 1.0001
         [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
         assert f"{said}{break_even_text(comparison.break_even)}" in note
-        flat = metrics_of(result, result.variant("bfloat16"))
+        flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s
         assert flat.get("break_even/images") == comparison.break_even.images

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, metrics_of, ratio_text
+from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_figures, ratio_text
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, SPEEDUP
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.outcome import Outcome
@@ -43,7 +43,7 @@ class TestOneFigureEverywhere:
         figures = figures_by_variant(result)[edge.candidate]
         assert figures.speedup is not None
         assert figures.speedup.interval is edge.speedup
-        flat = metrics_of(result, result.variant(edge.candidate))
+        flat = flat_figures(result, result.variant(edge.candidate))
         assert (flat["speedup"], flat["speedup_low"], flat["speedup_high"]) == (
             edge.speedup.estimate,
             edge.speedup.low,
@@ -71,7 +71,7 @@ class TestOneFigureEverywhere:
     def test_memory(self, result: StudyResult) -> None:
         edge = result.comparisons[0]
         assert edge.memory_ratio is not None
-        flat = metrics_of(result, result.variant(edge.candidate))
+        flat = flat_figures(result, result.variant(edge.candidate))
         assert flat["memory_ratio"] == edge.memory_ratio.estimate
         headline = figures_by_variant(result)[edge.candidate].headline_memory
         assert headline is not None

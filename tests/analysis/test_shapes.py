@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sdopt.analysis.figures import figures_by_variant, figures_of, metrics_of
-from sdopt.analysis.interference import count_rounds
+from sdopt.analysis.disturbance import count_rounds
+from sdopt.analysis.figures import figures_by_variant, figures_of, flat_figures
 from sdopt.analysis.precision import processes_needed
 from sdopt.analysis.timing import compare
 from sdopt.errors import UsageError
@@ -90,7 +90,7 @@ class TestEachShape:
             assert found.headline_memory == expected.headline_memory
 
     def test_has_flat_figures_with_its_name_beside_those_of_the_main_shape(self, result: StudyResult) -> None:
-        flat = metrics_of(result, result.variant("fast"))
+        flat = flat_figures(result, result.variant("fast"))
         assert flat["speedup"] == flat["speedup/64x64b1"] == pytest.approx(2.0)
         assert flat["speedup/96x96b1"] == pytest.approx(1.5)
         assert flat["speedup_low/96x96b1"] < 1.5 < flat["speedup_high/96x96b1"]
@@ -172,5 +172,5 @@ def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
 def test_one_shape_is_a_study_as_it_ever_was(result: StudyResult) -> None:
     one = alone(result, 0)
     assert not figures_by_variant(one)["fast"].further
-    assert not [name for name in metrics_of(one, one.variant("fast")) if "64x64" in name]
+    assert not [name for name in flat_figures(one, one.variant("fast")) if "64x64" in name]
     assert "speed-up, " not in markdown_table(one)

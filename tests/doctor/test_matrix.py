@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from sdopt.analysis.outcomes import Outcome, Standing
-from sdopt.config.compatibility import compatibility
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
+from sdopt.config.option_matrix import option_matrix
 from sdopt.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_in
 from sdopt.doctor.tables import matrix_table
 from sdopt.hardware.cards import planned_device
@@ -178,8 +178,8 @@ class TestCommand:
 
 
 def test_the_page_depends_on_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = compatibility()
+    page = option_matrix()
     for module in ("conflicts", "compiler.toolchain", "compiler.blade"):
         monkeypatch.setattr(f"sdopt.optimizations.{module}.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert compatibility.__wrapped__() == page
+    assert option_matrix.__wrapped__() == page

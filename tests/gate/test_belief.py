@@ -218,7 +218,7 @@ class TestAround:
         for side, around_s in ((candidate, 0.01 + seconds), (baseline, 0.01)):
             for measurement in side.measurements:
                 measurement.around_s = [around_s] * len(measurement.latency_s)
-        found = [each.verdict for each in judged(study(candidate, baseline)).rulings if each.rule == "around"]
+        found = [each.verdict for each in judged(study(candidate, baseline)).rulings if each.rule == "beside the call"]
         assert found == ([] if verdict is None else [verdict])
 
     @pytest.mark.parametrize(("cores", "threads", "fails"), [(1.05, 1, False), (1.9, 1, True), (1.9, None, False)])

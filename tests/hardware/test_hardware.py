@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sdopt.analysis.figures import metrics_of, peak_rate
+from sdopt.analysis.figures import flat_figures, peak_rate
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
@@ -296,11 +296,11 @@ class TestPeak:
 
     def test_is_compared_with_what_was_achieved(self, result: StudyResult) -> None:
         baseline, half = result.variant("baseline"), result.variant("bfloat16")
-        assert "compute/of_peak" not in metrics_of(result, baseline)
+        assert "compute/of_peak" not in flat_figures(result, baseline)
         result.environment.sheet = Sheet("this CPU", [], 1.0, 1.0, vector=Rates(fp32=2.0, bf16=4.0))
         assert peak_rate(result, baseline) == ("fp32", 2.0)
         assert peak_rate(result, half) == ("bf16", 4.0)
-        found = metrics_of(result, half)
+        found = flat_figures(result, half)
         assert found["compute/of_peak"] == pytest.approx(found["compute/achieved_tflops"] / 4.0)
         [note] = [note for note in notes_of(result) if "dense peak" in note]
         assert "of fp32's 2 TFLOP/s baseline " in note

@@ -9,7 +9,7 @@ from diffusers.models.attention_processor import AttnProcessor
 from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
-from sdopt.analysis.figures import metrics_of
+from sdopt.analysis.figures import flat_figures
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, ask_nvml
@@ -289,7 +289,7 @@ class TestAroundACall:
 
 class TestMetrics:
     def test_of_a_measured_variant(self, result: StudyResult) -> None:
-        found = metrics_of(result, result.variant("batches of four"))
+        found = flat_figures(result, result.variant("batches of four"))
         processes = [np.array(times) for times in result.variant("batches of four").samples.values()]
         medians = [float(np.median(times)) for times in processes]
         assert found["latency/p50_s"] == pytest.approx(stats.gmean(medians))
@@ -311,17 +311,17 @@ class TestMetrics:
         reconfigure(row, "hardware", price_per_hour=3.6)
         for measurement in row.measurements:
             measurement.latency_s = [2.0]
-        assert metrics_of(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
+        assert flat_figures(result, row)["cost/per_1000_images"] == pytest.approx(2.0)
 
     def test_of_one_that_was_skipped_there_are_none(self, result: StudyResult) -> None:
-        assert metrics_of(result, result.variant("TensorFloat-32")) == {}
+        assert flat_figures(result, result.variant("TensorFloat-32")) == {}
 
     def test_of_the_baseline_there_is_no_speedup(self, result: StudyResult) -> None:
-        found = metrics_of(result, result.variant("baseline"))
+        found = flat_figures(result, result.variant("baseline"))
         assert not [name for name in found if name.startswith("speedup")]
 
     def test_of_one_that_failed_midway_there_are_none(self, result: StudyResult) -> None:
         """Half a measurement would rank it beside those that were measured whole."""
         row = result.variant("bfloat16")
         row.status, row.measurements[0].latency_s = Status.FAILED, row.measurements[0].latency_s[:2]
-        assert metrics_of(result, row) == {}
+        assert flat_figures(result, row) == {}

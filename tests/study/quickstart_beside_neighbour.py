@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.figures import figures_of
-from sdopt.analysis.interference import count_rounds
 from sdopt.report.markdown import markdown
 from sdopt.results.files import read_result
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.interference import count_rounds
+from sdopt.analysis.disturbance import count_rounds
 from sdopt.results.records import Interference, StudyResult
 from sdopt.study.designs import CONTROL
 from tests.command import SMOKE, sdopt

@@ -23,7 +23,7 @@ import pytest
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
-from sdopt.tracking.projection import metrics_of
+from sdopt.tracking.projection import logged_metrics
 from sdopt.tracking.runs import log_study
 from sdopt.tracking.store import TrackingError, with_store
 from tests.command import SMOKE, Finished, Process, start
@@ -244,7 +244,7 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
 def metric_values(result: StudyResult) -> int:
     """Of each variant its metrics and its rounds."""
     rounds = sum(len(times) for row in result.variants for times in row.samples.values())
-    return rounds + sum(len(metrics_of(result, row)) for row in result.variants)
+    return rounds + sum(len(logged_metrics(result, row)) for row in result.variants)
 
 
 @pytest.mark.slow

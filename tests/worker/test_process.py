@@ -141,7 +141,7 @@ class TestErrors:
     def test_that_mean_memory(self, text: str) -> None:
         error = describe_error(RuntimeError(text))
         assert error.status is Status.OUT_OF_MEMORY
-        assert error.starved
+        assert error.out_of_memory
 
     @pytest.mark.parametrize(
         "text",
@@ -157,7 +157,7 @@ class TestErrors:
         """Alone a variant that says so has failed; beside others it is tried alone."""
         error = describe_error(RuntimeError(text))
         assert error.status is Status.FAILED
-        assert error.starved
+        assert error.out_of_memory
 
     def test_within_others_are_found(self) -> None:
         wrapped = RuntimeError("the compiler gave up")
@@ -166,4 +166,8 @@ class TestErrors:
 
     def test_of_another_kind_are_failures(self) -> None:
         error = describe_error(ValueError("a\n  part is missing"))
-        assert (error.status, error.reason, error.starved) == (Status.FAILED, "ValueError: a part is missing", False)
+        assert (error.status, error.reason, error.out_of_memory) == (
+            Status.FAILED,
+            "ValueError: a part is missing",
+            False,
+        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.interference import enough_clean, places_left_out, worst_by_round
+from sdopt.analysis.disturbance import enough_clean, places_left_out, worst_by_round
 from sdopt.analysis.precision import processes_needed
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, log_speedup
 from sdopt.results.records import (

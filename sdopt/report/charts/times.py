@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from sdopt.analysis.disturbance import shares
 from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.analysis.interference import shares
 from sdopt.report.charts.spec import (
     AMBER,
     BARS,

@@ -17,7 +17,7 @@ CARDS = ("h200", "rtx4090")
 
 
 @cache
-def compatibility() -> str:
+def option_matrix() -> str:
     """Returns the matrix of options, models and tasks. It depends on options and records, and on no machine."""
     sheets = data_sheets()
     shown = shown_in(records_in(CONF.parent / RECORDS), sheets)
