@@ -11,6 +11,7 @@ from sdopt.gate.trial import CONF
 from . import end_with_code
 
 if TYPE_CHECKING:
+    from sdopt.gate.trial.alarms import Trial
     from sdopt.gate.trial.caught import Caught
 
 ALARMS = Path("outputs/sweeps/gate-alarms")
@@ -36,6 +37,12 @@ def main(argv: list[str]) -> int:
         help="instead: N independent A/A trials, a minute each; the same command goes on with what is missing",
     )
     parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
+    parser.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="CSV file of trials that count as made, to which new ones are added (default: trials.csv in the folder)",
+    )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:
         if arguments.overrides:
@@ -59,7 +66,7 @@ def main(argv: list[str]) -> int:
 
     command = ["--config-dir", str(arguments.config_dir.resolve()), f"experiment={preset}", *arguments.overrides]
     if arguments.alarms is not None:
-        return _alarms(arguments.alarms, arguments.folder, command)
+        return _alarms(arguments.alarms, arguments.folder, arguments.ledger, command)
     started = time.monotonic()
     folder = Path("outputs/runs/gate-trial") / time.strftime("%Y-%m-%d_%H-%M-%S")
     code = run([*command, f"hydra.run.dir={folder}"])
@@ -126,25 +133,50 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
     return f"{tables}\n{said}{took}\n" + (f"\n{calibration}\n" if calibration else "")
 
 
-def _alarms(trials: int, folder: Path, command: list[str]) -> int:
-    """Runs A/A trials as a sweep over noise and contracts, or what is missing of one, and counts the false alarms."""
-    from sdopt.gate.trial.alarms import CANDIDATES, count_alarms
-    from sdopt.report.markdown import markdown
-    from sdopt.results.records import Verdict
+def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str]) -> int:
+    """Makes the A/A trials that are missing, a sweep of one study per contract for each seed; counts the alarms."""
+    from sdopt.errors import UsageError
+    from sdopt.gate.trial.alarms import CANDIDATES, missing_seeds, read_ledger, trials_in, write_ledger
 
     from .run import main as run
 
-    if (folder / "multirun.yaml").is_file():
-        run([f"resume={folder}"])
-    else:
-        seeds = f"workload.seed=range(0,{1000 * -(-trials // len(CANDIDATES))},1000)"
-        # The last axis changes fastest: what is done of a sweep that was interrupted is of all contracts.
-        contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
-        run(["-m", *command, seeds, contracts, f"hydra.sweep.dir={folder}"])
-    *by_contract, every = count_alarms(sorted(file.parent for file in folder.glob("*/result.json")))
+    ledger = ledger or folder / "trials.csv"
+    try:
+        kept = {(trial.seed, trial.contract): trial for trial in read_ledger(ledger)}
+    except UsageError as error:
+        print(f"sdopt: {error}", file=sys.stderr)
+        return 2
+    kept |= {(trial.seed, trial.contract): trial for trial in trials_in(folder)}
+    contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
+    code = 0
+    for seed in missing_seeds(kept.values(), wanted):
+        sweep = folder / str(seed)
+        if (sweep / "multirun.yaml").is_file():
+            code = run([f"resume={sweep}"])
+        else:
+            code = run(["-m", *command, f"workload.seed={seed}", contracts, f"hydra.sweep.dir={sweep}"])
+        kept |= {(trial.seed, trial.contract): trial for trial in trials_in(sweep)}
+        write_ledger(ledger, kept.values())
+        # What neither measured nor judged (usage, a full disk, a signal) would do so for each seed.
+        if code not in (0, 1, 3) or not any(seed == made for made, _ in kept):
+            break
+    trials = list(kept.values())
+    failed = _show_alarms(trials, folder)
+    if code not in (0, 1, 3):
+        return code
+    return 1 if failed else 0 if len(trials) >= wanted else 3
+
+
+def _show_alarms(trials: "list[Trial]", folder: Path) -> int:
+    """Prints the rates of false alarms, and writes them to `folder`; returns how many trials failed."""
+    from sdopt.gate.trial.alarms import count_alarms
+    from sdopt.report.markdown import markdown
+    from sdopt.results.records import Verdict
+
+    *by_contract, every = count_alarms(trials)
     shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)
     rows = [
-        (one.contract, str(len(one.verdicts)), *(str(one.count(v)) for v in shown), f"{100 * one.highest_rate:.1f} %")
+        (one.contract, str(len(one.trials)), *(str(one.count(v)) for v in shown), f"{100 * one.highest_rate:.1f} %")
         for one in (*by_contract, every)
     ]
     heads = (
@@ -160,9 +192,7 @@ def _alarms(trials: int, folder: Path, command: list[str]) -> int:
     if folder.is_dir():
         (folder / "alarms.md").write_text(tables, encoding="utf-8")
     print(tables)
-    if every.count(Verdict.FAIL):
-        return 1
-    return 0 if len(every.verdicts) >= trials else 3
+    return every.count(Verdict.FAIL)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The gate from the command line, on a study that it judged as it went; drift, calibration and the trial."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,7 +10,7 @@ import pytest
 from runners.gate_trial import main as gate_trial
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.gate.trial import CONF
-from sdopt.gate.trial.alarms import count_alarms
+from sdopt.gate.trial.alarms import count_alarms, missing_seeds, read_ledger, trials_in, write_ledger
 from sdopt.gate.trial.caught import timed_variants
 from sdopt.gate.trial.registry import drawn_sabotages
 from sdopt.results.files import read_result, write_result
@@ -218,14 +219,35 @@ class TestTrial:
         assert not {one.name: one for one in timed_variants(result)}["black"].fits
 
     def test_false_alarms_are_counted_by_contract_with_a_bound(self, folder: Path) -> None:
-        found = {one.contract: one for one in count_alarms([folder, folder])}
+        found = {one.contract: one for one in count_alarms([*trials_in(folder), *trials_in(folder)])}
         assert found["lossy"].count(Verdict.FAIL) == 4  # both sabotages, twice
         assert found["exact"].count(Verdict.FAIL) in (0, 2)  # `honest` claims a gain, which it may not have
         assert found["lossy"].highest_rate == 1.0
-        assert found["all"].verdicts == found["exact"].verdicts + found["lossy"].verdicts
+        assert len(found["all"].trials) == len(found["exact"].trials) + len(found["lossy"].trials)
         [nothing] = count_alarms([])
         assert nothing.highest_rate == 1.0
         assert any("tripwires" in reason for reason in found["lossy"].reasons)
+
+    def test_a_ledger_keeps_trials_from_being_made_twice(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ledger = tmp_path / "kept" / "trials.csv"
+        measured = trials_in(folder)
+        write_ledger(ledger, measured)
+        assert sorted(read_ledger(ledger), key=str) == sorted(measured, key=str)
+        assert missing_seeds(measured, 6) == [0, 1000]
+        passed = [replace(measured[0], verdict="pass", reason="", contract=name, seed=0) for name in ("a", "b", "c")]
+        assert missing_seeds(passed, 6) == [1000]
+        write_ledger(ledger, passed)
+        # All that is asked for was made: nothing is measured.
+        assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 0
+        assert "| all | 3 | 0 | 0 | 0 | 3 | 63.2 % |" in capsys.readouterr().out
+        write_ledger(ledger, [*passed[:2], replace(passed[2], verdict="fail", reason="memory_ratio: too much")])
+        assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 1
+        assert "seed 0, c: memory_ratio: too much" in capsys.readouterr().out
+        ledger.write_text(ledger.read_text().replace("pass", "perhaps"))
+        assert gate_trial(["--alarms", "3", "--ledger", str(ledger)]) == 2
+        assert "line 2 is not that of a trial" in capsys.readouterr().err
 
     def test_a_measured_trial_is_reported_anew(
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
