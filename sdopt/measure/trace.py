@@ -2,9 +2,10 @@
 
 import gc
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -184,10 +185,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         observed(pipe, enter, leave),
         _observed_layers(denoiser_of(pipe), trace.denoiser),
         _observed_decoder(pipe.vae, trace.decoder_inputs),
-        # PyTorch warns of events of earlier cycles that it drops, unless it is told to keep them; here is one cycle.
-        torch.profiler.profile(
-            activities=activities, record_shapes=not _swaps_weights(pipe), acc_events=True
-        ) as profile,
+        _profiled(torch.profiler.profile(activities=activities, record_shapes=not _swaps_weights(pipe))) as profile,
     ):
         call()
     with scratch_folder("trace") as folder:
@@ -196,6 +194,18 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         with _no_garbage():
             _sort(json.loads(path.read_text())["traceEvents"], trace)
     return trace
+
+
+@contextmanager
+def _profiled(profile: torch.profiler.profile) -> Iterator[torch.profiler.profile]:
+    """Profiles the block."""
+    with ExitStack() as stack:
+        with warnings.catch_warnings():
+            # PyTorch 2.11 warns that it drops the events of earlier cycles; here is one cycle. `acc_events=True`, which
+            # keeps them, makes a Python object of each event as well: that took longer than the call.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            stack.enter_context(profile)
+        yield profile
 
 
 def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
