@@ -93,7 +93,7 @@ def optimize(
         ConflictError: an option cannot run on this device, with this model or beside the others; nothing was changed.
     """
     if pipe in _OPTIMIZED:
-        raise UsageError("options were applied to this pipeline before: take them back with sdopt.undo(pipe) first")
+        raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
@@ -204,9 +204,9 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     lost = optimized.before.lost(pipe)
     for axis, option in optimized.assembly.options.items():
         if option.loads_on_host:
-            lost.append(f"{as_choice(axis, optimized.choices[axis])} has taken its weights elsewhere")
+            lost.append(f"{as_choice(axis, optimized.choices[axis])} has moved the weights of the pipeline")
     if lost:
-        raise UsageError([f"{problem}: load the pipeline anew" for problem in lost])
+        raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
     del _OPTIMIZED[pipe]
     return pipe
@@ -247,7 +247,7 @@ class _State:
         changed = {
             key.partition(".")[0] for key in self.weights.keys() | now.keys() if self.weights.get(key) != now.get(key)
         }
-        return [f"the weights of its {name} were changed" for name in sorted(changed)]
+        return [f"the weights of {name} were changed" for name in sorted(changed)]
 
     def restore(self, pipe: "DiffusionPipeline") -> None:
         """Puts back parts, methods, flags and attention processors, and the usual memory format."""
@@ -366,7 +366,7 @@ def _result(place: str | Path, tracking_uri: str | None) -> Outcome:
     if Path(place).exists():
         return load_result(place)
     if Path(place).suffix or len(Path(place).parts) > 1:
-        raise UsageError(f"{place}: there is no such folder")
+        raise UsageError(f"{place}: no such folder")
     tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
     return Outcome.of(download_result(str(place), tracking))
 
@@ -377,7 +377,8 @@ def _named(result: Outcome, name: str | None) -> str:
     if name is None and len(candidates) == 1:
         return candidates[0]
     if name not in names:
-        raise UsageError(f"variant={name}: the study has {', '.join(names)}")
+        problem = "variant: name" if name is None else f"variant={name}: not in the study; choose"
+        raise UsageError(f"{problem} one of {', '.join(names)}")
     return name
 
 

@@ -31,7 +31,7 @@ class Worth(StrEnum):
     """It cannot run here, or the study was interrupted."""
 
 
-REPEATS = "nothing is changed: what it chooses, its reference has too"
+REPEATS = "it changes nothing: its reference has the same configuration"
 """The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
 
 
@@ -182,7 +182,7 @@ def _worth(
         worth, because = _by_intervals(claims, ratios, shown)
         faster = [measure_named(name) is SPEEDUP for name, found in shown.items() if found > 0]
         if worth is Worth.WORTH_IT and claims and all(faster) and not changes_of(result, variant, reference):
-            return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows nothing that could make it so"
+            return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows no change that explains it"
         return worth, because
     return _by_gate(judged, ratios, shown)
 
@@ -262,10 +262,10 @@ def _why_open(ratio: Ratio | None) -> str:
     if ratio.interval.low is None:
         return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
     if ratio.floor is None:
-        return "no A/A floor to hold it against"
+        return "the study has no A/A floor to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
-    return "its interval includes no change that counts; more processes (protocol.replicates) would narrow it"
+    return "its interval does not exclude a negligible change; more processes (protocol.replicates) would narrow it"
 
 
 def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
@@ -328,7 +328,7 @@ def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) ->
         return "Nothing was compared with the baseline."
     if worth:
         first, *others = worth
-        also = f" Also worth it, each by itself: {'; '.join(map(_told, others))}." if others else ""
+        also = f" Also worth it, each on its own: {'; '.join(map(_told, others))}." if others else ""
         return f"Turn on {_told(first)}.{also}"
     if len(options) == 1:
         [only] = options
@@ -350,6 +350,6 @@ def _told(option: OptionAnswer) -> str:
 
 def _notes(result: StudyResult) -> list[str]:
     if result.judgements:
-        return [f"Verdicts are those of gate={result.gate}, and of the evidence."]
-    said = "Verdicts are those of the two-sided intervals and of the evidence. The images were not judged"
-    return [f"{said}: gate=default does, or afterwards `sdopt gate <folder>`."]
+        return [f"The verdicts follow gate={result.gate} and the evidence in the traces."]
+    verdicts = "The verdicts follow the two-sided intervals and the evidence in the traces."
+    return [f"{verdicts} The images were not judged: add gate=default, or run `sdopt gate <folder>` on this result."]

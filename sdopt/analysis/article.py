@@ -127,18 +127,22 @@ def require_published(published: Published, variants: Sequence[str]) -> None:
     for table in published.tables:
         at = f"study.published ({table.place})"
         named = [name for column in table.columns for name in column] + [table.reference or variants[0]]
-        problems += [f"{at}: no variant is called '{name}'" for name in named if name not in variants]
+        problems += [f"{at}: the study has no variant '{name}'" for name in named if name not in variants]
         for name, line in ((name, line) for column in table.columns for name, line in column.items()):
             if len(line.split()) != len(table.gpus):
                 problems.append(f"{at}: '{name}' has {len(line.split())} figures for {len(table.gpus)} cards")
-            problems += [f"{at}: '{name}': {text} is no figure" for text in line.split() if not _FIGURE.fullmatch(text)]
+            problems += [
+                f"{at}: '{name}': {text} is not a number" for text in line.split() if not _FIGURE.fullmatch(text)
+            ]
         problems += [
-            f"{at}: '{name}' saves {line} %: less than 100 is possible"
+            f"{at}: '{name}' saves {line} %; a saving must be less than 100 %"
             for name, line in table.time_saved.items()
             if any(isinstance(saved, Printed) and saved.high >= 100 for saved in _read_all(line))
         ]
         if (table.speedup or table.time_saved) and table.reference is None:
-            problems.append(f"{at}: name the reference of its speed-ups")
+            problems.append(
+                f"{at}: has speed-ups but no reference; set reference to the variant that they are relative to"
+            )
     if problems:
         raise UsageError(list(dict.fromkeys(problems)))
 
@@ -151,6 +155,6 @@ def other_setup(setup: PublishedSetup, config: RecordedConfig) -> list[str]:
         "scheduler": (config.scheduler.class_name, setup.scheduler),
         "steps": (workload.steps, setup.steps),
         "size": (config.shapes[0].size, setup.size),
-        "images a call": (config.images_per_call, setup.images),
+        "images per call": (config.images_per_call, setup.images),
     }
     return [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]

@@ -108,7 +108,7 @@ def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
         return ""
     shares = busy_share(row.variant)
     idle = f"; the device worked for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
-    return f"took effect, and brought nothing{_figures_text(row)}{idle}"
+    return f"took effect, but brought no gain{_figures_text(row)}{idle}"
 
 
 def _may_gain(ratio: Ratio, smallest: float) -> bool:

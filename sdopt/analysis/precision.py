@@ -23,12 +23,13 @@ def require_precision(protocol: Protocol, gate: Gate) -> None:
     pilot = gate.replicates if protocol.replicates is None else protocol.replicates
     if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
         problems.append(
-            f"protocol.precision={protocol.precision:g}: takes protocol.replicates={MINIMUM_PROCESSES} or more, whose "
-            f"deviation decides how many processes are added; there are {pilot}"
+            f"protocol.precision={protocol.precision:g}: needs protocol.replicates={MINIMUM_PROCESSES} or more, not "
+            f"{pilot}: their deviation decides how many processes are added"
         )
     if protocol.budget_s is not None and protocol.precision is None:
         problems.append(
-            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not given"
+            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not set; "
+            "set both or neither"
         )
     if problems:
         raise UsageError(problems)

@@ -358,7 +358,7 @@ def _verdict(
     if others:
         return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
     if figure.measure != SPEEDUP.name and (figures.headline_memory or ("",))[0] != "peak_allocated_gib":
-        return Reproduction.NOT_COMPARABLE, "memory of a process on a CPU, where the article's is of a GPU"
+        return Reproduction.NOT_COMPARABLE, "here the memory of a process on a CPU, in the article that of a GPU"
     return _compared(figure.measure, figure.value, measured)
 
 

@@ -287,7 +287,7 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
-        notes.append("no round was timed of both in the same session")
+        notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 
 

@@ -51,7 +51,7 @@ def _short(cell: Cell, notes: dict[str, int]) -> str:
 _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
 The results in `outputs/records/` say what is known. An option is **proven** if a variant with it ended well, and its
-traced call showed that it took effect. It is **refuted** if it ran and brought nothing: its trace showed no effect, or
+traced call showed that it took effect. It is **refuted** if it ran but brought no gain: its trace showed no effect, or
 where it was measured alone, none of the gains that it is for. **Cannot run** is what failed there. An option is
 **impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
 **unproven**: nothing speaks against it, and no record shows it. What a machine has to have installed is left out here.

@@ -168,10 +168,13 @@ def _attribute_docs(cls: type) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m sdopt.config.reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     arguments = parser.parse_args(argv)
     if not HEAD.is_file():
-        print(UsageError(f"{HEAD}: is not here; the page is written in a checkout, not from a wheel"), file=sys.stderr)
+        print(
+            UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel"),
+            file=sys.stderr,
+        )
         return UsageError.exit_code
     content = page()
     if not arguments.check:
@@ -179,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == content:
         return 0
-    print(f"{PAGE} is not current; run python -m sdopt.config.reference", file=sys.stderr)
+    print(f"{PAGE} is out of date; run python -m sdopt.config.reference", file=sys.stderr)
     return 1
 
 

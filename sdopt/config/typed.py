@@ -62,7 +62,9 @@ def _build_anew(path: str, node: DictConfig, cls: Any, values: Mapping[Any, Any]
         schema = OmegaConf.structured(cls)
     except OmegaConfBaseException as error:
         reason = f"{str(error).splitlines()[0]} of its field {error.full_key}"
-        problems.append(f"{path}._target_={node._target_}: {reason}; a yaml holds numbers, strings, lists and mappings")
+        problems.append(
+            f"{path}._target_={node._target_}: {reason}; a YAML file can hold only numbers, strings, lists and mappings"
+        )
         return None
     OmegaConf.set_readonly(schema, False)
     within = _set_fields(schema, cls, path, node, values, problems)
@@ -115,7 +117,7 @@ def _set_fields(
     for key, value in values.items():
         full = _full(path, key)
         if key not in limits:
-            problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
+            problems.append(f"{full}: unknown key; the keys are {', '.join(limits) or 'none'}")
         elif OmegaConf.is_missing(node, key):
             problems.append(f"{full}: must be given, as in {full}=…")
         elif (kind := _dataclass_within(hints[key])) is not None and value is not None:

@@ -47,7 +47,7 @@ def _machine_table(found: Diagnosis) -> Table:
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     device, host = found.device, found.host
-    where = " (from its data sheet: it is not here)" if found.planned else ""
+    where = " (from its data sheet; this machine does not have it)" if found.planned else ""
     yield "device", f"{_card(device) if device.is_cuda else device.name}{where}"
     for card in found.cards:
         yield f"cuda:{card.index}", _card(card)
@@ -68,7 +68,7 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "not found", ", ".join(absent)
     if found.planned:
         return
-    slow = "" if found.start_method == "forkserver" else ": each worker imports PyTorch anew, in seconds"
+    slow = "" if found.start_method == "forkserver" else ": each worker imports PyTorch again, which takes seconds"
     yield "workers", f"started by {found.start_method}{slow}"
 
 
@@ -157,7 +157,9 @@ def sheet_yaml(found: Diagnosis) -> str:
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
     rates = {ceiling.kind: ceiling.rate for ceiling in measured}
     if COPY not in rates:
-        raise UsageError("--save: the copy failed, and a data sheet needs the bandwidth of the memory")
+        raise UsageError(
+            "--save: cannot write a data sheet without the memory bandwidth, whose measurement (the copy) failed"
+        )
     copy = rates.pop(COPY)
     cores = device.capability is not None and device.capability >= (7, 0)
     vector = {kind: rate for kind, rate in rates.items() if not cores or kind == "fp32"}

@@ -80,7 +80,7 @@ def judge_drift(
     refused = [difference for difference in found if difference.waiver not in waived]
     if refused:
         waivers = sorted({difference.waiver for difference in refused} - {""})
-        advice = f"; `--waive {','.join(waivers)}` allows what a waiver can" if waivers else ""
+        advice = f"; `--waive {','.join(waivers)}` allows the differences that can be waived" if waivers else ""
         problems = [f"not comparable: {difference.what}" for difference in refused]
         raise UsageError([*problems[:-1], problems[-1] + advice])
     contract = Contract.LOSSY if found else Contract.EQUIVALENT
@@ -90,7 +90,9 @@ def judge_drift(
     notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
     paired = folders is not None and contract is Contract.EQUIVALENT
     if not paired:
-        notes.append("images were not compared pair by pair" + ("" if folders else ": those of both runs are not here"))
+        notes.append(
+            "images were not compared pair by pair" + ("" if folders else ": that takes the image files of both runs")
+        )
     rules = [
         rule
         for rule in gate.rules.get(contract, [])

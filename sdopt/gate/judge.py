@@ -88,7 +88,7 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
                 rulings.append(gain_when_drawn(context.candidate, context.reference))
             rulings += ruling_of(look)
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
-        notes = [f"several promises changed; judged by the weakest, {contract}"] if mixed else []
+        notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
         notes += [said] if fitting and said else []
         judged = judgement(comparison, contract, rulings, "; ".join(notes))
         judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
@@ -268,7 +268,7 @@ class RuleContext:
     def _of_images(self, rule: Rule, least: int) -> Ruling:
         """Applies a rule on a quality metric; with fewer than `least` images, the rule stays unjudged."""
         if len(self.candidate.images) < least:
-            return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
+            return unjudged(rule.test, f"{rule.metric} needs at least {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
         between = find_scores(self.paired, rule.metric)
         found = [*mine.items(), *between.items()]
@@ -292,7 +292,7 @@ class RuleContext:
             return exact(rule, name, score)
         if rule.test == "within":
             if rule.low is None or rule.high is None:
-                return unjudged(rule.test, "the rule has no low and high", name)
+                return unjudged(rule.test, "the rule lacks low or high", name)
             return two_sided(rule, name, bounds_of(score, rule.confidence), rule.low, rule.high)
         return self._against_limit(rule, name, score)
 
@@ -334,7 +334,7 @@ class RuleContext:
         if problem:
             return unjudged(rule.test, problem, name)
         if len(mine.per_prompt) != len(other.per_prompt) or len(mine.leave_one_out) != len(other.leave_one_out):
-            return unjudged(rule.test, f"{name} has other prompts on both sides", name)
+            return unjudged(rule.test, f"{name} was measured on different prompts for candidate and reference", name)
         margin = self._threshold(rule, name, rule.margin, rule.deviations, lambda spread: spread.deviation)
         if isinstance(margin, Ruling):
             return margin
@@ -372,7 +372,11 @@ class RuleContext:
         if bounds is None:
             return unjudged(rule.test, f"{rule.metric} was not measured", name)
         if rule.limit is None or rule.test not in ("at_least", "at_most"):
-            return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", name)
+            return unjudged(
+                rule.test,
+                f"{rule.metric} can only be judged with test=at_least or test=at_most, and needs a limit",
+                name,
+            )
         smallest = self.smallest(rule.metric, gate)
         limit = rule.limit
         if rule.test == "at_most" and not RULED[rule.metric].higher_is_better and limit >= 1:

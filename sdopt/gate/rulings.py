@@ -153,6 +153,6 @@ def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
     if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
         needed = math.ceil(math.log(1 - rule.confidence) / math.log(1 - rule.share))
-        ruling.reason = f"so few cannot exclude a share of {rule.share:.3g}: {needed} prompts would"
+        ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
     ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
     return ruling

@@ -83,7 +83,7 @@ def _require_no_idle_keys(model: Model) -> None:
         "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
     }
     idle = [
-        f"model.{key}={getattr(model, key)}: goes with {with_what}; here model.weights={model.weights}"
+        f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
         for key, (read, with_what) in reads.items()
         if getattr(model, key) is not None and not read
     ]

@@ -16,9 +16,9 @@ def problems_of(result: StudyResult) -> Iterator[str]:
     if wrong := wrong_name(result.name):
         yield f"name={result.name!r}: {wrong}"
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
-        yield f"id={result.id!r}: no id of a study"
+        yield f"id={result.id!r}: not the id of a study"
     if not {"name", "type"} <= result.environment.device.keys():
-        yield "environment.device: says neither name nor type of the device"
+        yield "environment.device: lacks the name or the type of the device"
     yield from _values_out_of_range(result.config, "config")
     yield from _variant_problems(result)
     yield from _reference_problems(result)
@@ -28,7 +28,7 @@ def problems_of(result: StudyResult) -> Iterator[str]:
 
 def _variant_problems(result: StudyResult) -> Iterator[str]:
     if not result.variants:
-        yield "variants: there are none"
+        yield "variants: must not be empty"
     seen = set()
     for place, row in enumerate(result.variants):
         if wrong := wrong_label(row.name):
@@ -44,7 +44,7 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
         for number, measurement in enumerate(row.measurements):
             where = f"variants.{place}.measurements.{number}"
             if len(measurement.shapes) != len(row.config.shapes):
-                yield f"{where}.further: not one for each further shape of the workload"
+                yield f"{where}.further: needs one entry for each further shape of the workload"
             if wrong := _wrong_process(measurement, len(result.sessions)):
                 yield f"{where}.{wrong}"
 
@@ -68,10 +68,10 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
         # A timed call takes time; a compiler, or a device that did nothing, may take none.
         least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
         if wrong := [value for value in values if not least <= value < math.inf]:
-            return f"{name}: {wrong[0]} is no time that a call can take"
+            return f"{name}: {wrong[0]} is not a possible time of a call"
     for name, value in vars(samples.memory).items() if samples.memory else ():
         if value is not None and not math.isfinite(value):
-            return f"memory.{name}: {value} is no amount of memory"
+            return f"memory.{name}: {value} is not an amount of memory"
     if any(not 0 <= place < len(samples.latency_s) for place in samples.left_out):
         return "left_out: names rounds that were not timed"
     return None
@@ -86,7 +86,7 @@ def _ratio_problems(result: StudyResult) -> Iterator[str]:
                 found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
             for name, value in found.items():
                 if value is not None and not value > 0:
-                    yield f"comparisons.{place}.{name}: {value} is no ratio"
+                    yield f"comparisons.{place}.{name}: {value} is not a ratio"
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _reference_problems(result: StudyResult) -> Iterator[str]:
         yield f"baseline={result.baseline}: no variant has this name"
     for place, edge in enumerate(result.comparisons):
         if len(edge.shapes) != len(result.shapes):
-            yield f"comparisons.{place}.further: not one for each further shape of the workload"
+            yield f"comparisons.{place}.further: needs one entry for each further shape of the workload"
         for side in ("candidate", "reference"):
             if (name := getattr(edge, side)) not in names:
                 yield f"comparisons.{place}.{side}={name}: no variant has this name"

@@ -206,7 +206,7 @@ def race(
         if number == config.races or len(order) <= config.finalists or not measure(number, order[:most]):
             break
         gone |= set(order[most:])
-        drop(order[most:], Fate.LEFT_OUT, f"{most} others came first, and raced")
+        drop(order[most:], Fate.LEFT_OUT, f"{most} other candidates ranked higher and took the places in the race")
     without = [name for name in order if not is_gain(standings[name])]
     drop(without, Fate.LEFT_OUT, f"no gain in {' or '.join(config.objectives)} was measured")
     return [name for name in order if name not in without]

@@ -89,7 +89,7 @@ class Search:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
-                which = "can run and hold none of those that spoil images" if self.trials.spoiled else "can run"
+                which = "can run and contain no option that spoils images" if self.trials.spoiled else "can run"
                 self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
                 return
             self._screen(stage, candidates)
@@ -98,10 +98,10 @@ class Search:
         """Returns how many candidates the next study screens; 0 ends the screening."""
         done = len(self.trials.candidates)
         most = self.config.side_by_side
-        why = f"Screened {done}: no more fitted into search.budget_s={self.config.budget_s:g} with the judging."
+        why = f"Screened {done} combinations: search.budget_s={self.config.budget_s:g} left no time for more."
         if self.config.trials is not None and self.config.trials < done + most:
             most = max(0, self.config.trials - done)
-            why = why if most else f"Screened as many as search.trials={self.config.trials} allows."
+            why = why if most else f"Screened as many combinations as search.trials={self.config.trials} allows."
         screened = next(iter(self.results("screen-")), None)
         if screened is not None:  # without a study, there is no estimate
             left = self.deadline - time.monotonic() - self._reserved(screened)
@@ -111,7 +111,7 @@ class Search:
             most = next(fitting, 0)
         if not most:
             untried = self.trials.untried
-            self.trials.ended = why + (f" Not tried even alone: {'; '.join(untried)}." if untried else "")
+            self.trials.ended = why + (f" Not even tried on their own: {'; '.join(untried)}." if untried else "")
         return most
 
     def _reserved(self, screened: StudyResult) -> float:

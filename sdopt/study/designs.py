@@ -255,7 +255,7 @@ class Explicit(Design):
         unknown = [name for edge in edges for name in (edge.candidate, edge.reference) if name not in variants]
         if unknown:
             known = ", ".join(variants)
-            raise UsageError([f"study.edges: no variant is called '{name}'; there are {known}" for name in unknown])
+            raise UsageError([f"study.edges: no variant '{name}'; choose from {known}" for name in unknown])
         loops = [edge.candidate for edge in edges if edge.candidate == edge.reference]
         if loops:
             raise UsageError([f"study.edges: '{name}' is compared with itself; name another one" for name in loops])

@@ -99,8 +99,8 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> OutOfMemory:
     for process, load_s in loaded:
         run.progress.advance()
         if not 0 < load_s <= 1.01 * took_s:
-            said = f"its clock says that loading took {load_s:.3g} s, which was over after {took_s:.3g} s"
-            run.fail(process, WorkerError(Status.FAILED, said))
+            reason = f"its clock says that loading took {load_s:.3g} s, but loading was over after {took_s:.3g} s"
+            run.fail(process, WorkerError(Status.FAILED, reason))
         elif process.first:
             process.measurement.load_s = load_s
     return [*out_of_memory, *missing]
@@ -282,7 +282,8 @@ def memory_reason(run: StudyRun, process: VariantProcess, error: WorkerError) ->
         and not process.variant.hardware.emulate_memory
     ):
         process.kill()
-        return f"'{process.row.name}' failed beside {others} others, perhaps for lack of memory ({error.reason})"
+        failed = f"'{process.row.name}' failed while {others} other processes were in memory"
+        return f"{failed}, perhaps for lack of memory ({error.reason})"
     run.fail(process, error)
     if error.out_of_memory and others:
         advice = f"{others} other processes were in memory: try protocol.schedule=blocks"

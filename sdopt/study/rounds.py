@@ -210,7 +210,7 @@ def clocks_differ(measurement: Measurement) -> str:
         beyond = [seen - told - MESSAGE_S - (_CLOCKS_DIFFER + taken) * seen for told, seen, taken in found]
         if len(beyond) >= _FEWEST_CALLS and float(np.median(beyond)) > 0:
             told, seen = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
-            return f"its clock says that a call took {told:.3g} s, and the study's own {seen:.3g} s"
+            return f"its clock says that a call took {told:.3g} s, but the study's own clock says {seen:.3g} s"
     return ""
 
 
@@ -285,7 +285,7 @@ def blocks(run: StudyRun) -> None:
     if not baseline.active:
         for process in others:
             if process.active and not process.measurement.latency_after_s:
-                problem = "the baseline failed, and there is nothing around it"
+                problem = "the baseline failed, so this block has no baseline after it to compare with"
                 run.fail(process, WorkerError(Status.FAILED, problem))
 
 

@@ -186,7 +186,7 @@ class StudyRun:
         except OSError as error:
             if not self.unwritten:
                 problem = f"{self.folder / 'result.json'}: {error.strerror}"
-                self.progress.warn(f"{problem}; measuring goes on, and it is tried again after every round")
+                self.progress.warn(f"{problem}; measuring continues, and writing is tried again after every round")
             self.unwritten = True
         else:
             self.unwritten = False
@@ -196,7 +196,9 @@ class StudyRun:
         for other in self.presence.others():
             if other not in self.session.disturbed_by:
                 self.session.disturbed_by.append(other)
-                self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
+                self.progress.warn(
+                    f"another study is being measured on this device: {other}; it disturbs the timings of both"
+                )
 
     def warn_once(self, text: str) -> None:
         """Warns the user and records the warning in the result, once for each text."""

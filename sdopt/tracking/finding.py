@@ -57,7 +57,12 @@ def find_results(name: str, tracking: Tracking) -> Found:
     if path.is_dir():
         sweep = read_sweep(path)
         if not sweep.studies and not sweep.damaged and (error := read_error(path)) is not None:
-            raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
+            raise UsageError(
+                [
+                    f"{path}: the command that wrote this folder ended without a result: {said}"
+                    for said in error.problems
+                ]
+            )
         if not sweep.studies and not sweep.damaged:
             raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
         return of_sweep(sweep)

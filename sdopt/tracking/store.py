@@ -86,7 +86,8 @@ def require_store(tracking: Tracking) -> str | None:
             socket.create_connection((address.hostname, port), timeout=3).close()
         except OSError as error:
             reason = error.strerror or str(error)
-            return f"tracking.uri={tracking.uri}: {reason}; measuring all the same, `sdopt sync` can log it later"
+            advice = "measuring continues without it, and `sdopt sync` can log the result later"
+            return f"tracking.uri={tracking.uri}: {reason}; {advice}"
     return None
 
 

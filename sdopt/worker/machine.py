@@ -87,7 +87,7 @@ def probe_machine(context: StartContext, wanted: str) -> tuple[Machine, StartCon
         slow = "a library has started CUDA in the process that workers are forked from"
     context = multiprocessing.get_context("spawn")
     machine = _ask(context, wanted)
-    slow = f"{slow}: each worker imports PyTorch anew, in seconds"
+    slow = f"{slow}: each worker imports PyTorch again, which takes seconds"
     return replace(machine, warnings=(slow, *machine.warnings)), context
 
 

@@ -202,7 +202,7 @@ class TestCommand:
         finished = sdopt(tmp_path, "doctor", "hardware=t4")
         assert finished.code == 0, finished.err
         assert "NVIDIA T4, compute capability 7.5" in finished.shown
-        assert "from its data sheet: it is not here" in finished.shown
+        assert "from its data sheet; this machine does not have it" in finished.shown
         assert "ceilings" not in finished.shown
 
     @pytest.mark.parametrize(

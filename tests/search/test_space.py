@@ -114,7 +114,7 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("overrides", "said"),
         [
-            (["search.groups=[precison]"], "search.groups: there is no group 'precison'"),
+            (["search.groups=[precison]"], "search.groups: unknown group 'precison'"),
             ([], "search.groups: name the groups to search"),
             (["search.groups=[layout]", "search.options={layout: [diagonal]}"], "layout has no option 'diagonal'"),
             (
@@ -128,7 +128,7 @@ class TestConfig:
             (["search.groups=[layout]", "search.finalists=0"], "search.finalists=0: must be at least 1"),
             (["search.groups=[layout]", "search.title=../x"], "search.title=../x: must be a name"),
             (["search.groups=[layout]", "search.budget=3"], "did you mean search.budget_s"),
-            (["search.groups=[layout]", "experiment=quickstart"], "a search makes studies of its own"),
+            (["search.groups=[layout]", "experiment=quickstart"], "not possible in a search"),
         ],
     )
     def test_names_what_is_wrong(self, overrides: list[str], said: str) -> None:

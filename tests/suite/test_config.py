@@ -82,7 +82,7 @@ def test_nothing_is_measured_where_nothing_can_run() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("budget=1", "budget: there is no such key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
+        ("budget=1", "budget: unknown key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
         ("budget_s=0", "budget_s=0.0: must be above 0"),
         ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
