@@ -21,35 +21,37 @@ def main(argv: list[str]) -> int:
     """Runs the trial; returns 0 where all is as it should be, 1 where not, 2 and 3 as `sdopt run`."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate-trial",
-        description="Try the gate on options that do harm and say they do not, beside honest ones.",
+        description="Test the gate on sabotaged options, which do harm but claim not to, and on honest ones.",
         epilog="example: sdopt gate-trial gate=strict quality.prompt_count=240",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt run")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
     parser.add_argument(
-        "--config-dir", type=Path, default=CONF, help="with the preset and its options (default: %(default)s)"
+        "--config-dir", type=Path, default=CONF, help="folder with the preset and its options (default: %(default)s)"
     )
-    parser.add_argument("--result", type=Path, help="folder of a measured trial: draws and judges its images anew")
+    parser.add_argument(
+        "--result", type=Path, help="folder of a measured trial: draw and judge its images again, without measuring"
+    )
     parser.add_argument(
         "--alarms",
         type=int,
         metavar="N",
-        help="instead: N independent A/A trials, a minute each; the same command goes on with what is missing",
+        help="run N independent A/A trials instead, a minute each; the same command continues an interrupted run",
     )
-    parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=ALARMS, help="folder of those trials (default: %(default)s)")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:
         if arguments.overrides:
-            parser.error(f"--result takes what was measured as it is, and no {' '.join(arguments.overrides)}")
+            parser.error(f"--result: judges a trial as it was measured; leave out {' '.join(arguments.overrides)}")
         if not (arguments.result / "result.json").is_file():
-            print(f"sdopt: --result {arguments.result}: there is no result.json in it", file=sys.stderr)
+            print(f"sdopt: --result {arguments.result}: has no result.json", file=sys.stderr)
             return 2
         return _report(arguments.result, None)
     if arguments.alarms is not None and arguments.alarms < 1:
-        parser.error("--alarms: at least 1")
+        parser.error("--alarms: must be at least 1")
     preset = "gate_trial" if arguments.alarms is None else "gate_alarms"
     if not (arguments.config_dir / "experiment" / f"{preset}.yaml").is_file():
         print(
-            f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/{preset}.yaml; without --config-dir "
+            f"sdopt: --config-dir {arguments.config_dir}: has no experiment/{preset}.yaml; without --config-dir "
             f"the one that comes with sdopt is used, in {CONF}",
             file=sys.stderr,
         )

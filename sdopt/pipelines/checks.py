@@ -166,7 +166,7 @@ def _require_original(path: Path, model: Model) -> None:
     if missing:
         raise UsageError(
             f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}; "
-            "a part or an adapter cannot be run alone"
+            "a single component or an adapter cannot be run on its own"
         )
     if architecture_folder(model) is None:
         raise UsageError(

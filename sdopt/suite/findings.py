@@ -29,7 +29,10 @@ def machine_findings(diagnosis: Path) -> list[Finding]:
             rate = ceiling["rate"]
             findings.append(Finding(ceiling["kind"], "ok", f"{rate:.4g} {ceiling['unit']}", {"rate": rate}))
     runs = [option["runs"] for option in found["options"]]
-    return [*findings, Finding("options", "ok", f"{sum(runs)} of {len(runs)} run here by what is known before")]
+    return [
+        *findings,
+        Finding("options", "ok", f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"),
+    ]
 
 
 def test_findings(log: Path) -> list[Finding]:

@@ -107,7 +107,7 @@ def read_record(folder: Path) -> Record | None:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
         raise UsageError(
-            f"{path}: not the record of a suite: {where}{first['msg']}; move it away, or choose another folder"
+            f"{path}: not the record of a suite: {where}{first['msg']}; remove it, or choose another folder"
         ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error

@@ -151,7 +151,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         return
     entry.command = command
     if not command:
-        entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing of it can run here", 0.0
+        entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing in this part can run here", 0.0
         yield entry
         return
     yield entry
@@ -258,11 +258,11 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
         return Ending.DONE, ""
     result = result_in(folder) if run.code == 3 else None
     if result is not None and any(variant.status.measured for variant in result.variants):
-        return Ending.DONE, "not everything could be measured"  # the rows say why
+        return Ending.DONE, "some variants could not be measured"  # the rows say why
     said = last_words(log)
     if result is not None:
         said = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), said)
-    how = f"ended with {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
+    how = f"ended with exit code {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
     return Ending.FAILED, f"{how}: {said}" if said else how
 
 

@@ -64,7 +64,7 @@ def find_results(name: str, tracking: Tracking) -> Found:
                 ]
             )
         if not sweep.studies and not sweep.damaged:
-            raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
+            raise UsageError(f"{path}: has no result.json, nor does a folder of a sweep's job in it")
         return of_sweep(sweep)
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")

@@ -209,8 +209,8 @@ class TestCommand:
         ("arguments", "said"),
         [
             (["precision=nope"], "Could not find 'precision/nope'"),
-            (["--quick", "--save", "hardware/mine.yaml"], "--save: there are no ceilings to save"),
-            (["--save", "mine.yaml"], "a data sheet goes into a folder called hardware"),
+            (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
+            (["--save", "mine.yaml"], "must be in a folder called hardware"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:

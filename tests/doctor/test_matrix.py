@@ -166,9 +166,9 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--matrix", "--save", "hardware/mine.yaml"], "--save: --matrix measures no ceilings"),
+            (["--matrix", "--save", "hardware/mine.yaml"], "--save: cannot be combined with --matrix"),
             (["--matrix", "--records", "nowhere"], "--records nowhere: no such folder"),
-            (["--records", "."], "--records: is for --matrix"),
+            (["--records", "."], "--records: only applies to --matrix"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:

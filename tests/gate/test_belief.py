@@ -250,7 +250,9 @@ class TestStages:
         assert [f"it: {each.reason}" for each in found] == [doubt for doubt in doubts_of(result) if "stages" in doubt]
         return [each.reason for each in found]
 
-    @pytest.mark.parametrize(("step_s", "said"), [(0.045, []), (0.1, ["different work"]), (0.01, ["no stage explains"])])
+    @pytest.mark.parametrize(
+        ("step_s", "said"), [(0.045, []), (0.1, ["different work"]), (0.01, ["no stage explains"])]
+    )
     def test_that_contradict_other_calls(self, step_s: float, said: list[str]) -> None:
         found = self.said_of(variant("it"), step_s)
         assert [words in reason for words, reason in zip(said, found, strict=True)] == [True] * len(said)

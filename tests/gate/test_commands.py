@@ -154,7 +154,7 @@ class TestGate:
         [
             (("nowhere/at/all",), "neither a run's folder"),
             ((".",), "no result.json in it"),
-            ((".", "gate=none"), "it has no rules"),
+            ((".", "gate=none"), "has no rules; choose gate=default"),
             ((".", "gate=nonsense"), "nonsense"),
         ],
     )

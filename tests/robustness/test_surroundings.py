@@ -133,7 +133,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         finished = sdopt(tmp_path, "ui", "--port", str(used.getsockname()[1]), store)
     assert finished.code == 2
-    assert "something listens there already; choose another" in finished.err
+    assert "already in use; choose another port" in finished.err
     finished = sdopt(tmp_path, "ui", "--port", "99999", store)
     assert finished.code == 2
     assert "--port 99999: must be between 1 and 65535" in finished.err

@@ -478,7 +478,7 @@ class TestProcess:
         assert left == []
         folder = finished.folder.relative_to(finished.cwd)
         assert finished.err == (
-            f"sdopt: interrupted\nWhat was measured is kept; `sdopt run resume={folder}` goes on with it.\n"
+            f"sdopt: interrupted\nWhat was measured is kept; `sdopt run resume={folder}` continues the study.\n"
         )
         result = finished.result
         assert result.status == "interrupted"

@@ -71,7 +71,7 @@ class TestCall:
     def test_a_part_that_fails_is_a_row_with_its_reason(self, called: Finished) -> None:
         wrong = entry(called, "wrong")
         assert wrong.ending is Ending.FAILED
-        assert "ended with 2" in wrong.reason
+        assert "ended with exit code 2" in wrong.reason
         assert "nonsense" in wrong.reason
 
     def test_a_part_is_ended_at_its_limit(self, called: Finished) -> None:
