@@ -105,7 +105,7 @@ def optimize(
     _require_prompts(options, variant.choices, prompts)
     _require(options, pipe, model, variant.choices)
     optimized = _Optimized(Assembly(pipe, {}), dict(variant.choices), _State.of(pipe))
-    _take_place(pipe, options, model)
+    _apply_at_loading(pipe, options, model)
     optimized.assembly = Assembly.of(pipe, options)
     if prompts:
         optimized.assembly.prepare_inputs(prompts)
@@ -322,7 +322,7 @@ def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, 
             raise ConflictError(problems)
 
 
-def _take_place(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
+def _apply_at_loading(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
     """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
     # Options ask where the pipeline computes, which offloaded weights do not tell.
     place(pipe, str(pipe.device), on_host=False)
@@ -362,13 +362,13 @@ def _optimized(pipe: "DiffusionPipeline") -> _Optimized:
 # -------------------------------------------------------------------------------------------------------- loading
 
 
-def _result(place: str | Path, tracking_uri: str | None) -> Outcome:
-    if Path(place).exists():
-        return load_result(place)
-    if Path(place).suffix or len(Path(place).parts) > 1:
-        raise UsageError(f"{place}: no such folder")
+def _result(source: str | Path, tracking_uri: str | None) -> Outcome:
+    if Path(source).exists():
+        return load_result(source)
+    if Path(source).suffix or len(Path(source).parts) > 1:
+        raise UsageError(f"{source}: no such folder")
     tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
-    return Outcome.of(download_result(str(place), tracking))
+    return Outcome.of(download_result(str(source), tracking))
 
 
 def _named(result: Outcome, name: str | None) -> str:

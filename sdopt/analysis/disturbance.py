@@ -31,7 +31,7 @@ def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bo
     return limit is None or sum(share <= limit for share in worst) >= rounds
 
 
-def places_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
+def rounds_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
     """Returns the indices of the rounds to leave out: all but the `rounds` least disturbed ones.
 
     Rounds within the limit count as equally good, so the earliest of them are kept.
@@ -43,7 +43,7 @@ def places_left_out(worst: Sequence[float], rounds: int, limit: float | None) ->
     """
     if limit is None:
         return []
-    ranked = sorted(range(len(worst)), key=lambda place: max(worst[place], limit))
+    ranked = sorted(range(len(worst)), key=lambda round_index: max(worst[round_index], limit))
     return sorted(ranked[rounds:])
 
 
@@ -79,11 +79,11 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
         for number, measurement in enumerate(variant.measurements):
             in_blocks = bool(result.sessions) and result.sessions[measurement.session].schedule == "blocks"
             for samples in measurement.shapes:
-                for place, share in enumerate(shares(samples)):
+                for round_index, share in enumerate(shares(samples)):
                     if share is not None:
-                        key = (measurement.session, place, *((variant.name, number) if in_blocks else ()))
+                        key = (measurement.session, round_index, *((variant.name, number) if in_blocks else ()))
                         worst[key] = max(share, worst.get(key, 0.0))
-                        if place in samples.left_out:
+                        if round_index in samples.left_out:
                             left_out.add(key)
     if limit is None or not worst:
         return None

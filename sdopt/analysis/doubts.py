@@ -298,8 +298,8 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
 
 def _deciding(measurement: Measurement) -> Iterator[float]:
     """Yields, for each timed call that decides, the share that others took, if it is known."""
-    for place, share in enumerate(shares(measurement)):
-        if share is not None and place not in measurement.left_out:
+    for round_index, share in enumerate(shares(measurement)):
+        if share is not None and round_index not in measurement.left_out:
             yield share
 
 

@@ -223,7 +223,7 @@ def ratio_text(interval: Interval) -> str:
 
 def figures_of(result: StudyResult) -> list[Figures]:
     """Returns the rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
-    main, *further = [_figures_at(result.at(place)) for place in range(len(result.shapes))]
+    main, *further = [_figures_at(result.at(shape_index)) for shape_index in range(len(result.shapes))]
     return [replace(row, further=tuple(others)) for row, *others in zip(main, *further, strict=True)]
 
 

@@ -44,8 +44,8 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.role == "control":
             continue
-        for place in range(len(result.shapes)):
-            pilot = pilot_speedup(candidate.at(place), reference.at(place))
+        for shape_index in range(len(result.shapes)):
+            pilot = pilot_speedup(candidate.at(shape_index), reference.at(shape_index))
             if pilot is not None and pilot.error is not None:
                 width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
                 needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)

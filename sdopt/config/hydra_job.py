@@ -52,7 +52,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     sweep = folder / "multirun.yaml"
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = _recorded(source, folder)
-    place = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
+    folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
         *(["-m"] if sweep.is_file() else []),
@@ -60,7 +60,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         *(override for override in merge_overrides(_as_measured(task, folder), kept) if key_of(override) not in ours),
         *(override for override in hydra if key_of(override) not in ours),
         *(override for override in kept if key_of(override) in ours),
-        f"{place}={quoted(str(folder))}",
+        f"{folder_key}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
 

@@ -39,17 +39,17 @@ def loader_of(searchpath: Sequence[str]) -> "Loader":
         searchpath: overrides of `hydra.searchpath`, which hold the user's own groups.
     """
     path = GlobalHydra.instance().config_loader().get_search_path()
-    places = tuple((str(place.provider), str(place.path)) for place in path.get_path())
+    sources = tuple((str(source.provider), str(source.path)) for source in path.get_path())
     # Packaged files do not change while a program runs.
-    if not searchpath and {where.removeprefix("file://") for _, where in places} <= _PACKAGED:
-        return _shared(places)
+    if not searchpath and {where.removeprefix("file://") for _, where in sources} <= _PACKAGED:
+        return _shared(sources)
     return Loader(path, searchpath)
 
 
 @cache
-def _shared(places: tuple[tuple[str, str], ...]) -> "Loader":
+def _shared(sources: tuple[tuple[str, str], ...]) -> "Loader":
     path = ConfigSearchPathImpl()
-    path.config_search_path = [SearchPathElement(*place) for place in places]
+    path.config_search_path = [SearchPathElement(*source) for source in sources]
     return Loader(path)
 
 

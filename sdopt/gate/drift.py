@@ -121,8 +121,8 @@ def _judge(
     now, then = later.variant(name), earlier.variant(name)
     paired = _paired(now, then, folders) if folders else {}
 
-    def at(place: int) -> RuleContext:
-        views = later.at(place), earlier.at(place)
+    def at(shape_index: int) -> RuleContext:
+        views = later.at(shape_index), earlier.at(shape_index)
         pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
 
         def ratio(metric: str, confidence: float) -> Interval | None:
@@ -134,7 +134,7 @@ def _judge(
         sides, floors = (pairs[0][0], pairs[1][0]), later.floors.get("numerical", {})
         return RuleContext(*sides, paired, calibration, ratio, lambda _metric: floor, floors=floors)
 
-    sides = of_shapes([at(place) for place in range(len(later.shapes))])
+    sides = of_shapes([at(shape_index) for shape_index in range(len(later.shapes))])
     comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
     return judgement(comparison, contract, sides.rulings(gate, contract), note)
 

@@ -116,8 +116,8 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
 def _context(
     result: StudyResult, comparison: Comparison, calibration: Calibration | None, share: float
 ) -> "RuleContext":
-    def at(place: int) -> RuleContext:
-        view, edge = result.at(place), comparison.at(place)
+    def at(shape_index: int) -> RuleContext:
+        view, edge = result.at(shape_index), comparison.at(shape_index)
         candidate, reference = view.variant(edge.candidate), view.variant(edge.reference)
         return RuleContext(
             candidate,
@@ -128,11 +128,11 @@ def _context(
             lambda metric: RULED[metric].floor(view, edge),
             share,
             "; ".join(disturbances(view, candidate, reference)),
-            belief=tuple(belief_rulings(view, candidate, reference)) if not place else (),
+            belief=tuple(belief_rulings(view, candidate, reference)) if not shape_index else (),
             floors=result.floors.get("numerical", {}),
         )
 
-    return of_shapes([at(place) for place in range(len(result.shapes))])
+    return of_shapes([at(shape_index) for shape_index in range(len(result.shapes))])
 
 
 def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":

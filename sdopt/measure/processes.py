@@ -83,9 +83,9 @@ def files_in_memory(processes: Iterable[Path], folder: Path | None = None) -> fl
         for handle in opened:
             _note_file(found, handle, devices)
     if folder is not None and folder.stat().st_dev in devices:
-        for place, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
+        for folder_path, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
             for name in names:
-                _note_file(found, Path(place, name), devices)
+                _note_file(found, Path(folder_path, name), devices)
     return sum(found.values()) / 2**30
 
 

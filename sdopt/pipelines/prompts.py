@@ -40,10 +40,10 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     chosen = prompts[workload.prompt_start :][: workload.prompt_count]
     if not chosen:
         raise UsageError(f"workload.prompt_start={workload.prompt_start}: there are {len(prompts)} prompts")
-    for place, prompt in chosen:
+    for position, prompt in chosen:
         if wrong := _wrong_prompt(prompt):
             named = source if isinstance(source, str) else "[…]"
-            raise UsageError(f"workload.prompts={named}: {place} {wrong}")
+            raise UsageError(f"workload.prompts={named}: {position} {wrong}")
     return tuple(prompt for _, prompt in chosen)
 
 

@@ -30,19 +30,19 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
     if not result.variants:
         yield "variants: must not be empty"
     seen = set()
-    for place, row in enumerate(result.variants):
+    for index, row in enumerate(result.variants):
         if wrong := wrong_label(row.name):
-            yield f"variants.{place}.name={row.name!r}: {wrong}"
+            yield f"variants.{index}.name={row.name!r}: {wrong}"
         if row.name in seen:
-            yield f"variants.{place}.name={row.name}: another variant has this name"
+            yield f"variants.{index}.name={row.name}: another variant has this name"
         seen.add(row.name)
-        yield from _values_out_of_range(row.config, f"variants.{place}.config")
+        yield from _values_out_of_range(row.config, f"variants.{index}.config")
         contracts = {"": row.contract} | {f".promises.{axis}": made.contract for axis, made in row.promises.items()}
         for key, contract in contracts.items():
             if contract not in CONTRACTS:
-                yield f"variants.{place}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
+                yield f"variants.{index}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
         for number, measurement in enumerate(row.measurements):
-            where = f"variants.{place}.measurements.{number}"
+            where = f"variants.{index}.measurements.{number}"
             if len(measurement.shapes) != len(row.config.shapes):
                 yield f"{where}.further: needs one entry for each further shape of the workload"
             if wrong := _wrong_process(measurement, len(result.sessions)):
@@ -55,8 +55,8 @@ def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
         return "sitting: there is no such session"
     if wrong := _wrong_samples(measurement, measurement.stages_s):
         return wrong
-    found = ((place, _wrong_samples(samples, {})) for place, samples in enumerate(measurement.further))
-    return next((f"further.{place}.{wrong}" for place, wrong in found if wrong), None)
+    found = ((index, _wrong_samples(samples, {})) for index, samples in enumerate(measurement.further))
+    return next((f"further.{index}.{wrong}" for index, wrong in found if wrong), None)
 
 
 def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -> str | None:
@@ -72,21 +72,21 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
     for name, value in vars(samples.memory).items() if samples.memory else ():
         if value is not None and not math.isfinite(value):
             return f"memory.{name}: {value} is not an amount of memory"
-    if any(not 0 <= place < len(samples.latency_s) for place in samples.left_out):
+    if any(not 0 <= index < len(samples.latency_s) for index in samples.left_out):
         return "left_out: names rounds that were not timed"
     return None
 
 
 def _ratio_problems(result: StudyResult) -> Iterator[str]:
     """Yields the ratios and floors of comparisons that are not positive."""
-    for place, edge in enumerate(result.comparisons):
+    for index, edge in enumerate(result.comparisons):
         for ratios in (edge, *edge.further):
             found = {"floor": ratios.floor}
             for name, interval in (("speedup", ratios.speedup), ("memory_ratio", ratios.memory_ratio)):
                 found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
             for name, value in found.items():
                 if value is not None and not value > 0:
-                    yield f"comparisons.{place}.{name}: {value} is not a ratio"
+                    yield f"comparisons.{index}.{name}: {value} is not a ratio"
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:
@@ -94,12 +94,12 @@ def _reference_problems(result: StudyResult) -> Iterator[str]:
     names = {row.name for row in result.variants}
     if result.variants and result.baseline not in names:
         yield f"baseline={result.baseline}: no variant has this name"
-    for place, edge in enumerate(result.comparisons):
+    for index, edge in enumerate(result.comparisons):
         if len(edge.shapes) != len(result.shapes):
-            yield f"comparisons.{place}.further: needs one entry for each further shape of the workload"
+            yield f"comparisons.{index}.further: needs one entry for each further shape of the workload"
         for side in ("candidate", "reference"):
             if (name := getattr(edge, side)) not in names:
-                yield f"comparisons.{place}.{side}={name}: no variant has this name"
+                yield f"comparisons.{index}.{side}={name}: no variant has this name"
 
 
 def _path_problems(result: StudyResult) -> Iterator[str]:

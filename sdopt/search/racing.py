@@ -138,7 +138,7 @@ def ranked(standings: Standings) -> list[str]:
     while rest:
         front = front_of({name: losses[name] for name in rest})
         inside = [name for name in rest if name in front]
-        ends = [min(inside, key=lambda name: losses[name][place]) for place in range(len(losses[rest[0]]))]
+        ends = [min(inside, key=lambda name: losses[name][objective]) for objective in range(len(losses[rest[0]]))]
         order |= dict.fromkeys([*ends, *inside])
         rest = [name for name in rest if name not in front]
     return list(order)
@@ -155,13 +155,13 @@ def contenders(standings: Standings, error: float) -> list[str]:
     if len(order) < 2:
         return order
     objectives = len(standings[order[0]])
-    each = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
+    chance = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
 
-    def beaten(place: int) -> bool:
+    def beaten(rank: int) -> bool:
         # A candidate that is worse in everything has a lower rank.
-        return any(_is_beaten(standings[order[place]], standings[better], each) for better in order[:place])
+        return any(_is_beaten(standings[order[rank]], standings[better], chance) for better in order[:rank])
 
-    return [name for place, name in enumerate(order) if not beaten(place)]
+    return [name for rank, name in enumerate(order) if not beaten(rank)]
 
 
 def _is_beaten(one: Sequence[Standing], other: Sequence[Standing], error: float) -> bool:

@@ -81,7 +81,7 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
     found, folder = earlier
     baseline = found.variant(found.baseline)
     # Each shape is called equally often.
-    at_shapes = [latency(baseline.at(place), "median", 0.95) for place in range(len(found.shapes))]
+    at_shapes = [latency(baseline.at(shape_index), "median", 0.95) for shape_index in range(len(found.shapes))]
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
     one_call = mean * config.workload.steps / found.config.workload.steps
     load = float(np.median([m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]))

@@ -85,8 +85,8 @@ class Record:
     def put(self, entry: Entry, order: Sequence[str]) -> None:
         """Records how a part ended, replacing its earlier entry; parts that are not in `order` stay at the end."""
         others = [other for other in self.entries if other.part != entry.part]
-        place = {part: number for number, part in enumerate(order)}
-        self.entries = sorted([*others, entry], key=lambda each: place.get(each.part, len(place)))
+        rank = {part: number for number, part in enumerate(order)}
+        self.entries = sorted([*others, entry], key=lambda each: rank.get(each.part, len(rank)))
 
 
 _ADAPTER = TypeAdapter(Record)

@@ -138,10 +138,10 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         # Measurements from before the end of the budget are kept.
         yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
         return
-    place = f"parts/{part.name}"
-    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=_now(), folder=f"{place}/run")
+    subfolder = f"parts/{part.name}"
+    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=_now(), folder=f"{subfolder}/run")
     suite.tell(f"{part.name}: at most {limit_s:.0f} s")
-    (suite.folder / place).mkdir(parents=True, exist_ok=True)
+    (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         command, entry.findings = _command(suite, part)
@@ -155,7 +155,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         yield entry
         return
     yield entry
-    log = suite.folder / place / "log.txt"
+    log = suite.folder / subfolder / "log.txt"
     folder = suite.folder / entry.folder
     try:
         run = _run(suite, part, command, folder, log, began + limit_s)

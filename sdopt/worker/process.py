@@ -91,13 +91,13 @@ class Worker:
         """Loads the pipeline and applies the optimizations; returns the seconds that this took."""
         return self._ask(PipelineHost.prepare)
 
-    def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call at the shape with index `place`, with the batch `number`, by the clocks of both processes.
+    def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+        """Times one call at the shape `shape_index`, with the batch `number`, by the clocks of both processes.
 
         With `memory`, also measures the peak memory of the call.
         """
         asked = time.perf_counter()
-        call = self._ask(PipelineHost.time_once, place, number, memory=memory)
+        call = self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
         observed_s, passed_s = self.observed_s, time.perf_counter() - asked
         around_s = None if observed_s is None else passed_s - observed_s
         over_after_s = self._marks.get(Mark.ENDED, asked) - asked
@@ -109,9 +109,9 @@ class Worker:
         """Returns the peak memory of all calls since it was measured last."""
         return self._ask(PipelineHost.memory_so_far)
 
-    def prove(self, place: int = 0) -> list[Evidence]:
-        """Returns each optimization's evidence that it took effect at the shape with index `place`."""
-        return self._ask(PipelineHost.prove, place)
+    def prove(self, shape_index: int = 0) -> list[Evidence]:
+        """Returns each optimization's evidence that it took effect at the shape with index `shape_index`."""
+        return self._ask(PipelineHost.prove, shape_index)
 
     def time_stages(self) -> dict[str, list[float]]:
         """Returns the seconds of each stage of one call; of the denoiser a sample per step."""

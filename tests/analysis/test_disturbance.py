@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sdopt.analysis.disturbance import count_rounds, enough_clean, places_left_out, shares, worst_by_round
+from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_out, shares, worst_by_round
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.timing import log_speedup, paired_rounds
 from sdopt.report.rows import notes_of
@@ -28,10 +28,10 @@ class TestPlacesLeftOut:
         ],
     )
     def test_the_least_disturbed_rounds_decide(self, worst: list[float], left_out: list[int]) -> None:
-        assert places_left_out(worst, 3, 0.02) == left_out
+        assert rounds_left_out(worst, 3, 0.02) == left_out
 
     def test_without_a_limit_all_decide(self) -> None:
-        assert places_left_out([1.0, 0.0], 1, None) == []
+        assert rounds_left_out([1.0, 0.0], 1, None) == []
         assert enough_clean([1.0], 1, None)
 
     def test_enough_are_clean(self) -> None:

@@ -37,8 +37,8 @@ class Blur(Retouch):
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
     """Returns images convolved with a Gaussian of `sigma` pixels."""
-    places = torch.arange(-3, 4).float()
-    line = torch.exp(-places.square() / (2 * sigma**2))
+    offsets = torch.arange(-3, 4).float()
+    line = torch.exp(-offsets.square() / (2 * sigma**2))
     kernel = torch.outer(line, line) / line.sum() ** 2
     padded = functional.pad(images, (3, 3, 3, 3), mode="replicate")
     return functional.conv2d(padded, kernel.to(images).expand(3, 1, 7, 7), groups=3)

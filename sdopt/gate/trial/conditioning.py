@@ -87,8 +87,8 @@ class LateText(Sabotage):
 
         def changed(sample: Tensor, timestep: Any, encoder_hidden_states: Tensor, *rest: Any, **options: Any) -> Any:
             nonlocal calls
-            place, calls = calls % pipe.num_timesteps, calls + 1
-            if place >= self.after * pipe.num_timesteps:
+            step, calls = calls % pipe.num_timesteps, calls + 1
+            if step >= self.after * pipe.num_timesteps:
                 without, of_text = encoder_hidden_states.chunk(2)
                 other = of_text.clone()
                 replaced = without if self.text == "none" else of_text.roll(-1, 0)

@@ -162,17 +162,17 @@ def _calls(result: StudyResult) -> list[dict[str, object]]:
     limit = result.config.protocol.interference
     calls: list[dict[str, object]] = []
     for variant, measurement in timed:
-        for place, (seconds, share) in enumerate(zip(measurement.latency_s, shares(measurement), strict=True)):
+        for round_index, (seconds, share) in enumerate(zip(measurement.latency_s, shares(measurement), strict=True)):
             disturbed = share is not None and limit is not None and share > limit
-            left_out = place in measurement.left_out
+            left_out = round_index in measurement.left_out
             calls.append({
                 "variant": variant.name,
                 "process": measurement.replicate + 1,
                 "worker": f"{variant.name} {measurement.replicate} {measurement.session}",
-                "round": begins[measurement.session] + place + 1,
+                "round": begins[measurement.session] + round_index + 1,
                 "seconds": seconds,
                 "text": f"{seconds:.3f} s",
-                "said": f"{variant.name}, round {begins[measurement.session] + place + 1}: {seconds:.3f} s",
+                "said": f"{variant.name}, round {begins[measurement.session] + round_index + 1}: {seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
                 "kind": list(_CALL_KINDS)[2 if left_out else 1 if disturbed else 0],
             })  # fmt: skip
