@@ -50,8 +50,8 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") != "1" and (todo := way_out(error)):
                     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-                    said = getattr(error, "strerror", None) or " ".join(str(error).split()) or "out of memory"
-                    print_problems([f"{where}{said}{todo}"])
+                    message = getattr(error, "strerror", None) or " ".join(str(error).split()) or "out of memory"
+                    print_problems([f"{where}{message}{todo}"])
                     return UnavailableError.exit_code
                 # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
                 traceback.print_exc()

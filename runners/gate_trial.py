@@ -84,7 +84,7 @@ def _report(folder: Path, started: float | None) -> int:
     console, result = Console(stderr=True), read_result(folder)
     gate = result.config.gate
     found = calibration_for(result, gate.calibration)
-    calibration, said = fitting_calibration(found, result.config, gate.calibration is not None)
+    calibration, misfit = fitting_calibration(found, result.config, gate.calibration is not None)
     machine, context = probe_machine(start_fork_server(), result.config.hardware.device)
     with console.status("drawing and judging") as status:
         [drawn] = judge_drawn(
@@ -98,7 +98,7 @@ def _report(folder: Path, started: float | None) -> int:
         )
     rows = [*timed_variants(result), *drawn]
     took = "" if started is None else f"; {(time.monotonic() - started) / 60:.1f} minutes"
-    tables = _tables(rows, said, took)
+    tables = _tables(rows, misfit, took)
     (folder / "trial.md").write_text(tables, encoding="utf-8")
     print(tables)
     print(f"trial: {folder / 'trial.md'}")
@@ -121,11 +121,11 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
     tables += "\n" + markdown(("honest option", "declared", "verdict"), [cells(one)[1:4] for one in honest], [])
     missed = [one.name for one in sabotages if not one.fits]
     failed = [one.name for one in honest if not one.fits]
-    said = f"all {len(sabotages)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
-    said += (
+    summary = f"all {len(sabotages)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
+    summary += (
         f"; {len(honest)} honest options, none failed" if not failed else f"; honest and failed: {', '.join(failed)}"
     )
-    return f"{tables}\n{said}{took}\n" + (f"\n{calibration}\n" if calibration else "")
+    return f"{tables}\n{summary}{took}\n" + (f"\n{calibration}\n" if calibration else "")
 
 
 def _alarms(trials: int, folder: Path, command: list[str]) -> int:

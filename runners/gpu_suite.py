@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     for warning in machine.warnings:
         print(f"sdopt: {warning}", file=sys.stderr)
     folder = Path(config.folder) / slug_of(device.name)
-    suite = Suite(config, device, folder, began + config.budget_s, lambda said: print(said, flush=True))
+    suite = Suite(config, device, folder, began + config.budget_s, lambda line: print(line, flush=True))
     try:
         record = run_suite(suite)
     except OSError as error:

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
             sweeps[path.parent.parent] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
-        problems += [said for problem in sweep.damaged if (said := shown(problem)) not in problems]
+        problems += [line for problem in sweep.damaged if (line := shown(problem)) not in problems]
         run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
         print(f"{shown(folder)}: {'logged' if new else 'already logged'} as {run}")
     print_problems(problems)

@@ -248,12 +248,12 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
         ("memory_ratio", True): "less memory",
         ("memory_ratio", False): "more memory",
     }
-    said = []
+    parts = []
     for name in names:
         measure, _, shape = name.partition("/")
         better = ratios[name].measure.gain(ratios[name].interval.estimate) > 1
-        said.append(words[measure, better] + (f" at {shape}" if shape else ""))
-    return " and ".join(said)
+        parts.append(words[measure, better] + (f" at {shape}" if shape else ""))
+    return " and ".join(parts)
 
 
 def _why_open(ratio: Ratio | None) -> str:
@@ -328,23 +328,23 @@ def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) ->
         return "Nothing was compared with the baseline."
     if worth:
         first, *others = worth
-        also = f" Also worth it, each on its own: {'; '.join(map(_told, others))}." if others else ""
-        return f"Turn on {_told(first)}.{also}"
+        also = f" Also worth it, each on its own: {'; '.join(map(_summary, others))}." if others else ""
+        return f"Turn on {_summary(first)}.{also}"
     if len(options) == 1:
         [only] = options
         figure = f": {only.figure}" if only.figure else ""
-        said = {
+        advice = {
             Worth.UNPROVEN: f"Do not count on {only.option}{figure}, unproven",
             Worth.HARMFUL: f"Leave {only.option} off{figure}, harmful",
             Worth.BROKEN: f"Leave {only.option} off: it is broken",
             Worth.NOT_MEASURED: f"{only.option} was not measured",
         }[only.worth]
-        return f"{said} ({only.because})."
+        return f"{advice} ({only.because})."
     counts = {kind: sum(each.worth is kind for each in options) for kind in Worth}
     return f"Turn on none of the {len(options)}: {', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}."
 
 
-def _told(option: OptionAnswer) -> str:
+def _summary(option: OptionAnswer) -> str:
     return f"{option.option}: {option.figure}, {option.images}"
 
 

@@ -195,7 +195,7 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
 
 def beside_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says that a worker works longer than the reference's just before or after timed calls."""
-    mine, other = _around_s(candidate), _around_s(reference)
+    mine, other = _overhead_s(candidate), _overhead_s(reference)
     call = [seconds for measurement in candidate.measurements for seconds in measurement.deciding_s]
     if mine is None or other is None or not call:
         return []
@@ -205,7 +205,7 @@ def beside_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
     return [f"{extra}, and no measured time includes that"]
 
 
-def _around_s(variant: VariantResult) -> float | None:
+def _overhead_s(variant: VariantResult) -> float | None:
     found = [seconds for measurement in variant.measurements for seconds in measurement.around_s]
     return float(np.median(found)) if found else None
 
@@ -304,7 +304,7 @@ def _deciding(measurement: Measurement) -> Iterator[float]:
 
 
 def doubts_of(result: StudyResult) -> list[str]:
-    """Returns all doubts of a study, each with the variant that it is about."""
+    """Returns all doubts of a study, each with the name of its variant."""
     found = []
     for variant in result.variants:
         if variant.status.timed:
@@ -314,6 +314,6 @@ def doubts_of(result: StudyResult) -> list[str]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            about = [*stage_doubts(result, *pair), *growth_doubts(*pair), *beside_doubts(*pair)]
-            found += [f"{candidate.name}: {doubt}" for doubt in about]
+            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair), *beside_doubts(*pair)]
+            found += [f"{candidate.name}: {doubt}" for doubt in doubts]
     return list(dict.fromkeys(found))

@@ -231,15 +231,15 @@ def _speedup(table: PublishedTable, figures: Figures, column: int) -> _Figure | 
     if reference == table.reference:
         saved = read_figure(table.time_saved.get(candidate), column)
         factor = read_figure(table.speedup.get(candidate), column)
-        said = [] if not printed else [printed]
+        prefix = [] if not printed else [printed]
         if isinstance(saved, Printed):
             factors = [1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)]
             value = Printed(factors[0], factors[1], factors[2], below=saved.below)
             text = f"{table.time_saved[candidate].split()[column]} % of the time saved"
-            return _Figure(SPEEDUP.name, "; ".join([text, *said]), value)
+            return _Figure(SPEEDUP.name, "; ".join([text, *prefix]), value)
         if isinstance(factor, Printed):
             text = f"×{table.speedup[candidate].split()[column]}"
-            return _Figure(SPEEDUP.name, "; ".join([text, *said]), factor)
+            return _Figure(SPEEDUP.name, "; ".join([text, *prefix]), factor)
     if isinstance(mine, Printed) and isinstance(other, Printed):
         value = _quotient(mine, other) if table.unit == "it/s" else _quotient(other, mine)
         return _Figure(SPEEDUP.name, printed, value)
@@ -370,8 +370,8 @@ def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | 
     stopped = [side for side in sides if side.status is not Status.OK]
     if not stopped:
         return None
-    said = [("" if side is figures.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
-    return Reproduction.NOT_RUN, "; ".join(said)
+    reasons = [("" if side is figures.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
+    return Reproduction.NOT_RUN, "; ".join(reasons)
 
 
 def _why_not_run(side: VariantResult) -> str:

@@ -31,13 +31,13 @@ def option_matrix() -> str:
         [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
         by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(_short(cell, notes) for cell in cells)
     rows = [
-        (option, models, tasks, *said.split("\n"))
+        (option, models, tasks, *states.split("\n"))
         for option, found in by_option.items()
-        for models, tasks, said in grouped(found)
+        for models, tasks, states in grouped(found)
     ]
-    told = "\n".join(f"{number}. {note}" for note, number in notes.items())
+    numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     return "\n\n".join(
-        [f"## {TITLE}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), told]
+        [f"## {TITLE}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), numbered_notes]
     )
 
 

@@ -83,13 +83,13 @@ def class_of(group: str, path: Path) -> type | None:
 
 def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ...]:
     name = f"`{path.stem}`" + (" (default)" if is_default else "")
-    said = option_comment(path)
+    comment = option_comment(path)
     if cls is None or not issubclass(cls, Optimization):
-        return name, said
+        return name, comment
     node = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(node, dict)
     option = cls(**{str(key): value for key, value in node.items() if key != "_target_"})
-    return name, said, str(option.contract), ", ".join(sorted(option.claims))
+    return name, comment, str(option.contract), ", ".join(sorted(option.claims))
 
 
 def option_comment(path: Path) -> str:
@@ -112,10 +112,10 @@ def axis_of(path: Path) -> str:
 
 def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
     """Yields key, type, default and meaning of each field of a class."""
-    hints, said = get_type_hints(cls), _attribute_docs(cls)
+    hints, meanings = get_type_hints(cls), _attribute_docs(cls)
     for field in fields(cls):
         if issubclass(cls, Optimization | Design) or field.name != "name":
-            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), said[field.name]
+            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), meanings[field.name]
 
 
 def _type_name(hint: Any, field: Field[Any]) -> str:

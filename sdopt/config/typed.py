@@ -47,11 +47,11 @@ def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
     cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
     if cls is None:
         return None
-    said = repr(values)
-    key = path, cls, said
+    content = repr(values)
+    key = path, cls, content
     if key not in _BUILT:
         made = _build_anew(path, node, cls, values, problems)
-        if made is None or "${" in said:  # an interpolation says another thing in another configuration
+        if made is None or "${" in content:  # an interpolation may have another value in another configuration
             return made
         _BUILT[key] = made
     return _BUILT[key]

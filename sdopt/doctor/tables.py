@@ -124,13 +124,13 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
         table.add_column("why not, and what would change it", overflow="fold")
     before, below = "", []
     for report in found.options:
-        said = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
+        text = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
         runs = Text("yes", "green") if report.runs else Text("no", "red")
         group = report.group if report.group != before else ""
         before = report.group
-        table.add_row(group, escape(report.option), runs, *([escape(said)] if wide else []))
-        if said:
-            below.append(Text(f"  {report.group}={report.option}: {said}"))
+        table.add_row(group, escape(report.option), runs, *([escape(text)] if wide else []))
+        if text:
+            below.append(Text(f"  {report.group}={report.option}: {text}"))
     return [table] if wide else [table, *below]
 
 
@@ -143,9 +143,9 @@ def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
     for cell in cells:
         by_option.setdefault(f"{cell.group}={cell.option}", {})[cell.model, cell.task] = cell
     for option, found in by_option.items():
-        shown, styles = option, {cell.said: colours.get(cell.state, "") for cell in found.values()}
-        for models, tasks, said in grouped({key: cell.said for key, cell in found.items()}):
-            table.add_row(shown, models, tasks, Text(said, styles[said], overflow="fold"))
+        shown, styles = option, {cell.text: colours.get(cell.state, "") for cell in found.values()}
+        for models, tasks, text in grouped({key: cell.text for key, cell in found.items()}):
+            table.add_row(shown, models, tasks, Text(text, styles[text], overflow="fold"))
             shown = ""
     counts = ", ".join(f"{counted[state]} {state}" for state in State)
     return Group(table, Text(f"  {len(cells)} cells: {counts}"))

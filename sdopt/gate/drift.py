@@ -100,8 +100,8 @@ def judge_drift(
         if (rule.metric == SPEEDUP.name if rule.metric in RULED else paired or not family_of(rule.metric).needs_pair)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
-    calibration, said = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
-    notes += [said] if said else []
+    calibration, misfit = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
+    notes += [misfit] if misfit else []
     return [
         _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)
         for name in names

@@ -69,9 +69,9 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         and result.variant(comparison.candidate).status is not Status.SKIPPED
     ]
     looks = [look_at(result, comparison, gate) for comparison in edges]
-    fitting, said = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
+    fitting, misfit = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
     contexts = [
-        replace(_context(result, comparison, fitting, 1 / look.allowed), uncalibrated="" if fitting else said)
+        replace(_context(result, comparison, fitting, 1 / look.allowed), uncalibrated="" if fitting else misfit)
         for comparison, look in zip(edges, looks, strict=True)
     ]
     claims = [context.claims(gate) if gate.must_pay else [] for context in contexts]
@@ -89,7 +89,7 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
             rulings += ruling_of(look)
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
         notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
-        notes += [said] if fitting and said else []
+        notes += [misfit] if fitting and misfit else []
         judged = judgement(comparison, contract, rulings, "; ".join(notes))
         judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
         judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
@@ -273,8 +273,8 @@ class RuleContext:
         between = find_scores(self.paired, rule.metric)
         found = [*mine.items(), *between.items()]
         if len(found) != 1:
-            said = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
-            return unjudged(rule.test, f"{rule.metric} {said}", rule.metric)
+            reason = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
+            return unjudged(rule.test, f"{rule.metric} {reason}", rule.metric)
         ((name, score),) = found
         if between or rule.test not in ("non_inferior", "equivalent"):
             return self._value(rule, name, score)
@@ -324,8 +324,8 @@ class RuleContext:
             return limit
         floor = self.floors.get(name)
         if floor is None:
-            said = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
-            return unjudged(rule.test, said, name)
+            reason = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
+            return unjudged(rule.test, reason, name)
         return min(limit, max(times * floor.mean, rule.least))
 
     def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
@@ -351,8 +351,8 @@ class RuleContext:
         if given is not None:
             return given
         if rule.limits:
-            said = "the rule has no limit for the precision of the reference, which is not known; give it one limit"
-            return unjudged(rule.test, said, name)
+            reason = "the rule has no limit for the precision of the reference, which is not known; give it one limit"
+            return unjudged(rule.test, reason, name)
         if share is None:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.calibration.metrics.get(name) if self.calibration else None

@@ -56,15 +56,15 @@ def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
 def ruling_of(look: Look) -> list[Ruling]:
     """Returns the ruling on a look; none if `gate.looks` allows a single one and this is it."""
     if look.number > look.allowed:
-        said = (
+        reason = (
             f"gate.looks={look.allowed}: this is look {look.number} at the study, whose chance of error is spent, so "
             "that added data cannot make it pass; measure a new study"
         )
-        return [Ruling("looks", "", Verdict.INCONCLUSIVE, said)]
+        return [Ruling("looks", "", Verdict.INCONCLUSIVE, reason)]
     if look.allowed == 1:
         return []
-    said = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the chance of error is spent"
-    return [Ruling("looks", "", Verdict.PASS, said)]
+    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the chance of error is spent"
+    return [Ruling("looks", "", Verdict.PASS, reason)]
 
 
 def spent_of(result: StudyResult) -> list[str]:

@@ -77,7 +77,7 @@ class ClaimResult:
 
     claim: Claim
     answer: Answer
-    said: str
+    reason: str
 
 
 def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
@@ -154,7 +154,7 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
         results: the answer to each claim.
         changes: how the option's trace differs from the reference's (`sdopt.analysis.changes`); None if not known.
     """
-    reason = "; ".join(result.said for result in results)
+    reason = "; ".join(result.reason for result in results)
     answers = {result.answer for result in results}
     if Answer.HARM in answers:
         return Ruling("must pay", "", Verdict.FAIL, f"{HARM}: {reason}")

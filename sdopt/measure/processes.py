@@ -83,18 +83,18 @@ def files_in_memory(processes: Iterable[Path], folder: Path | None = None) -> fl
         for handle in opened:
             _note_file(found, handle, devices)
     if folder is not None and folder.stat().st_dev in devices:
-        for folder_path, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
+        for parent, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
             for name in names:
-                _note_file(found, Path(folder_path, name), devices)
+                _note_file(found, Path(parent, name), devices)
     return sum(found.values()) / 2**30
 
 
 def _note_file(found: dict[tuple[int, int], int], path: Path, devices: Set[int]) -> None:
     with suppress(OSError):
-        there = path.stat()
-        in_memory = there.st_dev in devices or (path.is_symlink() and path.readlink().name.startswith("memfd:"))
-        if stat.S_ISREG(there.st_mode) and in_memory:
-            found[there.st_dev, there.st_ino] = there.st_blocks * 512
+        status = path.stat()
+        in_memory = status.st_dev in devices or (path.is_symlink() and path.readlink().name.startswith("memfd:"))
+        if stat.S_ISREG(status.st_mode) and in_memory:
+            found[status.st_dev, status.st_ino] = status.st_blocks * 512
 
 
 @cache

@@ -346,8 +346,8 @@ def quality_heading(name: str) -> str:
 def quality_notes(names: Sequence[str]) -> list[str]:
     """Returns notes that explain the metrics and the arrows."""
     families = {family.name: family for name in names if (family := known_family(name)) is not None}
-    said = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
-    return [f"↑ more is better, ↓ less is better. {said}."] if families else []
+    meanings = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
+    return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
 
 
 def known_family(name: str) -> Family | None:

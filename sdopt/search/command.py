@@ -104,8 +104,8 @@ def _identity(prepared: Prepared) -> str:
     """Returns a key that two calls share if they are the same search: the same settings, on the same device."""
     own = {key: value for key, value in asdict(prepared.config).items() if key not in _HOW_LONG}
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
-    said = repr((own, recorded, prepared.space.device.name))
-    return hashlib.sha256(said.encode()).hexdigest()[:10]
+    identity = repr((own, recorded, prepared.space.device.name))
+    return hashlib.sha256(identity.encode()).hexdigest()[:10]
 
 
 def _require_whole(trials: Trials, folder: Path) -> None:

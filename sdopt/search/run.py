@@ -142,9 +142,9 @@ class Search:
         self.budget.learn("screen", list(found.values()), result, took_s)
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
-            self.say(f"  {self.told(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
+            self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
-    def told(self, finding: Finding) -> str:
+    def figures_of(self, finding: Finding) -> str:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",

@@ -207,10 +207,15 @@ def clocks_differ(measurement: Measurement) -> str:
     """
     for samples in measurement.shapes:
         found = zip(samples.latency_s, samples.observed_s, _taken(samples), strict=True)
-        beyond = [seen - told - MESSAGE_S - (_CLOCKS_DIFFER + taken) * seen for told, seen, taken in found]
+        beyond = [
+            observed_s - reported_s - MESSAGE_S - (_CLOCKS_DIFFER + taken) * observed_s
+            for reported_s, observed_s, taken in found
+        ]
         if len(beyond) >= _FEWEST_CALLS and float(np.median(beyond)) > 0:
-            told, seen = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
-            return f"its clock says that a call took {told:.3g} s, but the study's own clock says {seen:.3g} s"
+            reported_s, observed_s = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
+            return (
+                f"its clock says that a call took {reported_s:.3g} s, but the study's own clock says {observed_s:.3g} s"
+            )
     return ""
 
 
@@ -269,7 +274,7 @@ def blocks(run: StudyRun) -> None:
     before = _block(run, baseline)
     for process in others:
         # Recorded first: samples of a block that breaks off must not look like samples of interleaved rounds.
-        _set_around(process, before)
+        _set_baseline_times(process, before)
         own = _block(run, process)
         run.retire(process)
         if not own:
@@ -277,7 +282,7 @@ def blocks(run: StudyRun) -> None:
         after = _block(run, baseline)
         if not after:
             break
-        _set_around(process, before, after)
+        _set_baseline_times(process, before, after)
         drift = math.exp(_mean_log(after) - _mean_log(before))
         run.result.schedule.drift[process.slug] = drift
         before = after
@@ -289,7 +294,7 @@ def blocks(run: StudyRun) -> None:
                 run.fail(process, WorkerError(Status.FAILED, problem))
 
 
-def _set_around(process: VariantProcess, before: _Times, after: _Times = ()) -> None:
+def _set_baseline_times(process: VariantProcess, before: _Times, after: _Times = ()) -> None:
     """Records the baseline's times by shape, just before a process was measured and just after."""
     for samples, times in zip(process.measurement.shapes, before, strict=False):
         samples.latency_before_s = list(times)

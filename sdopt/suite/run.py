@@ -259,11 +259,11 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
     result = result_in(folder) if run.code == 3 else None
     if result is not None and any(variant.status.measured for variant in result.variants):
         return Ending.DONE, "some variants could not be measured"  # the rows say why
-    said = last_words(log)
+    message = last_words(log)
     if result is not None:
-        said = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), said)
+        message = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), message)
     how = f"ended with exit code {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
-    return Ending.FAILED, f"{how}: {said}" if said else how
+    return Ending.FAILED, f"{how}: {message}" if message else how
 
 
 def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:

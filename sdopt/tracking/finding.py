@@ -59,8 +59,8 @@ def find_results(name: str, tracking: Tracking) -> Found:
         if not sweep.studies and not sweep.damaged and (error := read_error(path)) is not None:
             raise UsageError(
                 [
-                    f"{path}: the command that wrote this folder ended without a result: {said}"
-                    for said in error.problems
+                    f"{path}: the command that wrote this folder ended without a result: {problem}"
+                    for problem in error.problems
                 ]
             )
         if not sweep.studies and not sweep.damaged:

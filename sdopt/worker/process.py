@@ -143,12 +143,12 @@ class Worker:
         name = request.__name__
 
         def answer() -> R:
-            with self._deaths_told(name):
+            with self._reporting_deaths(name):
                 found: R = self._child.receive(self._timeout_s, self._note)
             return found
 
         self._marks = {}
-        with self._deaths_told(name):
+        with self._reporting_deaths(name):
             self._child.send((name, args, kwargs))
         return answer
 
@@ -162,7 +162,7 @@ class Worker:
         return self.begin(request, *args, **kwargs)()
 
     @contextmanager
-    def _deaths_told(self, request: str) -> Iterator[None]:
+    def _reporting_deaths(self, request: str) -> Iterator[None]:
         """Raises WorkerError if the process dies or takes too long within a request."""
         try:
             yield

@@ -74,11 +74,11 @@ class Rates:
 def simulate(scenario: Scenario, studies: int, seed: int = 0) -> Rates:
     """Returns what the gate said of simulated studies, at any of their looks."""
     random = np.random.default_rng([seed, round(10 * scenario.between), scenario.processes, scenario.variants])
-    said = [_judged(scenario, random) for _ in range(studies)]
+    studies_judged = [_judged(scenario, random) for _ in range(studies)]
     return Rates(
-        gain=float(np.mean(["option 0" in gains for gains, _ in said])),
-        any_gain=float(np.mean([bool(gains) for gains, _ in said])),
-        any_harm=float(np.mean([bool(harms) for _, harms in said])),
+        gain=float(np.mean(["option 0" in gains for gains, _ in studies_judged])),
+        any_gain=float(np.mean([bool(gains) for gains, _ in studies_judged])),
+        any_harm=float(np.mean([bool(harms) for _, harms in studies_judged])),
         studies=studies,
     )
 

@@ -235,8 +235,8 @@ def distribution_plot(result: StudyResult) -> Spec | None:
                          "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": SAID},
         },
     ]  # fmt: skip
-    said = "; ".join(f"{row['name']} {row['figure']}" for row in data)
-    return plot.spec(layers, f"Distribution of latencies: {said}")
+    listed = "; ".join(f"{row['name']} {row['figure']}" for row in data)
+    return plot.spec(layers, f"Distribution of latencies: {listed}")
 
 
 def stages_plot(result: StudyResult) -> Spec | None:
@@ -281,8 +281,8 @@ def stages_plot(result: StudyResult) -> Spec | None:
             "description": {"field": "text"},
         },
     }  # fmt: skip
-    said = "; ".join(f"{row['name']} {row['figure']}" for row in plot.placed)
-    return plot.spec([bars], f"Time by stage: {said}")
+    listed = "; ".join(f"{row['name']} {row['figure']}" for row in plot.placed)
+    return plot.spec([bars], f"Time by stage: {listed}")
 
 
 def _stage_total(row: Figures) -> str:
