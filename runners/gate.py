@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Judges; returns 0 where all passed, 1 for a regression, 2 for a mistake, 3 where it could not be judged."""
+    """Judges a result; returns 0 if all passed, 1 for a regression, 2 for a mistake, 3 if it could not be judged."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate",
         description="Judge a result by a gate's rules, or, with --against, whether it is worse than an earlier one.",

@@ -46,7 +46,7 @@ def _help() -> str:
 @end_with_code
 @with_help(_help)
 def main(argv: list[str]) -> int:
-    """Searches, or goes on; returns the exit code."""
+    """Starts or continues a search; returns the exit code."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="sdopt search", add_help=False)
     parser.add_argument("--config-dir", type=Path)

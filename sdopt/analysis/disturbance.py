@@ -7,7 +7,7 @@ from sdopt.results.records import ShapeSamples, StudyResult
 
 
 def shares(samples: ShapeSamples) -> list[float | None]:
-    """Returns, for each timed call, the share that others took of the processor and of the GPU; None if not known.
+    """Returns, for each timed call, the share that other work took of the processor or the GPU; None if not known.
 
     Time that the worker's clock does not cover counts as well: nothing shows what ran meanwhile.
     """
@@ -27,7 +27,7 @@ def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
 
 
 def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
-    """Whether as many rounds as are to decide are within the limit; without a limit all are."""
+    """Returns whether enough rounds are within the limit of disturbance; without a limit, all rounds are."""
     return limit is None or sum(share <= limit for share in worst) >= rounds
 
 

@@ -146,7 +146,7 @@ def _first_paragraphs(cls: type) -> str:
 
 @cache
 def _attribute_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass and of its bases, in one line."""
+    """Returns the docstring below each field of a dataclass and of its bases, in one line."""
     found: dict[str, str] = {field.name: "" for field in fields(cls)}
     for base in reversed(cls.__mro__):
         if base.__module__ == "builtins":

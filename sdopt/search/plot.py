@@ -131,5 +131,5 @@ def _ticks(points: list[dict[str, Any]]) -> list[float]:
 
 
 def _small(points: list[dict[str, Any]]) -> float:
-    """What counts as near zero on the axis: the smallest figure that is not zero."""
+    """Returns what counts as near zero on the axis: the smallest figure that is not zero."""
     return min((point["x"] for point in points if point["x"] > 0), default=1.0)

@@ -222,7 +222,7 @@ class _Pass:
         return True
 
     def wants(self, batch: int) -> bool:
-        """Whether a batch is to be drawn."""
+        """Returns whether a batch is to be drawn."""
         return batch < self.draw.calls and not self._cached
 
     def request(self, batch: int) -> Callable[[], Callable[[], list[ImageRecord]]]:

@@ -35,7 +35,7 @@ def own_files(options: Iterable[type]) -> list[Path]:
 
 
 def _own(file: Path) -> bool:
-    """Whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
+    """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
     paths = sysconfig.get_paths()
     libraries = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders = [_PACKAGE, *map(Path, libraries | {*site.getsitepackages(), site.getusersitepackages()})]

@@ -169,7 +169,7 @@ def config_yaml(result: StudyResult) -> str:
 
 
 def logged_metrics(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Every figure of a variant by its flat name; of further comparisons what is between the two, by the reference."""
+    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference."""
     first, *others = [row for row in figures_of(result) if row.variant is variant]
     return first.flat | {
         f"{name}/against {_plain(row.reference)}": value

@@ -222,7 +222,7 @@ def _main(
     target: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """The child's main function: leaves the parent's process group, and runs `target`."""
+    """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
     threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
     target(connection, *arguments)

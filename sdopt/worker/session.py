@@ -322,7 +322,7 @@ class PipelineHost:
         return records
 
     def pass_figures(self) -> tuple[list[float], list[float]]:
-        """Returns, for each call of the last pass, its seconds without waiting for a core, and the GiB held then."""
+        """Returns, for each call of the last pass, its seconds without waits for a core, and the GiB held after it."""
         return self._pass
 
     def draw_again(self, batch: int, draw: Draw) -> list[SampledImage]:

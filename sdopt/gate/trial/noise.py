@@ -189,7 +189,7 @@ def two_stages(pilot: int, precision: float, between: float, random: np.random.G
 
 
 def until_narrow(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
-    """For contrast: one process more until Student's interval is narrow enough."""
+    """Adds processes one by one until Student's interval is narrow enough, for contrast."""
     result = _empty(Protocol(replicates=pilot, confidence=CONFIDENCE))
     _add(result, pilot, between, random)
     while True:

@@ -14,7 +14,7 @@ TITLE = "weights"
 
 
 def matrices(pipe: DiffusionPipeline) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the denoiser's products and convolutions, by name."""
+    """Returns the weights of the denoiser's products and convolutions, by name."""
     return ((name, tensor.data) for name, tensor in denoiser_of(pipe).named_parameters() if tensor.dim() > 1)
 
 
