@@ -121,7 +121,7 @@ class TestConfig:
                 ["search.groups=[layout]", "search.options={precision: [bf16]}"],
                 "'precision' is not among",
             ),
-            (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is no key"),
+            (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is not a key"),
             (["search.groups=[layout]", "search.objectives=[]"], "search.objectives: name one or several"),
             (["search.groups=[layout]", "search.objectives=[speed]"], "choose one of latency, memory, distance"),
             (["search.groups=[layout]", "search.distance=psnr_db"], "search.distance=psnr_db: choose one of mse"),

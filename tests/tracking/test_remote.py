@@ -41,7 +41,7 @@ def test_a_folder_is_the_same_here(memory: Any, finished: Finished) -> None:
     [
         ("memory://bucket/none", "no result.json in it or below it"),
         ("memory://bucket/more/result.json", "name the folder that contains it"),
-        ("memory://bucket/worse", "leads out of it"),
+        ("memory://bucket/worse", "lies outside of it"),
         ("file:///nowhere/at/all", "no result.json in it or below it"),
         ("nonsense://bucket", "nonsense"),
     ],
