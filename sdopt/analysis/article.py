@@ -22,32 +22,32 @@ class PublishedTable:
     __pydantic_config__: ClassVar = ConfigDict(coerce_numbers_to_str=True)  # in a yaml, 40 is no string
 
     place: str
-    """Where they stand in the article."""
+    """Where the article has the figures, such as the title of its table."""
     gpus: list[str]
     size: int | None = None
-    """Height and width in pixels, where the study has a list of sizes."""
+    """Height and width in pixels, if the study has a list of sizes."""
     batch_size: int | None = None
-    """Prompts in a call, where the study has a list of batch sizes."""
+    """Prompts per call, if the study has a list of batch sizes."""
     reference: str | None = None
-    """The variant that `speedup` and `time_saved` are against."""
+    """The variant that `speedup` and `time_saved` are relative to."""
     unit: str = bounded("s", choices=("s", "ms", "it/s"))
-    """Of `time`."""
+    """Unit of the figures in `time`."""
     time: dict[str, str] = field(default_factory=dict)
-    """Latencies or rates; the speed-up of two variants is made of them where the article gives none."""
+    """Latencies or rates; if the article gives no speed-up, it is computed from them."""
     speedup: dict[str, str] = field(default_factory=dict)
-    """Time of the reference over the variant's."""
+    """Time of the reference divided by that of the variant."""
     time_saved: dict[str, str] = field(default_factory=dict)
-    """Percent of the reference's time that the variant does not take."""
+    """Percentage by which the variant's time is shorter than the reference's."""
     memory_gb: dict[str, str] = field(default_factory=dict)
-    """Peak memory, of which ratios are made."""
+    """Peak memory; ratios are computed from it."""
     memory_limit_gb: dict[str, str] = field(default_factory=dict)
-    """Memory that is said to be enough, whatever the variant is compared with."""
+    """Memory that suffices for the variant according to the article."""
     note: str = ""
-    """What a reader of these figures has to know."""
+    """A note for the reader of these figures."""
 
     @property
     def shape(self) -> str:
-        """The shape that the figures are of; "" where the study has one alone."""
+        """The shape that the figures belong to; "" if the study has only one."""
         size = f"{self.size}×{self.size}" if self.size else ""
         return ", ".join(filter(None, [size, f"batch {self.batch_size}" if self.batch_size else ""]))
 

@@ -337,7 +337,7 @@ def _measured(figures: Figures, measure: str) -> Interval | None:
     return None if peak is None else Interval(peak)
 
 
-_Said = tuple[Reproduction, str]
+_Reasoned = tuple[Reproduction, str]
 """A verdict and its reason."""
 
 
@@ -348,7 +348,7 @@ def _verdict(
     figure: _Figure,
     measured: Interval | None,
     gpu: str,
-) -> _Said:
+) -> _Reasoned:
     """Judges a figure of a comparison whose two sides both ran."""
     if figure.out_of_memory:
         return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
@@ -362,7 +362,7 @@ def _verdict(
     return _compared(figure.measure, figure.value, measured)
 
 
-def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | None:
+def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Reasoned | None:
     """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
     sides = [figures.variant, *([] if figure.measure == MEMORY else [result.variant(figures.reference)])]
     if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
@@ -379,7 +379,7 @@ def _why_not_run(side: VariantResult) -> str:
     return f"{side.status} ({reason})" if reason else str(side.status)
 
 
-def _compared(measure: str, published: Printed, measured: Interval | None) -> _Said:
+def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:
     """Says whether a published figure lies within the measured interval, widened by its rounding, or is exceeded."""
     if measured is None:
         return Reproduction.NOT_RUN, "it was not measured"

@@ -17,14 +17,14 @@ _TARGETED = (Design, Optimization)
 """Base classes of which a node names a subclass with `_target_`."""
 
 _BUILT: dict[tuple[str, type, str], Any] = {}
-"""What was built, by place, class and content: the variants of a study have most of their nodes in common."""
+"""The objects built so far, by path, class and content: the variants of a study have most of their nodes in common."""
 
 
 def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     """Builds the dataclass of a node, key by key, so that every problem is found and names its key.
 
     Args:
-        path: the node's place in the configuration; empty for the root.
+        path: the path of the node in the configuration; empty for the root.
         node: what stands there.
         kind: the dataclass, or its base class if the node names it with `_target_`.
         problems: receives the errors.

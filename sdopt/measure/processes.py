@@ -15,7 +15,7 @@ _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 _TIMES = slice(11, 15)
-"""Places in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
+"""Positions in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
 itself and of the children that it has waited for (proc(5))."""
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")

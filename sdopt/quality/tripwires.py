@@ -57,7 +57,7 @@ _ENOUGH_BLOCKS = 32
 """Blocks per side from which on their correlation alone decides: the few blocks of a small image may all differ."""
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""Of gamma-coded values (ITU-R BT.601)."""
+"""Weights of gamma-coded red, green and blue in the luma (ITU-R BT.601)."""
 
 _LEAST_FREE = 0.05
 """Clipping is relative to at least this share of the values: in an image that is almost all background, the few other

@@ -12,7 +12,7 @@ from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
-    """Yields the impossible values of a result, one line each, with their place."""
+    """Yields the impossible values of a result, one line each, with their path."""
     if wrong := wrong_name(result.name):
         yield f"name={result.name!r}: {wrong}"
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):

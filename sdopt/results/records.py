@@ -259,7 +259,7 @@ class ShapeSamples:
     interference: list[Interference | None] = field(default_factory=list)
     """What disturbed each timed call, in the order of `latency_s`; empty if the kernel does not count."""
     left_out: list[int] = field(default_factory=list)
-    """Places in `latency_s` of the rounds that decide nothing, because others disturbed them: in a session of
+    """Indices in `latency_s` of the rounds that are left out, because others disturbed them: in a session of
     interleaved rounds the same for all processes; in blocks each block's own. The same at all shapes."""
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)

@@ -8,6 +8,7 @@ from sdopt.analysis.answer import answer_of
 from sdopt.analysis.break_even import images_text
 from sdopt.analysis.figures import Ratio, figures_of, ratio_text
 from sdopt.report.charts.spec import (
+    ARIA_TEXT,
     BARS,
     BLUE,
     FEW_TICKS,
@@ -15,7 +16,6 @@ from sdopt.report.charts.spec import (
     INK,
     MUTED,
     ROW,
-    SAID,
     VERMILION,
     ZOOM,
     Column,
@@ -170,7 +170,7 @@ def _dots(rows: Rows, x: Spec, columns: Mapping[str, str]) -> list[Spec]:
             "params": [ZOOM],
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y, **_SPEED_SCALES,
-                         "tooltip": tooltips(columns), "description": SAID},
+                         "tooltip": tooltips(columns), "description": ARIA_TEXT},
         },
     ]  # fmt: skip
 
@@ -223,7 +223,7 @@ def waterfall(result: StudyResult) -> Spec | None:
         "mark": {"type": "rule", "strokeWidth": 14, "clip": True},
         "encoding": {
             "x": {**x, "field": "start"}, "x2": {"field": "end"}, "y": rows.y, "color": color,
-            "tooltip": tooltips(tooltip), "description": SAID,
+            "tooltip": tooltips(tooltip), "description": ARIA_TEXT,
         },
     }  # fmt: skip
     whiskers: list[Spec] = [
@@ -378,7 +378,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
             "params": [ZOOM],
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "color": BLUE, "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y,
-                         "tooltip": tooltips(tooltip), "description": SAID},
+                         "tooltip": tooltips(tooltip), "description": ARIA_TEXT},
         },
     ]  # fmt: skip
     return rows.spec(layers, f"Break-even: {_listed(data)}")

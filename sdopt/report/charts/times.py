@@ -6,6 +6,7 @@ from sdopt.analysis.disturbance import shares
 from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.report.charts.spec import (
     AMBER,
+    ARIA_TEXT,
     BARS,
     BLUE,
     FEW_TICKS,
@@ -13,7 +14,6 @@ from sdopt.report.charts.spec import (
     GREY,
     INK,
     PURPLE,
-    SAID,
     SKY,
     VERMILION,
     ZOOM,
@@ -122,7 +122,7 @@ def rounds_plot(result: StudyResult) -> Spec | None:
                     "color": who,
                     "shape": kinds,
                     "tooltip": tooltips(_CALL_FACTS),
-                    "description": SAID,
+                    "description": ARIA_TEXT,
                 },
             },
         ]
@@ -172,7 +172,7 @@ def _calls(result: StudyResult) -> list[dict[str, object]]:
                 "round": begins[measurement.session] + round_index + 1,
                 "seconds": seconds,
                 "text": f"{seconds:.3f} s",
-                "said": f"{variant.name}, round {begins[measurement.session] + round_index + 1}: {seconds:.3f} s",
+                "aria_text": f"{variant.name}, round {begins[measurement.session] + round_index + 1}: {seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
                 "kind": list(_CALL_KINDS)[2 if left_out else 1 if disturbed else 0],
             })  # fmt: skip
@@ -232,7 +232,7 @@ def distribution_plot(result: StudyResult) -> Spec | None:
             "mark": {"type": "point", "filled": True, "shape": "diamond", "size": 120, "color": BLUE, "opacity": 1,
                      "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": at,
-                         "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": SAID},
+                         "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": ARIA_TEXT},
         },
     ]  # fmt: skip
     listed = "; ".join(f"{row['name']} {row['figure']}" for row in data)
@@ -334,7 +334,7 @@ def limit_plot(result: StudyResult) -> Spec | None:
             "x2": {"field": "value"},
             "y": plot.y,
             "tooltip": tooltips(tooltip),
-            "description": SAID,
+            "description": ARIA_TEXT,
         },
     }
     return plot.spec([bars], "Rates: " + "; ".join(f"{row['name']} {row['figure']}" for row in data))
