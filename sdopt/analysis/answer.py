@@ -102,7 +102,7 @@ def answer_of(result: StudyResult) -> Answer:
         for row in figures_of(result)
         if row.variant.role != "control" and (row.comparison or row.variant.name != result.baseline)
     ]
-    worth = sorted((each for each in options if each.worth is Worth.WORTH_IT), key=_lower_gain, reverse=True)
+    worth = sorted((option for option in options if option.worth is Worth.WORTH_IT), key=_lower_gain, reverse=True)
     return Answer(_sentence(options, worth), tuple(options), worth[0] if worth else None, tuple(_notes(result)))
 
 
@@ -288,7 +288,7 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
     """Returns the reasons of rulings, each once, without a first word that repeats the verdict beside them."""
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (each.metric, _bare(each.reason)))) for each in rulings))
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling.reason)))) for ruling in rulings))
 
 
 def _bare(reason: str) -> str:
@@ -340,7 +340,7 @@ def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) ->
             Worth.NOT_MEASURED: f"{only.option} was not measured",
         }[only.worth]
         return f"{advice} ({only.because})."
-    counts = {kind: sum(each.worth is kind for each in options) for kind in Worth}
+    counts = {kind: sum(option.worth is kind for option in options) for kind in Worth}
     return f"Turn on none of the {len(options)}: {', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}."
 
 

@@ -88,7 +88,9 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
     if limit is None or not worst:
         return None
     disturbed = {key for key, share in worst.items() if share > limit}
-    measured = [samples for variant in result.variants for each in variant.measurements for samples in each.shapes]
+    measured = [
+        samples for variant in result.variants for measurement in variant.measurements for samples in measurement.shapes
+    ]
     calls = [call for samples in measured for call in samples.interference if call is not None]
     return RoundCounts(
         timed=len(worst),

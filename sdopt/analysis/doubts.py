@@ -267,7 +267,7 @@ def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
         np.log([seconds for measurement in side.measurements for seconds in measurement.deciding_s])
         for side in (candidate, reference)
     ]
-    return float(np.sqrt(sum(np.var(each, ddof=1) for each in logs if len(each) > 1)))
+    return float(np.sqrt(sum(np.var(side_logs, ddof=1) for side_logs in logs if len(side_logs) > 1)))
 
 
 def _drawn_s(variant: VariantResult) -> float | None:

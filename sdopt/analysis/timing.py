@@ -265,7 +265,7 @@ def compare(result: StudyResult) -> None:
         for shape_index, ratios in enumerate(comparison.shapes):
             ratios.speedup = ratios.memory_ratio = ratios.floor = None
             if compared:
-                mine, other, first, again = (each.at(shape_index) for each in (candidate, reference, baseline, control))
+                mine, other, first, again = (side.at(shape_index) for side in (candidate, reference, baseline, control))
                 ratios.speedup = speedup(mine, other, result.confidence)
                 ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
                 if known and ratios.speedup is not None:

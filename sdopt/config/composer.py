@@ -228,7 +228,7 @@ class HydraComposer:
             },
         }
         shared |= {"quality": run.quality == self.current.quality, "gate": run.gate == self.current.gate}
-        mine, others = (each.workload.shapes(each.model) for each in (run, self.current))
+        mine, others = (side.workload.shapes(side.model) for side in (run, self.current))
         # Rounds time every variant at every shape, and compare them shape by shape.
         shared["a list in workload.size or workload.batch_size"] = mine == others or len(mine) == len(others) == 1
         wrong = [key for key, same in shared.items() if not same]

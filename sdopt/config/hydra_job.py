@@ -79,7 +79,10 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
     try:
         recorded: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=False)
         overrides, sources = recorded["hydra"]["overrides"], recorded["hydra"]["runtime"]["config_sources"]
-        task, hydra = [str(each) for each in overrides["task"]], [str(each) for each in overrides["hydra"]]
+        task, hydra = (
+            [str(override) for override in overrides["task"]],
+            [str(override) for override in overrides["hydra"]],
+        )
         return task, hydra, [str(item["path"]) for item in sources if item["provider"] == "command-line"]
     except (OSError, ValueError, TypeError, LookupError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -100,7 +100,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
         for calibration in map(read_calibration, files)
         if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items())
     ]
-    return min(found, key=lambda each: len(each.differing(result.config)), default=None)
+    return min(found, key=lambda calibration: len(calibration.differing(result.config)), default=None)
 
 
 def fitting_calibration(

@@ -66,8 +66,8 @@ def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> fl
         proc: where the kernel's counters are.
     """
     children = started_by(pid, proc)
-    mapped = sum(_gib_of(proc / str(each), ("RssShmem:",)) for each in (pid, *children))
-    in_files = files_in_memory([proc / str(each) for each in (pid, *children)], files)
+    mapped = sum(_gib_of(proc / str(number), ("RssShmem:",)) for number in (pid, *children))
+    in_files = files_in_memory([proc / str(number) for number in (pid, *children)], files)
     return sum(_own_gib(proc / str(child)) for child in children) + max(0.0, in_files - mapped)
 
 

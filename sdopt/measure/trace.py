@@ -94,14 +94,14 @@ class Trace:
         """
         found = {f"{kind} parameters, MiB": round(mib, 3) for kind, mib in self.parameter_mib.items()}
         for name, stage in self.stages.items():
-            each = {
+            stage_counts = {
                 **{f"{operator}": count for operator, count in stage.operators.items()},
                 **{f"products in {kind}": count for kind, count in stage.product_dtypes.items()},
                 **{f"convolutions of {size} samples": count for size, count in stage.batches.items()},
                 "convolutions that gave channels-last": stage.channels_last,
                 "graph launches": stage.graph_launches,
             }
-            found |= {f"{name}: {what}": round(count / max(stage.calls, 1), 3) for what, count in each.items()}
+            found |= {f"{name}: {what}": round(count / max(stage.calls, 1), 3) for what, count in stage_counts.items()}
             found[f"{name}: in inference mode"] = float(bool(stage.inference_mode))
             found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(stage.calls > 0)
             if name != DENOISER:

@@ -119,7 +119,7 @@ def require_folder(folder: Path, model: Model) -> None:
 
 def _require_class(value: Any, name: str, library: str, at: str) -> None:
     """Raises UsageError if `model_index.json` names, for a part, anything other than a class of its library."""
-    named = isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)
+    named = isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
     if not named or value[0] != library or not value[1].isidentifier():
         raise UsageError(
             f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}, as in "

@@ -124,5 +124,5 @@ def _randn(
     import torch
 
     generators = generator if isinstance(generator, Sequence) else [generator]
-    rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=each) for each in generators]
+    rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator) for generator in generators]
     return torch.cat(rows).to(device=device, dtype=dtype)

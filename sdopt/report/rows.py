@@ -161,11 +161,13 @@ def _sampling_notes(result: StudyResult) -> list[str]:
     if samples and result.schedule.kind == "interleaved":
         processes = result.config.replicates
         most = max(len(variant.samples) for variant in result.variants)
-        each = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+        processes_text = (
+            "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+        )
         intervals = two_sided
         if processes < MINIMUM_PROCESSES:
             intervals = f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
-        notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
+        notes.append(f"{max(samples)} interleaved rounds, {processes_text} per variant, {intervals}.")
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
         notes.append(f"Measured in blocks ({result.schedule.reason}), {two_sided}.{drift}")

@@ -33,13 +33,13 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         ended: whether the search took all its steps, rather than being interrupted.
     """
     found = search.all_findings(("screen-", "race-"))
-    answers = {each.variant: each for each in answer_of(judged).options} if judged else {}
+    answers = {option.variant: option for option in answer_of(judged).options} if judged else {}
     rows = {row.variant.name: row for row in figures_of(judged) if row.variant.name in answers} if judged else {}
     last = findings_of(judged, search.config, Gate()) if judged else {}
     passed = [name for name, finding in last.items() if answers[name].worth is Worth.WORTH_IT and not finding.out]
     winner = passed[0] if passed else None
     objectives = search.config.objectives
-    front = front_of({name: [last[name].losses[each] for each in objectives] for name in passed})
+    front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
     entries = []
     for candidate in search.trials.candidates:
         name = candidate.name
@@ -92,7 +92,7 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss) if timed else None,
         memory_ratio=last.memory_ratio if last else None,
         latency_s=last.latency_s if last else None,
-        memory_gib=max((each.memory_gib for each in findings if each.memory_gib), default=None),
+        memory_gib=max((finding.memory_gib for finding in findings if finding.memory_gib), default=None),
         distance=last.distance if last else None,
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,

@@ -130,7 +130,7 @@ def ranked(standings: Standings) -> list[str]:
     With several objectives, the front comes first, then the front of the rest, and so on. Within each front, the best
     candidate in each objective comes first, so that the ends of a front are always measured.
     """
-    losses = {name: [each.loss for each in standing] for name, standing in standings.items()}
+    losses = {name: [estimate.loss for estimate in standing] for name, standing in standings.items()}
     rest = sorted(losses, key=lambda name: losses[name])
     if not rest or len(losses[rest[0]]) == 1:
         return rest
@@ -167,7 +167,7 @@ def contenders(standings: Standings, error: float) -> list[str]:
 def _is_beaten(one: Sequence[Standing], other: Sequence[Standing], error: float) -> bool:
     """Returns whether another candidate is shown better in all objectives; without noise, ties in some suffice."""
     found = [mine.excess(theirs, error) for mine, theirs in zip(one, other, strict=True)]  # type: ignore[arg-type]
-    return all(each >= 0 for each in found) and any(each > 0 for each in found)
+    return all(difference >= 0 for difference in found) and any(difference > 0 for difference in found)
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:
@@ -175,7 +175,7 @@ def is_gain(standing: Sequence[Standing]) -> bool:
 
     True if distance is the only objective: no candidate can beat the baseline there, whose own distance is zero.
     """
-    ratios = [each.loss for each in standing if isinstance(each, RatioStanding)]
+    ratios = [estimate.loss for estimate in standing if isinstance(estimate, RatioStanding)]
     return not ratios or min(ratios) < 0
 
 

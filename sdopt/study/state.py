@@ -153,8 +153,8 @@ class StudyRun:
             shape_index: the index of the shape.
             call: the index of the worker's call at that shape; 0 is its first.
         """
-        each = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
-        number = process.measurement.replicate * each + call
+        calls_per_process = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
+        number = process.measurement.replicate * calls_per_process + call
         return number % timed_draw(process.variant, shape_index).calls
 
     @property

@@ -86,7 +86,7 @@ class Record:
         """Records how a part ended, replacing its earlier entry; parts that are not in `order` stay at the end."""
         others = [other for other in self.entries if other.part != entry.part]
         rank = {part: number for number, part in enumerate(order)}
-        self.entries = sorted([*others, entry], key=lambda each: rank.get(each.part, len(rank)))
+        self.entries = sorted([*others, entry], key=lambda entry: rank.get(entry.part, len(rank)))
 
 
 _ADAPTER = TypeAdapter(Record)

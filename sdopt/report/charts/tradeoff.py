@@ -78,7 +78,7 @@ def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
     directed = [name for name, family in families.items() if family.higher_is_better is not None]
     ordered = [name for first in _FIRST for name in directed if name.startswith(first)]
     found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys([*ordered, *directed])]
-    return [each for each in found if each is not None]
+    return [plot for plot in found if plot is not None]
 
 
 def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: bool) -> Tradeoff | None:

@@ -120,7 +120,7 @@ def _row(
 
 def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
     wanted = like.prompt_index, like.image_index
-    return next((each for each in variant.images if (each.prompt_index, each.image_index) == wanted), None)
+    return next((record for record in variant.images if (record.prompt_index, record.image_index) == wanted), None)
 
 
 def _uri(path: Path) -> str:

@@ -156,11 +156,11 @@ def _tradeoff(result: StudyResult) -> Section:
     if not found:
         return Section("tradeoff", "Speed against quality", [])
     chart = Chart(
-        [(each.metric, each.spec) for each in found],
+        [(plot.metric, plot.spec) for plot in found],
         "Up is faster, left is closer to the reference. The area is the peak memory; the dashed line joins the "
         "variants that no other one beats in both.",
         choice="quality as",
-        legend=sorted({each for view in found for each in view.legend}),
+        legend=sorted({symbol for view in found for symbol in view.legend}),
         file="tradeoff.png",
     )
     return Section("tradeoff", "Speed against quality", [chart])
