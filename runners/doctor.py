@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="print instead what records show of each option, model and task (proven, refuted, cannot run), what none "
-        "shows (unproven), and what is impossible and why",
+        help="print instead the state of each option, model and task: proven, refuted or cannot run, by the records; "
+        "impossible, with the reason; or unproven",
     )
     parser.add_argument(
         "--records",

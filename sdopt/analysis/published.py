@@ -385,7 +385,11 @@ def _compared(measure: str, published: Printed, measured: Interval | None) -> _R
         return Reproduction.NOT_RUN, "it was not measured"
     if measure == MEMORY:
         enough = measured.estimate <= published.high
-        return (Reproduction.REPRODUCED, "it suffices") if enough else (Reproduction.NOT_REPRODUCED, "it takes more")
+        return (
+            (Reproduction.REPRODUCED, "suffices here")
+            if enough
+            else (Reproduction.NOT_REPRODUCED, "more is needed here")
+        )
     if measured.low is None or measured.high is None:
         return Reproduction.UNDECIDED, "no interval: protocol.replicates=3 gives one"
     if measure == SPEEDUP.name:

@@ -208,7 +208,7 @@ def family_of(name: str) -> Family:
     for family in FAMILIES:
         if name == family.name or (family.over and name.startswith(f"{family.name}_")):
             return family
-    raise UsageError(f"{name}: no such metric; there are {', '.join(family.name for family in FAMILIES)}")
+    raise UsageError(f"{name}: unknown metric; choose from {', '.join(family.name for family in FAMILIES)}")
 
 
 def features_of(quality: Quality, model: Model) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
 def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
     """Returns what is wrong with the samples of a process, at any shape."""
     if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < max(sessions, 1)):
-        return "sitting: there is no such session"
+        return "sitting: no session has this number"
     if wrong := _wrong_samples(measurement, measurement.stages_s):
         return wrong
     found = ((index, _wrong_samples(samples, {})) for index, samples in enumerate(measurement.further))

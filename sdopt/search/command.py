@@ -93,7 +93,9 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Itera
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder) as ours:
         if not ours:
-            raise OccupiedError(f"{folder}: another process is searching there")
+            raise OccupiedError(
+                f"{folder}: another search runs in this folder; wait for it, or choose another search.title"
+            )
         trials = Trials.open(name, prepared.space, config)
         _require_whole(trials, folder)
         studies = Studies(prepared.given, config, prepared.config_dir, folder)

@@ -70,8 +70,8 @@ class Search:
         if not finalists:
             return None
         names = [candidate.name for candidate in finalists]
-        about = self._about(FINAL, names)
-        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{about}: {'; '.join(names)}")
+        duration = self._duration_text(FINAL, names)
+        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{duration}: {'; '.join(names)}")
         return self.studies.measure(FINAL, finalists, brief=False)
 
     def _foreseen(self) -> list[Candidate]:
@@ -122,7 +122,7 @@ class Search:
         racing = self.budget.seconds("race", starts[: self.config.side_by_side], screened) if self.config.races else 0
         return judging + racing
 
-    def _about(self, stage: str, names: Sequence[str]) -> str:
+    def _duration_text(self, stage: str, names: Sequence[str]) -> str:
         return f" (about {math.ceil(self._seconds(stage, names) / 60)} min)"
 
     def _seconds(self, stage: str, names: Sequence[str]) -> float:
@@ -173,7 +173,7 @@ class Search:
                 self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
                 return False
             if judged is None:
-                self.say(f"{stage}: {len(names)} may still be the best{self._about('race', names)}")
+                self.say(f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}")
             self.studies.measure(stage, [candidates[name] for name in names])
             return True
 

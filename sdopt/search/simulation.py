@@ -147,10 +147,10 @@ def _row(between: float, gain: float, found: Sequence[Found]) -> tuple[str, ...]
     spread = 1.96 * float(np.std(reported)) / math.sqrt(len(reported))
     reported_text = f"{_signed(float(np.mean(reported)))} ± {100 * spread:.2f} %"
     shares = [[getattr(study, name) for study in found] for name in ("dropped", "judged", "passed")]
-    about = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
+    rates = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
     screened = _signed(float(np.mean([study.screened for study in found])))
     false = percent(float(np.mean([study.false for study in found])))
-    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, reported_text, false, *about
+    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, reported_text, false, *rates
 
 
 def _signed(log_ratio: float) -> str:

@@ -180,9 +180,11 @@ class Factorial(Design):
         for option in options:
             axes = composer.axes(option)
             if "." in option.partition("=")[0]:
-                problems.append(f"study.options: '{option}' sets a key; factorial takes options of a group")
+                problems.append(f"study.options: '{option}' sets a key; study=factorial takes only options of a group")
             elif len(axes) != 1:
-                problems.append(f"study.options: '{option}' is {len(axes)} options; factorial takes them one by one")
+                problems.append(
+                    f"study.options: '{option}' is {len(axes)} options; study=factorial takes them one by one"
+                )
             else:
                 levels.setdefault(axes[0], []).append(option)
         if problems:

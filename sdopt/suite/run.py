@@ -134,7 +134,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     limit_s = min(part.limit_s, suite.left_s)
     if limit_s < part.least_s:
         room = "is its limit" if limit_s == part.limit_s else "of the budget were left"
-        reason = f"takes {part.least_s:.0f} s at least; {max(limit_s, 0):.0f} s {room}"
+        reason = f"needs at least {part.least_s:.0f} s; {max(limit_s, 0):.0f} s {room}"
         # Measurements from before the end of the budget are kept.
         yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
         return

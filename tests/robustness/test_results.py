@@ -80,7 +80,7 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("variants", 1, "promises"), {"a": {"contract": "x", "claims": []}}, "variants.1.promises.a.contract=x: "),
         (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is not a possible time"),
         (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
-        (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: there is no such session"),
+        (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: no session has this number"),
         (("schema_version",), 99, "written by a later sdopt"),
     ],
 )

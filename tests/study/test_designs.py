@@ -250,8 +250,8 @@ class TestFactorial:
         with pytest.raises(UsageError) as caught:
             plan(composer, "study=factorial", options)
         assert caught.value.problems == [
-            "study.options: 'memory=[vae_slicing,vae_tiling]' is 2 options; factorial takes them one by one",
-            "study.options: 'memory=[]' is 0 options; factorial takes them one by one",
+            "study.options: 'memory=[vae_slicing,vae_tiling]' is 2 options; study=factorial takes them one by one",
+            "study.options: 'memory=[]' is 0 options; study=factorial takes them one by one",
         ]
 
 

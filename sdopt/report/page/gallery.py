@@ -55,7 +55,9 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         rows.append(row)
     order = "in the order of the prompts"
     if metric:
-        order = f"those whose images differ most first ({metric}; the figure under an image is that to its reference's)"
+        order = (
+            f"those whose images differ most first ({metric}; the figure under an image compares it to its reference)"
+        )
     return Gallery(
         rows,
         min(max(edge, 160), 260),
