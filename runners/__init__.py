@@ -121,7 +121,7 @@ def interrupts_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        # A Ctrl-C of meanwhile is raised here.
+        # A Ctrl-C that came meanwhile is raised here.
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -158,7 +158,7 @@ class _Patient:
             self._drop()
 
     def _drop(self) -> None:
-        # In place of the broken pipe, so that the interpreter's own flush at the end finds no fault either.
+        # Replaces the broken pipe, so that the interpreter's own flush at exit does not fail either.
         with open(os.devnull, "w") as nothing:  # noqa: PTH123 (a device)
             os.dup2(nothing.fileno(), self._stream.fileno())
 

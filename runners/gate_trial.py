@@ -140,7 +140,7 @@ def _alarms(trials: int, folder: Path, command: list[str]) -> int:
         run([f"resume={folder}"])
     else:
         seeds = f"workload.seed=range(0,{1000 * -(-trials // len(CANDIDATES))},1000)"
-        # The last axis changes fastest: what is done of a sweep that was interrupted is of all contracts.
+        # The last axis changes fastest, so that the jobs of an interrupted sweep cover all contracts.
         contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
         run(["-m", *command, seeds, contracts, f"hydra.sweep.dir={folder}"])
     *by_contract, every = count_alarms(sorted(file.parent for file in folder.glob("*/result.json")))

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
 
     informative = is_informative(argv)
     if not informative:
-        # Started before anything heavy is imported here, so that the server imports the same beside this process.
+        # Started before heavy imports here, so that the server imports them in parallel.
         start_fork_server()
     with ExitStack() as stack:
         with interrupts_deferred():

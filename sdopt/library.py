@@ -176,8 +176,8 @@ def prove(
     steps = optimized.assembly.traced_steps(strength)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
     if any(option.stage is Stage.COMPILE for option in optimized.assembly.options.values()):
-        # What compiles does so in the first call, of which some is still the uncompiled one; and where Inductor records
-        # CUDA graphs, it does so when a module runs for the second time (`CUDAGraphTreeManager._run`).
+        # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
+        # when a module runs for the second time (`CUDAGraphTreeManager._run`).
         for _ in range(2):
             pipe(**arguments)
     trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
@@ -294,7 +294,7 @@ def _model_of(pipe: "DiffusionPipeline") -> Model:
         return Model(name="pipeline", weights="path", path=name, size=size)
     if name.count("/") == 1 and not Path(name).exists():
         return Model(name="pipeline", weights="hub", hub_id=name, size=size)
-    # Of a single file, or built by hand: what is known is its architecture.
+    # The pipeline is from a single file, or built by hand: only its architecture is known.
     return Model(name="sdxl" if "XL" in type(pipe).__name__ else "sd15", weights="random", size=size)
 
 
@@ -324,7 +324,7 @@ def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, 
 
 def _apply_at_loading(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
     """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
-    # Options ask where the pipeline computes, which offloaded weights do not tell.
+    # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
     for option in options.values():
         dtype = option.load_kwargs().get("dtype")

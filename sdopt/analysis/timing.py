@@ -307,7 +307,7 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)
         return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
-    # In blocks only the baseline has no baseline around it: relative to itself it is 1.
+    # In blocks, only the baseline itself has no baseline before and after it; its ratio to itself is 1.
     return np.zeros(times.size) if in_blocks else times
 
 

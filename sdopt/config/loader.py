@@ -95,7 +95,7 @@ class Loader(ConfigLoaderImpl):
         with _as_composition_error():
             self.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
             found = self._defaults_list(config_name, parsed)
-            # Needed for an override of theirs alone.
+            # Hydra's own groups are needed only if an override sets them.
             with_hydra = any(override.is_hydra_override() for override in parsed)
             files = [file for file in found.defaults if with_hydra or group_of(str(file.config_path)) != _HYDRA]
             cfg = self._compose_config_from_defaults_list(files, self._files)

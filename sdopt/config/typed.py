@@ -134,7 +134,7 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
         numbers = "each" in limits and not (node[key] is None and schema[key] is None)
         schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
-    except MissingMandatoryValue:  # of a dataclass in a list: the object is built of the schema, and names it
+    except MissingMandatoryValue:  # in a dataclass in a list; building the object reports it
         return []
     except OmegaConfBaseException as error:
         return [f"{full}: {str(error).splitlines()[0]}"]

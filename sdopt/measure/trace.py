@@ -123,7 +123,7 @@ class Trace:
     @property
     def attention_calls(self) -> int:
         """How often an attention layer of the denoiser ran; 0 in compiled code, where layers are not seen."""
-        # The last thing in every attention layer of diffusers, whatever computes it.
+        # The last module in every attention layer of diffusers, whatever computes the attention.
         return sum(count for name, count in self.denoiser.ran.items() if name.endswith(".to_out.1"))
 
     @property

@@ -50,7 +50,7 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
         protocol: defines how many other calls there are.
         batch: prompts per call in the quality pass; None uses each workload's own batch size.
     """
-    # Loading; at calls_per_process shape the cold start, the warm-up with the discarded round, and the evidence.
+    # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
     calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
     draws = [draw_of(variant, batch) for variant in variants]
     drawn = sum(draw.calls + draw.timed_again for draw in draws)

@@ -344,7 +344,7 @@ def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
 
 def footprint_gib(memory: Memory) -> dict[str, float]:
     """Returns how many GiB a worker needs at its peak, for each memory that may run out."""
-    # A sandbox may not tell the peak.
+    # In a sandbox, the kernel may not report the peak.
     host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
     if memory.cuda_peak_reserved_gib is None:
         return {"host": host}

@@ -304,7 +304,7 @@ def _log_variant(
     ended = time_of(result.finished, result.started)
     metrics = [Metric(name, value, ended, 0) for name, value in logged_metrics(result, variant).items()]
     several = len(result.shapes) > 1
-    # Of one shape, a variant may have another than the study's.
+    # If there is one shape, a variant's may differ from the study's.
     shapes = result.shapes if several else variant.config.shapes[:1]
     views = [(shape, variant.at(shape_index)) for shape_index, shape in enumerate(shapes)]
     for shape, at in views:

@@ -101,7 +101,7 @@ class Worker:
         observed_s, passed_s = self.observed_s, time.perf_counter() - asked
         around_s = None if observed_s is None else passed_s - observed_s
         over_after_s = self._marks.get(Mark.ENDED, asked) - asked
-        # A request of its own, which is no work around the call: it reads all that a compiler's many processes hold.
+        # A separate request, so that reading the memory of a compiler's many processes is not work around the call.
         held_gib = self._ask(PipelineHost.held_gib)
         return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s, held_gib=held_gib)
 
