@@ -50,8 +50,8 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") != "1" and (todo := way_out(error)):
                     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-                    said = getattr(error, "strerror", None) or " ".join(str(error).split()) or "out of memory"
-                    print_problems([f"{where}{said}{todo}"])
+                    message = getattr(error, "strerror", None) or " ".join(str(error).split()) or "out of memory"
+                    print_problems([f"{where}{message}{todo}"])
                     return UnavailableError.exit_code
                 # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
                 traceback.print_exc()
@@ -121,7 +121,7 @@ def interrupts_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        # A Ctrl-C of meanwhile is raised here.
+        # A Ctrl-C that came meanwhile is raised here.
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -158,7 +158,7 @@ class _Patient:
             self._drop()
 
     def _drop(self) -> None:
-        # In place of the broken pipe, so that the interpreter's own flush at the end finds no fault either.
+        # Replaces the broken pipe, so that the interpreter's own flush at exit does not fail either.
         with open(os.devnull, "w") as nothing:  # noqa: PTH123 (a device)
             os.dup2(nothing.fileno(), self._stream.fileno())
 

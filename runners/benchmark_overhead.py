@@ -1,4 +1,4 @@
-"""sdopt benchmark-overhead: what sdopt itself takes beside the pipelines that it measures."""
+"""sdopt benchmark-overhead: measure the time that sdopt adds to the calls of the pipeline."""
 
 import argparse
 import subprocess
@@ -16,11 +16,13 @@ def main(argv: list[str]) -> int:
     """Runs a study as a user would, and says where its time went; returns the study's exit code."""
     parser = argparse.ArgumentParser(
         prog="sdopt benchmark-overhead",
-        description="Run eight variants of the reference model for ten rounds, and say where the time went.",
-        epilog="The command is sdopt run experiment=overhead, in a process of its own, on a database that exists.",
+        description="Run eight variants of the reference model for ten rounds, and show where the time went.",
+        epilog="It runs `sdopt run experiment=overhead` in a separate process, with an existing database.",
     )
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides of that run, as in protocol.rounds=2")
-    parser.add_argument("--folder", type=Path, help="where the run and overhead.json go (default: outputs/overhead/…)")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides for that run, as in protocol.rounds=2")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the run and overhead.json (default: outputs/overhead/…)"
+    )
     arguments = parser.parse_args(argv)
 
     from rich.console import Console
@@ -50,7 +52,7 @@ def main(argv: list[str]) -> int:
         return 130
     wall_s = time.monotonic() - began
     if code:
-        print(f"sdopt: the run ended with {code}: there is nothing to tell of it", file=sys.stderr)
+        print(f"sdopt: the run ended with exit code {code}, so there is no overhead to report", file=sys.stderr)
         return code
     found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
     console.print(overhead_tables(found))

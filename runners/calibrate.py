@@ -1,4 +1,4 @@
-"""sdopt calibrate: measure how much a model's images differ by chance, which is what a gate's margins are made of."""
+"""sdopt calibrate: measure how much a model's images differ by chance, from which gates take their margins."""
 
 import argparse
 import sys
@@ -33,11 +33,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="model, workload, scheduler, quality, hardware"
     )
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="how many prompts (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of prompts (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
     arguments = parser.parse_intermixed_args(argv)
     if arguments.prompts < 2:
-        parser.error("--prompts: at least 2")
+        parser.error("--prompts: must be at least 2")
 
     from sdopt.scratch import scratch_folder
 
@@ -60,7 +60,7 @@ def _write(folder: Path, output: Path | None) -> int:
     result = read_result(folder)
     spreads = result.floors.get("sampling")
     if not spreads:
-        print("sdopt: nothing to calibrate from: the images could not be drawn or scored", file=sys.stderr)
+        print("sdopt: no calibration written: the images could not be drawn or scored", file=sys.stderr)
         return 3
     baseline, model = result.variant(result.baseline), result.config.model.name
     digests = {"model": baseline.inputs.get("model", ""), **result.feature_digests}

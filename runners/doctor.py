@@ -1,4 +1,4 @@
-"""sdopt doctor: what this machine is, how fast it can be, and which options run on it."""
+"""sdopt doctor: describe this machine, its peak speed, and which options run on it."""
 
 import argparse
 import json
@@ -24,24 +24,26 @@ def main(argv: list[str]) -> int:
     """Prints the diagnosis; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sdopt doctor",
-        description="Say what this machine is, how fast it is at best, and which options run on it, or why not.",
+        description="Describe this machine: its hardware, its peak speed, and which options run on it, or why not.",
         epilog="examples: sdopt doctor precision=fp16; sdopt doctor hardware=a10 (what would run on an A10)",
     )
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides: the configuration that each option is tried on")
-    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="a folder with groups of your own")
-    parser.add_argument("--quick", action="store_true", help="measure no ceilings (they take some seconds)")
+    parser.add_argument(
+        "overrides", nargs="*", help="Hydra overrides for the configuration in which each option is checked"
+    )
+    parser.add_argument("--config-dir", type=Path, metavar="FOLDER", help="folder with your own config groups")
+    parser.add_argument("--quick", action="store_true", help="skip measuring the ceilings, which takes some seconds")
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="print instead what records show of each option, model and task (proven, refuted, cannot run), what none "
-        "shows (unproven), and what is impossible and why",
+        help="print instead the state of each option, model and task: proven, refuted or cannot run, by the records; "
+        "impossible, with the reason; or unproven",
     )
     parser.add_argument(
         "--records",
         type=Path,
         default=None,
         metavar="FOLDER",
-        help="results that show what options do [outputs/records]",
+        help="folder with results as evidence of what options do [outputs/records]",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON, raw samples included")
     parser.add_argument(
@@ -140,13 +142,15 @@ def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
     from sdopt.errors import UsageError
 
     if arguments.save and arguments.matrix:
-        raise UsageError("--save: --matrix measures no ceilings")
+        raise UsageError("--save: cannot be combined with --matrix, which measures no ceilings")
     if arguments.records and not arguments.matrix:
-        raise UsageError("--records: is for --matrix")
+        raise UsageError("--records: only applies to --matrix")
     if arguments.save and (planned or arguments.quick):
-        raise UsageError("--save: there are no ceilings to save of a card that is not here, or with --quick")
+        raise UsageError("--save: needs measured ceilings; leave out --quick, and choose a device of this machine")
     if arguments.save and arguments.save.absolute().parent.name != "hardware":
-        raise UsageError(f"--save {arguments.save}: a data sheet goes into a folder called hardware")
+        raise UsageError(
+            f"--save {arguments.save}: must be in a folder called hardware, as in my_conf/hardware/name.yaml"
+        )
 
 
 def _as_json(found: "Diagnosis") -> str:

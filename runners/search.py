@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _HELP = """\
 usage: sdopt search [--config-dir DIR] search.groups=[…] [key=value ...]
 
-Find the fastest (or smallest, or closest) combination of options that passes the gate, within limits. The baseline is
-what the other keys compose, which are those of `sdopt run`. Candidates are screened side by side with few calls and few
-prompts; those that cannot be told from the best one race; the first of these are judged by the gate, on prompts, noise
-and processes that the search has not seen, and only these figures are reported of them.
-The same command goes on where an earlier one was interrupted.
+Find the fastest (or smallest, or closest) combination of options that passes the gate, within limits. All other keys
+are those of `sdopt run`; they compose the baseline. Candidates are screened side by side, with few calls and prompts;
+those that cannot be told from the best one race; the first of these are judged by the gate, on prompts, noise and
+processes that the search has not seen, and only these figures are reported for them.
+The same command continues a search that was interrupted.
 
 examples:
   sdopt search 'search.groups=[precision,layout,caching]' search.budget_s=900
@@ -46,7 +46,7 @@ def _help() -> str:
 @end_with_code
 @with_help(_help)
 def main(argv: list[str]) -> int:
-    """Searches, or goes on; returns the exit code."""
+    """Starts or continues a search; returns the exit code."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="sdopt search", add_help=False)
     parser.add_argument("--config-dir", type=Path)
@@ -90,7 +90,7 @@ def _searched(search: "Search", tracking: "Tracking", console: "Console") -> int
     except KeyboardInterrupt as interrupt:
         concluded(search, None, ended=False)
         print(f"sdopt: interrupted; what was found so far: {search.studies.folder}/search.md", file=sys.stderr)
-        print("The same command goes on with it.", file=sys.stderr)
+        print("The same command continues the search.", file=sys.stderr)
         return exit_code_of(interrupt)
     record = concluded(search, judged)
     if tracking.kind == "mlflow":

@@ -12,7 +12,7 @@ def main(argv: list[str]) -> int:
     """Logs every result below the folders that is not logged yet; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sdopt sync",
-        description="Log results to MLflow that are not there yet; what is there is left alone.",
+        description="Log finished results to MLflow; results that are there already stay unchanged.",
         epilog="examples: sdopt sync outputs/runs/quickstart tracking.uri=http://localhost:5000; "
         "sdopt sync s3://bucket/sweeps/attention tracking.uri=http://localhost:5000",
     )
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
         "arguments",
         nargs="*",
         metavar="FOLDER | ADDRESS | tracking.KEY=VALUE",
-        help="folders of runs or sweeps, or above them (default: outputs), also at an address that fsspec knows, such "
+        help="folders of runs or sweeps, or above them (default: outputs), also as an address of fsspec, such "
         "as s3://…; and overrides of the tracking group",
     )
     arguments = parser.parse_args(argv).arguments
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     named = [argument for argument in arguments if "=" not in argument or is_address(argument)]
     tracking = tracking_of([argument for argument in arguments if argument not in named])
     if tracking.kind == "none":
-        raise UsageError("tracking=none: there is nowhere to log to; name a store with tracking.uri=…")
+        raise UsageError("tracking=none: names no store to log to; choose one with tracking.uri=…")
     copies = {download(name): name.rstrip("/") for name in named if is_address(name)}
     folders = [*copies, *(Path(name) for name in named if not is_address(name))] or [Path("outputs")]
 
@@ -57,14 +57,14 @@ def main(argv: list[str]) -> int:
         except UsageError as error:
             problems += map(shown, error.problems)
             continue
-        print(f"{shown(path.parent)}: {'logged' if new else 'there already'} as {run}")
+        print(f"{shown(path.parent)}: {'logged' if new else 'already logged'} as {run}")
         if (path.parent.parent / "multirun.yaml").is_file():
             sweeps[path.parent.parent] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
-        problems += [said for problem in sweep.damaged if (said := shown(problem)) not in problems]
+        problems += [line for problem in sweep.damaged if (line := shown(problem)) not in problems]
         run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
-        print(f"{shown(folder)}: {'logged' if new else 'there already'} as {run}")
+        print(f"{shown(folder)}: {'logged' if new else 'already logged'} as {run}")
     print_problems(problems)
     return UsageError.exit_code if problems else 0
 
@@ -76,7 +76,7 @@ def _results(folder: Path) -> list[Path]:
     below = [path for path in sorted(folder.rglob("result.json")) if path.parent.name != "artifacts"]
     found = [folder] if folder.name == "result.json" else below
     if not found:
-        raise UsageError(f"{folder}: there is no result.json in or below it")
+        raise UsageError(f"{folder}: no result.json in it or below it")
     return found
 
 

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         print(f"  {name}: {site}/{page}")
     print(
         "Each page is a leaderboard by speed-up. In the chart view, sorted by Created, expand a study with its +: "
-        "the charts and images of its variants come beside each other.",
+        "the charts and images of its variants then appear side by side.",
         flush=True,
     )
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
@@ -73,7 +73,7 @@ def _require_store(tracking: "Tracking") -> None:
         raise UsageError("mlflow is not installed: pip install mlflow")
     database = tracking.uri.removeprefix("sqlite:///")
     if tracking.uri.startswith("sqlite:///") and not Path(database).is_file():
-        raise UsageError(f"tracking.uri={tracking.uri}: nothing is logged there yet; run a study first")
+        raise UsageError(f"tracking.uri={tracking.uri}: has no logged results yet; run a study first")
 
 
 def _require_port(port: int) -> None:
@@ -83,7 +83,7 @@ def _require_port(port: int) -> None:
         raise UsageError(f"--port {port}: must be between 1 and {2**16 - 1}")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise UsageError(f"--port {port}: something listens there already; choose another")
+            raise UsageError(f"--port {port}: already in use; choose another port")
 
 
 if __name__ == "__main__":

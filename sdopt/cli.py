@@ -9,17 +9,17 @@ COMMANDS = {
     "search": "find the fastest combination of options that passes the gate, within limits",
     "show": "print a finished result again: tables, verdicts and the answer",
     "compare": "show two finished results side by side, and what differs between them",
-    "gate": "judge a result that exists, or hold it against an earlier one",
-    "gate-trial": "try the gate on sabotaged options, and on pairs that differ by chance",
-    "report": "write a result as one page to send: the answer, tables, plots and images",
-    "calibrate": "measure what a gate's margins are made of, for a model",
+    "gate": "judge a finished result, or compare it with an earlier one",
+    "gate-trial": "test the gate on sabotaged options, and on pairs that differ by chance",
+    "report": "write a finished result as one page: the answer, tables, plots and images",
+    "calibrate": "measure the spread of a model's images, from which gates take their margins",
     "ui": "open the MLflow UI on localhost",
-    "sync": "log results to MLflow that are not there yet",
-    "doctor": "say what this machine is, how fast it can be, and which options run on it",
-    "gpu-suite": "spend a GPU's minutes in order of value: machine, noise, tests, every option, every preset",
-    "benchmark-overhead": "measure what sdopt itself takes beside the pipelines",
+    "sync": "log results to MLflow unless they are there already",
+    "doctor": "describe this machine: its hardware, its peak speed, and which options run on it",
+    "gpu-suite": "run all that needs a GPU within a time budget: machine, noise, tests, every option, every preset",
+    "benchmark-overhead": "measure the time that sdopt adds to the calls of the pipeline",
     "train-reference": "train the packaged reference model",
-    "evaluate-reference": "judge the packaged reference model: all figures in one table",
+    "evaluate-reference": "evaluate the packaged reference model: all figures in one table",
 }
 
 _HELP = """\
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return complete(arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion="), COMMANDS)
     if arguments[0] not in COMMANDS:
-        print(f"sdopt: no command '{arguments[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     # A wheel carries the runners inside the package; a checkout has them at the top.
     package = Path(__file__).parent

@@ -47,4 +47,4 @@ def _hydra(request: str, command: str = "") -> int:
 
 
 def _no_job(_cfg: object) -> None:
-    """Completion runs no job."""
+    """Does nothing: completion runs no job."""

@@ -1,4 +1,4 @@
-"""Errors that a user can cause or meet, which never show a traceback, and how they are printed."""
+"""Errors that a user can cause or meet; they are printed as single lines, never as a traceback."""
 
 import errno
 import signal
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
-"""What CI and Slurm send, what a terminal sends that is closed, and the kernel where processor time is limited: a
-command answers them as it answers Ctrl-C."""
+"""Signals that a command handles like Ctrl-C: CI and Slurm send SIGTERM, a terminal that is closed SIGHUP, and the
+kernel SIGXCPU when the processor time is used up."""
 
 
 class UsageError(Exception):
@@ -54,38 +54,38 @@ class UnavailableError(Exception):
 
 
 _WAYS_OUT = {
-    (errno.EACCES, errno.EPERM, errno.EROFS): "run as a user who may, or name another place",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "run as a user with permission, or choose another folder",
     (errno.ENOSPC, errno.EDQUOT): "make room",
-    (errno.EMFILE, errno.ENFILE): "allow more open files (ulimit -n)",
-    (errno.ENOMEM,): "allow more memory (ulimit -v), or end other programs",
-    (errno.EAGAIN,): "allow more processes (ulimit -u)",
-    (errno.EFBIG,): "allow larger files (ulimit -f)",
+    (errno.EMFILE, errno.ENFILE): "raise the limit of open files (ulimit -n)",
+    (errno.ENOMEM,): "raise the memory limit (ulimit -v), or end other programs",
+    (errno.EAGAIN,): "raise the limit of processes (ulimit -u)",
+    (errno.EFBIG,): "raise the limit of file sizes (ulimit -f)",
 }
-"""What to do about what a machine refuses, by the numbers of its errors."""
+"""How to solve an error of the operating system, by its error numbers."""
 
 
-_SAID = {
+_MESSAGES = {
     "failed to map segment": errno.ENOMEM,
     "cannot allocate memory": errno.ENOMEM,
     "can't allocate memory": errno.ENOMEM,
     "can't start new thread": errno.EAGAIN,
 }
-"""The same numbers, by what is said where libraries are loaded, memory is allocated, and threads are started."""
+"""The same numbers, by the messages of errors in loading libraries, allocating memory and starting threads."""
 
 
 def way_out(error: Exception) -> str:
-    """Says, after a semicolon, what to do where the machine refuses something; "" of other errors."""
+    """Returns, after a semicolon, how to solve an error of the operating system; "" for other errors."""
     number = None
     if isinstance(error, OSError):
         number = error.errno
     elif isinstance(error, MemoryError):
         number = errno.ENOMEM
     elif isinstance(error, ImportError | RuntimeError):
-        number = next((number for words, number in _SAID.items() if words in str(error).lower()), None)
+        number = next((number for words, number in _MESSAGES.items() if words in str(error).lower()), None)
     return next((f"; {way}" for numbers, way in _WAYS_OUT.items() if number in numbers), "")
 
 
 def print_problems(problems: Iterable[str]) -> None:
-    """Says on standard error what went wrong, a line each."""
+    """Prints each problem as a line on standard error."""
     for problem in problems:
         print(f"sdopt: {problem}", file=sys.stderr)

@@ -93,7 +93,7 @@ def optimize(
         ConflictError: an option cannot run on this device, with this model or beside the others; nothing was changed.
     """
     if pipe in _OPTIMIZED:
-        raise UsageError("options were applied to this pipeline before: take them back with sdopt.undo(pipe) first")
+        raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
     named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
@@ -105,7 +105,7 @@ def optimize(
     _require_prompts(options, variant.choices, prompts)
     _require(options, pipe, model, variant.choices)
     optimized = _Optimized(Assembly(pipe, {}), dict(variant.choices), _State.of(pipe))
-    _take_place(pipe, options, model)
+    _apply_at_loading(pipe, options, model)
     optimized.assembly = Assembly.of(pipe, options)
     if prompts:
         optimized.assembly.prepare_inputs(prompts)
@@ -176,8 +176,8 @@ def prove(
     steps = optimized.assembly.traced_steps(strength)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
     if any(option.stage is Stage.COMPILE for option in optimized.assembly.options.values()):
-        # What compiles does so in the first call, of which some is still the uncompiled one; and where Inductor records
-        # CUDA graphs, it does so when a module runs for the second time (`CUDAGraphTreeManager._run`).
+        # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
+        # when a module runs for the second time (`CUDAGraphTreeManager._run`).
         for _ in range(2):
             pipe(**arguments)
     trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
@@ -204,9 +204,9 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
     lost = optimized.before.lost(pipe)
     for axis, option in optimized.assembly.options.items():
         if option.loads_on_host:
-            lost.append(f"{as_choice(axis, optimized.choices[axis])} has taken its weights elsewhere")
+            lost.append(f"{as_choice(axis, optimized.choices[axis])} has moved the weights of the pipeline")
     if lost:
-        raise UsageError([f"{problem}: load the pipeline anew" for problem in lost])
+        raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
     del _OPTIMIZED[pipe]
     return pipe
@@ -247,7 +247,7 @@ class _State:
         changed = {
             key.partition(".")[0] for key in self.weights.keys() | now.keys() if self.weights.get(key) != now.get(key)
         }
-        return [f"the weights of its {name} were changed" for name in sorted(changed)]
+        return [f"the weights of {name} were changed" for name in sorted(changed)]
 
     def restore(self, pipe: "DiffusionPipeline") -> None:
         """Puts back parts, methods, flags and attention processors, and the usual memory format."""
@@ -294,7 +294,7 @@ def _model_of(pipe: "DiffusionPipeline") -> Model:
         return Model(name="pipeline", weights="path", path=name, size=size)
     if name.count("/") == 1 and not Path(name).exists():
         return Model(name="pipeline", weights="hub", hub_id=name, size=size)
-    # Of a single file, or built by hand: what is known is its architecture.
+    # The pipeline is from a single file, or built by hand: only its architecture is known.
     return Model(name="sdxl" if "XL" in type(pipe).__name__ else "sd15", weights="random", size=size)
 
 
@@ -322,9 +322,9 @@ def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, 
             raise ConflictError(problems)
 
 
-def _take_place(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
+def _apply_at_loading(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
     """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
-    # Options ask where the pipeline computes, which offloaded weights do not tell.
+    # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
     for option in options.values():
         dtype = option.load_kwargs().get("dtype")
@@ -362,13 +362,13 @@ def _optimized(pipe: "DiffusionPipeline") -> _Optimized:
 # -------------------------------------------------------------------------------------------------------- loading
 
 
-def _result(place: str | Path, tracking_uri: str | None) -> Outcome:
-    if Path(place).exists():
-        return load_result(place)
-    if Path(place).suffix or len(Path(place).parts) > 1:
-        raise UsageError(f"{place}: there is no such folder")
+def _result(source: str | Path, tracking_uri: str | None) -> Outcome:
+    if Path(source).exists():
+        return load_result(source)
+    if Path(source).suffix or len(Path(source).parts) > 1:
+        raise UsageError(f"{source}: no such folder")
     tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
-    return Outcome.of(download_result(str(place), tracking))
+    return Outcome.of(download_result(str(source), tracking))
 
 
 def _named(result: Outcome, name: str | None) -> str:
@@ -377,7 +377,8 @@ def _named(result: Outcome, name: str | None) -> str:
     if name is None and len(candidates) == 1:
         return candidates[0]
     if name not in names:
-        raise UsageError(f"variant={name}: the study has {', '.join(names)}")
+        problem = "variant: name" if name is None else f"variant={name}: not in the study; choose"
+        raise UsageError(f"{problem} one of {', '.join(names)}")
     return name
 
 

@@ -168,9 +168,9 @@ class Presence:
         for mark in sorted(self._mark.parent.glob(f"*.{self._device}")):
             if mark != self._mark:
                 with suppress(OSError, ValueError):
-                    said = _alive(mark)
-                    if said is not None:
-                        found.append(f"{said['study']} (process {said['process']})")
+                    owner = _alive(mark)
+                    if owner is not None:
+                        found.append(f"{owner['study']} (process {owner['process']})")
         return found
 
 

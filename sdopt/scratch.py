@@ -39,7 +39,7 @@ def own_folder() -> Path:
                 f"no temporary folder can be written ({error.strerror or error}): make room, or name one with TMPDIR=…"
             ) from error
         _mine[os.getpid()] = folder
-        # After multiprocessing has removed what it keeps in there. A child that was forked does nothing of this.
+        # Runs after multiprocessing has removed its own files there; a forked child does not run it.
         Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
     return folder
 

@@ -79,9 +79,13 @@ class TestPresence:
         with elsewhere("Presence(Device('cpu'), 'outputs/runs/theirs')") as other:
             found = sdopt(tmp_path, "run", *SMOKE, "workload.steps=1", "protocol.stage_calls=0")
         assert found.code == 0
-        assert f"also measured on this device now: outputs/runs/theirs (process {other.pid})" in found.shown
+        assert (
+            f"another study is being measured on this device: outputs/runs/theirs (process {other.pid})" in found.shown
+        )
         assert found.result.sessions[0].disturbed_by == [f"outputs/runs/theirs (process {other.pid})"]
-        assert "Disturbed: also measured on this device meanwhile: outputs/runs/theirs" in found.shown
+        assert (
+            "Disturbed: other studies were measured on this device at the same time: outputs/runs/theirs" in found.shown
+        )
 
 
 class TestLockFolder:

@@ -31,7 +31,7 @@ class Worth(StrEnum):
     """It cannot run here, or the study was interrupted."""
 
 
-REPEATS = "nothing is changed: what it chooses, its reference has too"
+REPEATS = "it changes nothing: its reference has the same configuration"
 """The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
 
 
@@ -102,7 +102,7 @@ def answer_of(result: StudyResult) -> Answer:
         for row in figures_of(result)
         if row.variant.role != "control" and (row.comparison or row.variant.name != result.baseline)
     ]
-    worth = sorted((each for each in options if each.worth is Worth.WORTH_IT), key=_lower_gain, reverse=True)
+    worth = sorted((option for option in options if option.worth is Worth.WORTH_IT), key=_lower_gain, reverse=True)
     return Answer(_sentence(options, worth), tuple(options), worth[0] if worth else None, tuple(_notes(result)))
 
 
@@ -182,7 +182,7 @@ def _worth(
         worth, because = _by_intervals(claims, ratios, shown)
         faster = [measure_named(name) is SPEEDUP for name, found in shown.items() if found > 0]
         if worth is Worth.WORTH_IT and claims and all(faster) and not changes_of(result, variant, reference):
-            return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows nothing that could make it so"
+            return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows no change that explains it"
         return worth, because
     return _by_gate(judged, ratios, shown)
 
@@ -248,12 +248,12 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
         ("memory_ratio", True): "less memory",
         ("memory_ratio", False): "more memory",
     }
-    said = []
+    parts = []
     for name in names:
         measure, _, shape = name.partition("/")
         better = ratios[name].measure.gain(ratios[name].interval.estimate) > 1
-        said.append(words[measure, better] + (f" at {shape}" if shape else ""))
-    return " and ".join(said)
+        parts.append(words[measure, better] + (f" at {shape}" if shape else ""))
+    return " and ".join(parts)
 
 
 def _why_open(ratio: Ratio | None) -> str:
@@ -262,10 +262,10 @@ def _why_open(ratio: Ratio | None) -> str:
     if ratio.interval.low is None:
         return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
     if ratio.floor is None:
-        return "no A/A floor to hold it against"
+        return "the study has no A/A floor to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
-    return "its interval includes no change that counts; more processes (protocol.replicates) would narrow it"
+    return "its interval does not exclude a negligible change; more processes (protocol.replicates) would narrow it"
 
 
 def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
@@ -288,7 +288,7 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
     """Returns the reasons of rulings, each once, without a first word that repeats the verdict beside them."""
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (each.metric, _bare(each.reason)))) for each in rulings))
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling.reason)))) for ruling in rulings))
 
 
 def _bare(reason: str) -> str:
@@ -328,28 +328,28 @@ def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) ->
         return "Nothing was compared with the baseline."
     if worth:
         first, *others = worth
-        also = f" Also worth it, each by itself: {'; '.join(map(_told, others))}." if others else ""
-        return f"Turn on {_told(first)}.{also}"
+        also = f" Also worth it, each on its own: {'; '.join(map(_summary, others))}." if others else ""
+        return f"Turn on {_summary(first)}.{also}"
     if len(options) == 1:
         [only] = options
         figure = f": {only.figure}" if only.figure else ""
-        said = {
+        advice = {
             Worth.UNPROVEN: f"Do not count on {only.option}{figure}, unproven",
             Worth.HARMFUL: f"Leave {only.option} off{figure}, harmful",
             Worth.BROKEN: f"Leave {only.option} off: it is broken",
             Worth.NOT_MEASURED: f"{only.option} was not measured",
         }[only.worth]
-        return f"{said} ({only.because})."
-    counts = {kind: sum(each.worth is kind for each in options) for kind in Worth}
+        return f"{advice} ({only.because})."
+    counts = {kind: sum(option.worth is kind for option in options) for kind in Worth}
     return f"Turn on none of the {len(options)}: {', '.join(f'{n} {kind}' for kind, n in counts.items() if n)}."
 
 
-def _told(option: OptionAnswer) -> str:
+def _summary(option: OptionAnswer) -> str:
     return f"{option.option}: {option.figure}, {option.images}"
 
 
 def _notes(result: StudyResult) -> list[str]:
     if result.judgements:
-        return [f"Verdicts are those of gate={result.gate}, and of the evidence."]
-    said = "Verdicts are those of the two-sided intervals and of the evidence. The images were not judged"
-    return [f"{said}: gate=default does, or afterwards `sdopt gate <folder>`."]
+        return [f"The verdicts follow gate={result.gate} and the evidence in the traces."]
+    verdicts = "The verdicts follow the two-sided intervals and the evidence in the traces."
+    return [f"{verdicts} The images were not judged: add gate=default, or run `sdopt gate <folder>` on this result."]

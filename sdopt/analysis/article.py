@@ -22,32 +22,32 @@ class PublishedTable:
     __pydantic_config__: ClassVar = ConfigDict(coerce_numbers_to_str=True)  # in a yaml, 40 is no string
 
     place: str
-    """Where they stand in the article."""
+    """Where the article has the figures, such as the title of its table."""
     gpus: list[str]
     size: int | None = None
-    """Height and width in pixels, where the study has a list of sizes."""
+    """Height and width in pixels, if the study has a list of sizes."""
     batch_size: int | None = None
-    """Prompts in a call, where the study has a list of batch sizes."""
+    """Prompts per call, if the study has a list of batch sizes."""
     reference: str | None = None
-    """The variant that `speedup` and `time_saved` are against."""
+    """The variant that `speedup` and `time_saved` are relative to."""
     unit: str = bounded("s", choices=("s", "ms", "it/s"))
-    """Of `time`."""
+    """Unit of the figures in `time`."""
     time: dict[str, str] = field(default_factory=dict)
-    """Latencies or rates; the speed-up of two variants is made of them where the article gives none."""
+    """Latencies or rates; if the article gives no speed-up, it is computed from them."""
     speedup: dict[str, str] = field(default_factory=dict)
-    """Time of the reference over the variant's."""
+    """Time of the reference divided by that of the variant."""
     time_saved: dict[str, str] = field(default_factory=dict)
-    """Percent of the reference's time that the variant does not take."""
+    """Percentage by which the variant's time is shorter than the reference's."""
     memory_gb: dict[str, str] = field(default_factory=dict)
-    """Peak memory, of which ratios are made."""
+    """Peak memory; ratios are computed from it."""
     memory_limit_gb: dict[str, str] = field(default_factory=dict)
-    """Memory that is said to be enough, whatever the variant is compared with."""
+    """Memory that suffices for the variant according to the article."""
     note: str = ""
-    """What a reader of these figures has to know."""
+    """A note for the reader of these figures."""
 
     @property
     def shape(self) -> str:
-        """The shape that the figures are of; "" where the study has one alone."""
+        """The shape that the figures belong to; "" if the study has only one."""
         size = f"{self.size}×{self.size}" if self.size else ""
         return ", ".join(filter(None, [size, f"batch {self.batch_size}" if self.batch_size else ""]))
 
@@ -127,18 +127,22 @@ def require_published(published: Published, variants: Sequence[str]) -> None:
     for table in published.tables:
         at = f"study.published ({table.place})"
         named = [name for column in table.columns for name in column] + [table.reference or variants[0]]
-        problems += [f"{at}: no variant is called '{name}'" for name in named if name not in variants]
+        problems += [f"{at}: the study has no variant '{name}'" for name in named if name not in variants]
         for name, line in ((name, line) for column in table.columns for name, line in column.items()):
             if len(line.split()) != len(table.gpus):
                 problems.append(f"{at}: '{name}' has {len(line.split())} figures for {len(table.gpus)} cards")
-            problems += [f"{at}: '{name}': {text} is no figure" for text in line.split() if not _FIGURE.fullmatch(text)]
+            problems += [
+                f"{at}: '{name}': {text} is not a number" for text in line.split() if not _FIGURE.fullmatch(text)
+            ]
         problems += [
-            f"{at}: '{name}' saves {line} %: less than 100 is possible"
+            f"{at}: '{name}' saves {line} %; a saving must be less than 100 %"
             for name, line in table.time_saved.items()
             if any(isinstance(saved, Printed) and saved.high >= 100 for saved in _read_all(line))
         ]
         if (table.speedup or table.time_saved) and table.reference is None:
-            problems.append(f"{at}: name the reference of its speed-ups")
+            problems.append(
+                f"{at}: has speed-ups but no reference; set reference to the variant that they are relative to"
+            )
     if problems:
         raise UsageError(list(dict.fromkeys(problems)))
 
@@ -151,6 +155,6 @@ def other_setup(setup: PublishedSetup, config: RecordedConfig) -> list[str]:
         "scheduler": (config.scheduler.class_name, setup.scheduler),
         "steps": (workload.steps, setup.steps),
         "size": (config.shapes[0].size, setup.size),
-        "images a call": (config.images_per_call, setup.images),
+        "images per call": (config.images_per_call, setup.images),
     }
     return [f"{what} {here} instead of {there}" for what, (here, there) in pairs.items() if there not in (None, here)]

@@ -7,7 +7,7 @@ from sdopt.results.records import ShapeSamples, StudyResult
 
 
 def shares(samples: ShapeSamples) -> list[float | None]:
-    """Returns, for each timed call, the share that others took of the processor and of the GPU; None if not known.
+    """Returns, for each timed call, the share that other work took of the processor or the GPU; None if not known.
 
     Time that the worker's clock does not cover counts as well: nothing shows what ran meanwhile.
     """
@@ -27,11 +27,11 @@ def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
 
 
 def enough_clean(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
-    """Whether as many rounds as are to decide are within the limit; without a limit all are."""
+    """Returns whether enough rounds are within the limit of disturbance; without a limit, all rounds are."""
     return limit is None or sum(share <= limit for share in worst) >= rounds
 
 
-def places_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
+def rounds_left_out(worst: Sequence[float], rounds: int, limit: float | None) -> list[int]:
     """Returns the indices of the rounds to leave out: all but the `rounds` least disturbed ones.
 
     Rounds within the limit count as equally good, so the earliest of them are kept.
@@ -43,7 +43,7 @@ def places_left_out(worst: Sequence[float], rounds: int, limit: float | None) ->
     """
     if limit is None:
         return []
-    ranked = sorted(range(len(worst)), key=lambda place: max(worst[place], limit))
+    ranked = sorted(range(len(worst)), key=lambda round_index: max(worst[round_index], limit))
     return sorted(ranked[rounds:])
 
 
@@ -79,16 +79,18 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
         for number, measurement in enumerate(variant.measurements):
             in_blocks = bool(result.sessions) and result.sessions[measurement.session].schedule == "blocks"
             for samples in measurement.shapes:
-                for place, share in enumerate(shares(samples)):
+                for round_index, share in enumerate(shares(samples)):
                     if share is not None:
-                        key = (measurement.session, place, *((variant.name, number) if in_blocks else ()))
+                        key = (measurement.session, round_index, *((variant.name, number) if in_blocks else ()))
                         worst[key] = max(share, worst.get(key, 0.0))
-                        if place in samples.left_out:
+                        if round_index in samples.left_out:
                             left_out.add(key)
     if limit is None or not worst:
         return None
     disturbed = {key for key, share in worst.items() if share > limit}
-    measured = [samples for variant in result.variants for each in variant.measurements for samples in each.shapes]
+    measured = [
+        samples for variant in result.variants for measurement in variant.measurements for samples in measurement.shapes
+    ]
     calls = [call for samples in measured for call in samples.interference if call is not None]
     return RoundCounts(
         timed=len(worst),

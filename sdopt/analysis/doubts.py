@@ -72,9 +72,9 @@ def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
         if wrong:
             worst, prompt = max(wrong)
             found.append(
-                f"in process {measurement.replicate + 1}, {len(wrong)} of {len(errors)} images of timed calls are not "
-                f"those that were drawn: a mean squared difference of {worst:.2g} for prompt {prompt + 1}, where "
-                f"{limit:.2g} may be rounding"
+                f"in process {measurement.replicate + 1}, {len(wrong)} of {len(errors)} images of timed calls differ "
+                f"from those of the quality pass: by a mean squared error of {worst:.2g} for prompt {prompt + 1}, of "
+                f"which rounding explains up to {limit:.2g}"
             )
     return found
 
@@ -101,7 +101,7 @@ def idle_doubts(variant: VariantResult) -> list[str]:
 
 
 def stage_doubts(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says where the stages of a call contradict the time of a call.
+    """Says where the times of the stages contradict the time of the whole call.
 
     Stages are timed after all else, when the host may be slower or faster than it was. So they are held against the
     slowest and the fastest call of the variant, and the same ratio of the reference and of the A/A control is allowed.
@@ -114,11 +114,11 @@ def stage_doubts(result: StudyResult, candidate: VariantResult, reference: Varia
     hosts = other, again or other
     if mine.of_slowest > _STAGES_LIMIT * max(1.0, *(host.of_slowest for host in hosts)):
         times = f"{mine.of_slowest:.2g} times as long as the slowest of its other calls"
-        return [f"the stages of one call take {times}: where its stages are timed, a call does other work"]
+        return [f"the stages of one call take {times}: a call whose stages are timed does different work"]
     longer = mine.rest_s > max(host.rest_s for host in hosts)
     if longer and mine.of_fastest < _STAGES_LEFT * min(1.0, *(host.of_fastest for host in hosts)):
         shares_of_call = f"stages take {100 * mine.of_fastest:.0f} % of its fastest call"
-        return [f"{shares_of_call}, in the reference {100 * other.of_fastest:.0f} %: the rest is not explained"]
+        return [f"{shares_of_call}, in the reference {100 * other.of_fastest:.0f} %: no stage explains the rest"]
     return []
 
 
@@ -195,18 +195,17 @@ def growth_doubts(candidate: VariantResult, reference: VariantResult) -> list[st
 
 def beside_doubts(candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says that a worker works longer than the reference's just before or after timed calls."""
-    mine, other = _around_s(candidate), _around_s(reference)
+    mine, other = _overhead_s(candidate), _overhead_s(reference)
     call = [seconds for measurement in candidate.measurements for seconds in measurement.deciding_s]
     if mine is None or other is None or not call:
         return []
     if mine - other <= max(_AROUND_S, _AROUND * float(np.median(call))):
         return []
-    return [
-        f"a worker needs {mine - other:.2g} s more than the reference's around each timed call, which no time holds"
-    ]
+    extra = f"a worker works {mine - other:.2g} s longer than the reference's just before or after each timed call"
+    return [f"{extra}, and no measured time includes that"]
 
 
-def _around_s(variant: VariantResult) -> float | None:
+def _overhead_s(variant: VariantResult) -> float | None:
     found = [seconds for measurement in variant.measurements for seconds in measurement.around_s]
     return float(np.median(found)) if found else None
 
@@ -217,8 +216,8 @@ def core_doubts(variant: VariantResult) -> list[str]:
     threads = variant.config.hardware.threads
     if not calls or threads is None or float(np.median(calls)) <= threads + _MORE_CORES:
         return []
-    said = f"the timed calls of '{variant.name}' asked for {float(np.median(calls)):.2g} cores"
-    return [f"{said}, where each process has {threads} (hardware.threads)"]
+    used = f"the timed calls of '{variant.name}' used {float(np.median(calls)):.2g} cores"
+    return [f"{used}, but each process is given {threads} (hardware.threads)"]
 
 
 def slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
@@ -248,9 +247,9 @@ def kept_in_pass(variant: VariantResult) -> tuple[float, float] | None:
 
 
 def noise_doubts(variant: VariantResult) -> list[str]:
-    """Says that a pipeline draws the same image from other noise."""
+    """Says that a pipeline draws the same image from different noise."""
     same = [error for measurement in variant.measurements for error in measurement.other_noise if not error > 0]
-    return [f"'{variant.name}' draws the same image from other noise"] if same else []
+    return [f"'{variant.name}' draws the same image from different noise"] if same else []
 
 
 def drawn_speedup(candidate: VariantResult, reference: VariantResult) -> float | None:
@@ -268,7 +267,7 @@ def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
         np.log([seconds for measurement in side.measurements for seconds in measurement.deciding_s])
         for side in (candidate, reference)
     ]
-    return float(np.sqrt(sum(np.var(each, ddof=1) for each in logs if len(each) > 1)))
+    return float(np.sqrt(sum(np.var(side_logs, ddof=1) for side_logs in logs if len(side_logs) > 1)))
 
 
 def _drawn_s(variant: VariantResult) -> float | None:
@@ -281,7 +280,7 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
     sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
     others = sorted({other for session in sessions for other in session.disturbed_by})
-    found = [f"other studies were measured on this device meanwhile: {', '.join(others)}"] if others else []
+    found = [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
     for variant in result.variants:
         beside = [measurement for measurement in variant.measurements if measurement.session in numbers]
         if any(measurement.idle_cpu is not None for measurement in beside):
@@ -291,19 +290,21 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     disturbed = [share for share in worst if limit is not None and share > limit]
     if 2 * len(disturbed) > len(worst):
         share = f"{100 * limit:g} %" if limit is not None else ""
-        found.append(f"in {len(disturbed)} of {len(worst)} calls that decide, others took more than {share}")
+        found.append(
+            f"in {len(disturbed)} of {len(worst)} calls that decide, other programs took a share of more than {share}"
+        )
     return found
 
 
 def _deciding(measurement: Measurement) -> Iterator[float]:
     """Yields, for each timed call that decides, the share that others took, if it is known."""
-    for place, share in enumerate(shares(measurement)):
-        if share is not None and place not in measurement.left_out:
+    for round_index, share in enumerate(shares(measurement)):
+        if share is not None and round_index not in measurement.left_out:
             yield share
 
 
 def doubts_of(result: StudyResult) -> list[str]:
-    """Returns all doubts of a study, each with the variant that it is about."""
+    """Returns all doubts of a study, each with the name of its variant."""
     found = []
     for variant in result.variants:
         if variant.status.timed:
@@ -313,6 +314,6 @@ def doubts_of(result: StudyResult) -> list[str]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:
             pair = candidate, reference
-            about = [*stage_doubts(result, *pair), *growth_doubts(*pair), *beside_doubts(*pair)]
-            found += [f"{candidate.name}: {doubt}" for doubt in about]
+            doubts = [*stage_doubts(result, *pair), *growth_doubts(*pair), *beside_doubts(*pair)]
+            found += [f"{candidate.name}: {doubt}" for doubt in doubts]
     return list(dict.fromkeys(found))

@@ -223,12 +223,12 @@ def ratio_text(interval: Interval) -> str:
 
 def figures_of(result: StudyResult) -> list[Figures]:
     """Returns the rows of a study: the baseline, then one for each comparison; variants without a comparison last."""
-    main, *further = [_figures_at(result.at(place)) for place in range(len(result.shapes))]
+    main, *further = [_figures_at(result.at(shape_index)) for shape_index in range(len(result.shapes))]
     return [replace(row, further=tuple(others)) for row, *others in zip(main, *further, strict=True)]
 
 
 def _figures_at(result: StudyResult) -> list[Figures]:
-    """The rows of a study with one shape."""
+    """Returns the rows of a study with one shape."""
     compared = {comparison.candidate for comparison in result.comparisons}
     alone = [variant for variant in result.variants if variant.name not in compared]
     baseline = [variant for variant in alone if variant.name == result.baseline]
@@ -240,13 +240,13 @@ def _figures_at(result: StudyResult) -> list[Figures]:
 
 
 def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
-    """Each variant's first row, in the order of the variants."""
+    """Returns each variant's first row, in the order of the variants."""
     first = {row.variant.name: row for row in reversed(figures_of(result))}
     return {variant.name: first[variant.name] for variant in result.variants}
 
 
 def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """The flat figures of one variant; ratios are those of its first comparison."""
+    """Returns the flat figures of one variant; ratios are those of its first comparison."""
     return figures_by_variant(result)[variant.name].flat
 
 

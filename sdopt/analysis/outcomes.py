@@ -62,8 +62,8 @@ def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
     if variant.status.failure or variant.status is Status.SKIPPED:
         # With several options chosen together, it is not known which one is at fault.
         if alone is not None:
-            said = variant.reason if variant.status is Status.SKIPPED else f"{variant.status}: {variant.reason}"
-            yield _outcome(variant, alone, variant.choices[alone], Standing.CANNOT_RUN, said)
+            reason = variant.reason if variant.status is Status.SKIPPED else f"{variant.status}: {variant.reason}"
+            yield _outcome(variant, alone, variant.choices[alone], Standing.CANNOT_RUN, reason)
         return
     taken: dict[tuple[str, str], list[Evidence]] = {}
     for item in (item for measured in variant.measurements for shape in measured.shapes for item in shape.evidence):
@@ -108,7 +108,7 @@ def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
         return ""
     shares = busy_share(row.variant)
     idle = f"; the device worked for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
-    return f"took effect, and brought nothing{_figures_text(row)}{idle}"
+    return f"took effect, but brought no gain{_figures_text(row)}{idle}"
 
 
 def _may_gain(ratio: Ratio, smallest: float) -> bool:
@@ -118,11 +118,11 @@ def _may_gain(ratio: Ratio, smallest: float) -> bool:
 
 
 def _figures_text(row: Figures) -> str:
-    said = [
+    figures = [
         f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio_text(ratio.interval)}"
         for ratio in row.ratios.values()
     ]
-    return f" ({', '.join(said)})" if said else ""
+    return f" ({', '.join(figures)})" if figures else ""
 
 
 def option_of(outcome: Outcome) -> str:

@@ -23,12 +23,13 @@ def require_precision(protocol: Protocol, gate: Gate) -> None:
     pilot = gate.replicates if protocol.replicates is None else protocol.replicates
     if protocol.precision is not None and pilot < MINIMUM_PROCESSES:
         problems.append(
-            f"protocol.precision={protocol.precision:g}: takes protocol.replicates={MINIMUM_PROCESSES} or more, whose "
-            f"deviation decides how many processes are added; there are {pilot}"
+            f"protocol.precision={protocol.precision:g}: needs protocol.replicates={MINIMUM_PROCESSES} or more, not "
+            f"{pilot}: their deviation decides how many processes are added"
         )
     if protocol.budget_s is not None and protocol.precision is None:
         problems.append(
-            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not given"
+            f"protocol.budget_s={protocol.budget_s:g}: limits the time for protocol.precision, which is not set; "
+            "set both or neither"
         )
     if problems:
         raise UsageError(problems)
@@ -43,8 +44,8 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.role == "control":
             continue
-        for place in range(len(result.shapes)):
-            pilot = pilot_speedup(candidate.at(place), reference.at(place))
+        for shape_index in range(len(result.shapes)):
+            pilot = pilot_speedup(candidate.at(shape_index), reference.at(shape_index))
             if pilot is not None and pilot.error is not None:
                 width = float(special.stdtrit(pilot.freedom, (1 + result.confidence) / 2)) * pilot.error
                 needed = math.ceil(pilot.n * (width / math.log1p(precision)) ** 2)

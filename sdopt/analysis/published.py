@@ -231,15 +231,15 @@ def _speedup(table: PublishedTable, figures: Figures, column: int) -> _Figure | 
     if reference == table.reference:
         saved = read_figure(table.time_saved.get(candidate), column)
         factor = read_figure(table.speedup.get(candidate), column)
-        said = [] if not printed else [printed]
+        prefix = [] if not printed else [printed]
         if isinstance(saved, Printed):
             factors = [1 / (1 - percent / 100) for percent in (saved.value, saved.low, saved.high)]
             value = Printed(factors[0], factors[1], factors[2], below=saved.below)
             text = f"{table.time_saved[candidate].split()[column]} % of the time saved"
-            return _Figure(SPEEDUP.name, "; ".join([text, *said]), value)
+            return _Figure(SPEEDUP.name, "; ".join([text, *prefix]), value)
         if isinstance(factor, Printed):
             text = f"×{table.speedup[candidate].split()[column]}"
-            return _Figure(SPEEDUP.name, "; ".join([text, *said]), factor)
+            return _Figure(SPEEDUP.name, "; ".join([text, *prefix]), factor)
     if isinstance(mine, Printed) and isinstance(other, Printed):
         value = _quotient(mine, other) if table.unit == "it/s" else _quotient(other, mine)
         return _Figure(SPEEDUP.name, printed, value)
@@ -337,7 +337,7 @@ def _measured(figures: Figures, measure: str) -> Interval | None:
     return None if peak is None else Interval(peak)
 
 
-_Said = tuple[Reproduction, str]
+_Reasoned = tuple[Reproduction, str]
 """A verdict and its reason."""
 
 
@@ -348,7 +348,7 @@ def _verdict(
     figure: _Figure,
     measured: Interval | None,
     gpu: str,
-) -> _Said:
+) -> _Reasoned:
     """Judges a figure of a comparison whose two sides both ran."""
     if figure.out_of_memory:
         return Reproduction.NOT_COMPARABLE, f"{gpu} ran out of memory, and this machine did not"
@@ -358,11 +358,11 @@ def _verdict(
     if others:
         return Reproduction.NOT_COMPARABLE, f"measured here with {', '.join(others)}"
     if figure.measure != SPEEDUP.name and (figures.headline_memory or ("",))[0] != "peak_allocated_gib":
-        return Reproduction.NOT_COMPARABLE, "memory of a process on a CPU, where the article's is of a GPU"
+        return Reproduction.NOT_COMPARABLE, "here the memory of a process on a CPU, in the article that of a GPU"
     return _compared(figure.measure, figure.value, measured)
 
 
-def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | None:
+def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Reasoned | None:
     """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
     sides = [figures.variant, *([] if figure.measure == MEMORY else [result.variant(figures.reference)])]
     if figure.out_of_memory and any(side.status is Status.OUT_OF_MEMORY for side in sides):
@@ -370,8 +370,8 @@ def _not_run(result: StudyResult, figures: Figures, figure: _Figure) -> _Said | 
     stopped = [side for side in sides if side.status is not Status.OK]
     if not stopped:
         return None
-    said = [("" if side is figures.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
-    return Reproduction.NOT_RUN, "; ".join(said)
+    reasons = [("" if side is figures.variant else f"{side.name}: ") + _why_not_run(side) for side in stopped]
+    return Reproduction.NOT_RUN, "; ".join(reasons)
 
 
 def _why_not_run(side: VariantResult) -> str:
@@ -379,13 +379,17 @@ def _why_not_run(side: VariantResult) -> str:
     return f"{side.status} ({reason})" if reason else str(side.status)
 
 
-def _compared(measure: str, published: Printed, measured: Interval | None) -> _Said:
+def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:
     """Says whether a published figure lies within the measured interval, widened by its rounding, or is exceeded."""
     if measured is None:
         return Reproduction.NOT_RUN, "it was not measured"
     if measure == MEMORY:
         enough = measured.estimate <= published.high
-        return (Reproduction.REPRODUCED, "it suffices") if enough else (Reproduction.NOT_REPRODUCED, "it takes more")
+        return (
+            (Reproduction.REPRODUCED, "suffices here")
+            if enough
+            else (Reproduction.NOT_REPRODUCED, "more is needed here")
+        )
     if measured.low is None or measured.high is None:
         return Reproduction.UNDECIDED, "no interval: protocol.replicates=3 gives one"
     if measure == SPEEDUP.name:

@@ -124,7 +124,7 @@ def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRati
 
 
 def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> LogRatio | None:
-    """The speed-up of pairs of processes by replicate: see `log_speedup`."""
+    """Returns the speed-up of pairs of processes by replicate; see `log_speedup`."""
     logs = [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
     if not logs:
         return None
@@ -140,7 +140,7 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
 
 
 def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
-    """Whether each process can be compared with the baseline beside it alone: in blocks, and across sessions."""
+    """Returns whether processes can only be compared with the baseline next to them: in blocks, and across sessions."""
     several = len({mine.session for mine, _ in pairs}) > 1
     in_blocks = any(m.latency_before_s or r.latency_before_s for m, r in pairs)
     both = all(m.latency_before_s and r.latency_before_s for m, r in pairs)
@@ -262,10 +262,10 @@ def compare(result: StudyResult) -> None:
     for comparison in result.comparisons:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
-        for place, ratios in enumerate(comparison.shapes):
+        for shape_index, ratios in enumerate(comparison.shapes):
             ratios.speedup = ratios.memory_ratio = ratios.floor = None
             if compared:
-                mine, other, first, again = (each.at(place) for each in (candidate, reference, baseline, control))
+                mine, other, first, again = (side.at(shape_index) for side in (candidate, reference, baseline, control))
                 ratios.speedup = speedup(mine, other, result.confidence)
                 ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
                 if known and ratios.speedup is not None:
@@ -287,12 +287,12 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
     differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
     notes = [f"not the same work: {', '.join(differing)}"] if differing else []
     if comparison.speedup is None:
-        notes.append("no round was timed of both in the same session")
+        notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
 
 
 def exceeds(ratio: float, floor: float) -> bool:
-    """Whether a ratio is farther from 1 than two identical workers were, by more than rounding."""
+    """Returns whether a ratio is farther from 1 than that of two identical workers, by more than rounding."""
     distance, chance = abs(math.log(ratio)), math.log(floor)
     return distance > chance and not math.isclose(distance, chance, rel_tol=1e-9)
 
@@ -307,7 +307,7 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
         before, after = np.log(measurement.latency_before_s), np.log(measurement.latency_after_s)
         rounds = min(times.size, before.size, after.size)
         return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
-    # In blocks only the baseline has no baseline around it: relative to itself it is 1.
+    # In blocks, only the baseline itself has no baseline before and after it; its ratio to itself is 1.
     return np.zeros(times.size) if in_blocks else times
 
 
@@ -324,7 +324,7 @@ def _one_sample(logs: np.ndarray, unit: str) -> LogRatio:
 
 
 def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
-    """The ratio of two geometric means with Student's error for equal variances, a process each value."""
+    """Returns the ratio of two geometric means with Student's error for equal variances; each value is a process."""
     n, m = int(logs.size), int(reference.size)
     difference = float(logs.mean() - reference.mean())
     if min(n, m) < MINIMUM_PROCESSES:
@@ -334,13 +334,13 @@ def _two_samples(logs: np.ndarray, reference: np.ndarray) -> LogRatio:
 
 
 def relative_logs(variant: VariantResult, baseline: VariantResult, replicate: int) -> np.ndarray:
-    """Log of the times of one replicate by round, relative to the baseline of the same round and session."""
+    """Returns log times of one replicate by round, relative to the baseline of the same round and session."""
     pairs = paired(variant, baseline).get(replicate, [])
     return np.concatenate([np.zeros(0), *(-_paired_logs(*pair) for pair in pairs)])
 
 
 def _paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
-    """log(reference / candidate) by round."""
+    """Returns log(reference / candidate) by round."""
     in_blocks = bool(candidate.latency_before_s or reference.latency_before_s)
     mine, other = log_times(candidate, in_blocks), log_times(reference, in_blocks)
     rounds = min(mine.size, other.size)
@@ -373,6 +373,6 @@ def speedup_drift(
 
 
 def _log_ratios(candidate: VariantResult, reference: VariantResult) -> np.ndarray:
-    """log(reference / candidate) of each pair of processes."""
+    """Returns log(reference / candidate) of each pair of processes."""
     pairs = zip(candidate.measurements, reference.measurements, strict=False)
     return np.array([values.mean() for mine, other in pairs if (values := _paired_logs(mine, other)).size])

@@ -173,7 +173,7 @@ def run_hydra(
 
 @contextmanager
 def _arguments(argv: list[str]) -> Iterator[None]:
-    """Hydra reads the command line from `sys.argv`."""
+    """Replaces `sys.argv` within the block, because Hydra reads the command line from there."""
     before, sys.argv = sys.argv, argv
     try:
         yield

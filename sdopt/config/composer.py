@@ -116,7 +116,7 @@ class HydraComposer:
         found = self._loader.options(group)
         if not found:
             known = ", ".join(sorted(self._groups()))
-            raise UsageError(f"study.options: there is no group '{group}'; name one of {known}")
+            raise UsageError(f"study.options: unknown group '{group}'; choose one of {known}")
         named = [override_of(group, option) for option in found]
         return [option for option in named if option != default_choice(group)]
 
@@ -228,13 +228,13 @@ class HydraComposer:
             },
         }
         shared |= {"quality": run.quality == self.current.quality, "gate": run.gate == self.current.gate}
-        mine, others = (each.workload.shapes(each.model) for each in (run, self.current))
+        mine, others = (side.workload.shapes(side.model) for side in (run, self.current))
         # Rounds time every variant at every shape, and compare them shape by shape.
         shared["a list in workload.size or workload.batch_size"] = mine == others or len(mine) == len(others) == 1
         wrong = [key for key, same in shared.items() if not same]
         if wrong:
             raise UsageError(
-                [f"variant '{name}': {key} belongs to the whole study; set it beside study" for key in wrong]
+                [f"variant '{name}': {key} applies to the whole study; set it outside of the variant" for key in wrong]
             )
 
 

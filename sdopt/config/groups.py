@@ -75,5 +75,5 @@ def reject_null_groups(overrides: Sequence[str]) -> None:
         key, _, value = override.partition("=")
         if value == "null" and (CONF / key).is_dir() and key != "experiment":
             options = ", ".join(sorted(path.stem for path in (CONF / key).glob("*.yaml")))
-            advice = f"{key}=[] chooses nothing" if default_choice(key).endswith("]") else "a group is not emptied"
+            advice = f"{key}=[] chooses nothing" if default_choice(key).endswith("]") else "a group cannot be empty"
             raise UsageError(f"{key}=null: {advice}; choose one of {options}")

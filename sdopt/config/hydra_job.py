@@ -30,7 +30,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     if not named:
         if any(without_plus(argument) == "retry_failed=true" for argument in argv):
             raise UsageError(
-                "retry_failed=true: only a study that is resumed has failures; name it with resume=<folder>"
+                "retry_failed=true: works only on a study that is resumed; name its folder with resume=<folder>"
             )
         return list(argv)
     folder = Path(without_plus(named[0]).removeprefix("resume=")).expanduser()
@@ -44,15 +44,15 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     if refused:
         raise UsageError(
             [
-                f"{argument}: cannot be changed beside resume, which goes on with the study of its folder; only "
-                f"tracking, retry_failed and what extends a study can stand there ({', '.join(EXTENSIONS)})"
+                f"{argument}: cannot be changed together with resume, which continues the study of its folder; only "
+                f"tracking, retry_failed and the keys that extend a study can be given ({', '.join(EXTENSIONS)})"
                 for argument in refused
             ]
         )
     sweep = folder / "multirun.yaml"
     source = sweep if sweep.is_file() else folder / ".hydra" / "hydra.yaml"
     task, hydra, added = _recorded(source, folder)
-    place = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
+    folder_key = "hydra.sweep.dir" if sweep.is_file() else "hydra.run.dir"
     ours = ("hydra.mode", "hydra.sweep.dir", "hydra.run.dir", *COMMAND_KEYS)
     return [
         *(["-m"] if sweep.is_file() else []),
@@ -60,7 +60,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
         *(override for override in merge_overrides(_as_measured(task, folder), kept) if key_of(override) not in ours),
         *(override for override in hydra if key_of(override) not in ours),
         *(override for override in kept if key_of(override) in ours),
-        f"{place}={quoted(str(folder))}",
+        f"{folder_key}={quoted(str(folder))}",
         f"resume={quoted(str(folder))}",
     ]
 
@@ -74,18 +74,21 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
     name = source.relative_to(folder)
     if not source.is_file():
         raise UsageError(
-            f"resume={folder}: there is no {name} that says what was run there; name the folder of a run or of a sweep"
+            f"resume={folder}: has no {name}, which records what was run there; name the folder of a run or of a sweep"
         )
     try:
         recorded: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=False)
         overrides, sources = recorded["hydra"]["overrides"], recorded["hydra"]["runtime"]["config_sources"]
-        task, hydra = [str(each) for each in overrides["task"]], [str(each) for each in overrides["hydra"]]
+        task, hydra = (
+            [str(override) for override in overrides["task"]],
+            [str(override) for override in overrides["hydra"]],
+        )
         return task, hydra, [str(item["path"]) for item in sources if item["provider"] == "command-line"]
     except (OSError, ValueError, TypeError, LookupError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UsageError(
-            f"resume={folder}: {name} is damaged and does not say what was run there ({reason}); "
-            "run the command anew, in another folder"
+            f"resume={folder}: {name}, which records what was run there, is damaged ({reason}); "
+            "run the command again in another folder"
         ) from error
 
 

@@ -39,17 +39,17 @@ def loader_of(searchpath: Sequence[str]) -> "Loader":
         searchpath: overrides of `hydra.searchpath`, which hold the user's own groups.
     """
     path = GlobalHydra.instance().config_loader().get_search_path()
-    places = tuple((str(place.provider), str(place.path)) for place in path.get_path())
+    sources = tuple((str(source.provider), str(source.path)) for source in path.get_path())
     # Packaged files do not change while a program runs.
-    if not searchpath and {where.removeprefix("file://") for _, where in places} <= _PACKAGED:
-        return _shared(places)
+    if not searchpath and {where.removeprefix("file://") for _, where in sources} <= _PACKAGED:
+        return _shared(sources)
     return Loader(path, searchpath)
 
 
 @cache
-def _shared(places: tuple[tuple[str, str], ...]) -> "Loader":
+def _shared(sources: tuple[tuple[str, str], ...]) -> "Loader":
     path = ConfigSearchPathImpl()
-    path.config_search_path = [SearchPathElement(*place) for place in places]
+    path.config_search_path = [SearchPathElement(*source) for source in sources]
     return Loader(path)
 
 
@@ -95,7 +95,7 @@ class Loader(ConfigLoaderImpl):
         with _as_composition_error():
             self.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
             found = self._defaults_list(config_name, parsed)
-            # Needed for an override of theirs alone.
+            # Hydra's own groups are needed only if an override sets them.
             with_hydra = any(override.is_hydra_override() for override in parsed)
             files = [file for file in found.defaults if with_hydra or group_of(str(file.config_path)) != _HYDRA]
             cfg = self._compose_config_from_defaults_list(files, self._files)

@@ -14,17 +14,17 @@ from sdopt.config.paths import CONF, CONFIG_NAME
 
 def explain(error: Exception) -> str:
     """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
-    said = str(error).partition("Config search path")[0].strip()
-    unknown = re.match(r"Could not override '([^']+)'", said)
+    message = str(error).partition("Config search path")[0].strip()
+    unknown = re.match(r"Could not override '([^']+)'", message)
     if unknown is None:
-        return _within_list(str(getattr(error, "override", ""))) or said
+        return _within_list(str(getattr(error, "override", ""))) or message
     if designs := _designs_with(unknown[1]):
         chosen = " or ".join(f"study={design}" for design in designs)
-        return f"{unknown[1]}: the chosen study has no such key; choose {chosen} beside it"
+        return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well"
     near = difflib.get_close_matches(unknown[1], _known_keys(), n=2)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
-    added = f"what is not among the defaults, as a group of your own, takes a +, as in +{unknown[1]}=…"
-    return f"{unknown[1]}: there is no such key; {advice}`sdopt run --help` lists all; {added}"
+    added = f"a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
+    return f"{unknown[1]}: unknown key; {advice}`sdopt run --help` lists all; {added}"
 
 
 def _within_list(override: str) -> str:
@@ -33,8 +33,8 @@ def _within_list(override: str) -> str:
     options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
     if not options:
         return ""
-    written = ", ".join(f"{option.replace('=', ':', 1)} for {option}" for option in options)
-    return f"{key}: within a list write {written}"
+    written = ", ".join(f"{option.replace('=', ':', 1)} instead of {option}" for option in options)
+    return f"{key}: in a list, write {written}"
 
 
 def _designs_with(key: str) -> list[str]:

@@ -31,13 +31,13 @@ def option_matrix() -> str:
         [key] = {(cell.group, cell.option, cell.model, cell.task) for cell in cells}
         by_option.setdefault(f"`{key[0]}={key[1]}`", {})[key[2:]] = "\n".join(_short(cell, notes) for cell in cells)
     rows = [
-        (option, models, tasks, *said.split("\n"))
+        (option, models, tasks, *states.split("\n"))
         for option, found in by_option.items()
-        for models, tasks, said in grouped(found)
+        for models, tasks, states in grouped(found)
     ]
-    told = "\n".join(f"{number}. {note}" for note, number in notes.items())
+    numbered_notes = "\n".join(f"{number}. {note}" for note, number in notes.items())
     return "\n\n".join(
-        [f"## {TITLE}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), told]
+        [f"## {TITLE}", _ABOUT, markdown(("option", "model", "task", *devices), rows, []).rstrip(), numbered_notes]
     )
 
 
@@ -51,7 +51,7 @@ def _short(cell: Cell, notes: dict[str, int]) -> str:
 _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
 The results in `outputs/records/` say what is known. An option is **proven** if a variant with it ended well, and its
-traced call showed that it took effect. It is **refuted** if it ran and brought nothing: its trace showed no effect, or
+traced call showed that it took effect. It is **refuted** if it ran but brought no gain: its trace showed no effect, or
 where it was measured alone, none of the gains that it is for. **Cannot run** is what failed there. An option is
 **impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
 **unproven**: nothing speaks against it, and no record shows it. What a machine has to have installed is left out here.

@@ -71,7 +71,7 @@ def _explain(error: Exception, command: str, kind: type) -> str:
         return in_one_line(error)
     near = difflib.get_close_matches(unknown[1], list(_keys(kind)), n=2)
     advice = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{unknown[1]}: there is no such key; {advice}`sdopt {command} --help` lists all"
+    return f"{unknown[1]}: unknown key; {advice}`sdopt {command} --help` lists all"
 
 
 def _keys(section: Any, prefix: str = "") -> Iterator[str]:

@@ -111,7 +111,9 @@ def parse(cfg: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     names = tuple(objective) if OmegaConf.is_list(objective) else (objective,)
     if not names or not all(isinstance(name, str) for name in names):
         problems.append("objective: name a metric of the result, as in latency/p50_s, or a list of them")
-    problems += [f"{key}: true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)]
+    problems += [
+        f"{key}: must be true or false" for key in ("dry_run", "retry_failed") if not isinstance(cfg.get(key), bool)
+    ]
     problems += _beyond_types(sections)
     if problems:
         raise UsageError(problems)
@@ -212,7 +214,7 @@ def _wrong_contract(option: Optimization) -> str | None:
         promised = str(error)
     if promised in list(Contract):
         return None
-    return f"its contract is none ({promised}); the contracts are {', '.join(Contract)}"
+    return f"unknown contract ({promised}); choose one of {', '.join(Contract)}"
 
 
 def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:

@@ -83,13 +83,13 @@ def class_of(group: str, path: Path) -> type | None:
 
 def _option_row(path: Path, cls: type | None, is_default: bool) -> tuple[str, ...]:
     name = f"`{path.stem}`" + (" (default)" if is_default else "")
-    said = option_comment(path)
+    comment = option_comment(path)
     if cls is None or not issubclass(cls, Optimization):
-        return name, said
+        return name, comment
     node = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(node, dict)
     option = cls(**{str(key): value for key, value in node.items() if key != "_target_"})
-    return name, said, str(option.contract), ", ".join(sorted(option.claims))
+    return name, comment, str(option.contract), ", ".join(sorted(option.claims))
 
 
 def option_comment(path: Path) -> str:
@@ -112,10 +112,10 @@ def axis_of(path: Path) -> str:
 
 def key_rows(axis: str, cls: type) -> Iterator[tuple[str, ...]]:
     """Yields key, type, default and meaning of each field of a class."""
-    hints, said = get_type_hints(cls), _attribute_docs(cls)
+    hints, meanings = get_type_hints(cls), _attribute_docs(cls)
     for field in fields(cls):
         if issubclass(cls, Optimization | Design) or field.name != "name":
-            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), said[field.name]
+            yield f"`{axis}.{field.name}`", _type_name(hints[field.name], field), _default(field), meanings[field.name]
 
 
 def _type_name(hint: Any, field: Field[Any]) -> str:
@@ -146,7 +146,7 @@ def _first_paragraphs(cls: type) -> str:
 
 @cache
 def _attribute_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass and of its bases, in one line."""
+    """Returns the docstring below each field of a dataclass and of its bases, in one line."""
     found: dict[str, str] = {field.name: "" for field in fields(cls)}
     for base in reversed(cls.__mro__):
         if base.__module__ == "builtins":
@@ -168,10 +168,13 @@ def _attribute_docs(cls: type) -> dict[str, str]:
 def main(argv: Sequence[str]) -> int:
     """Writes the page, or with `--check` compares it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m sdopt.config.reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where the page is not current")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     arguments = parser.parse_args(argv)
     if not HEAD.is_file():
-        print(UsageError(f"{HEAD}: is not here; the page is written in a checkout, not from a wheel"), file=sys.stderr)
+        print(
+            UsageError(f"{HEAD}: is missing; the page can only be written in a checkout, not from a wheel"),
+            file=sys.stderr,
+        )
         return UsageError.exit_code
     content = page()
     if not arguments.check:
@@ -179,7 +182,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == content:
         return 0
-    print(f"{PAGE} is not current; run python -m sdopt.config.reference", file=sys.stderr)
+    print(f"{PAGE} is out of date; run python -m sdopt.config.reference", file=sys.stderr)
     return 1
 
 

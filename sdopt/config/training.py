@@ -18,8 +18,8 @@ def training_config(overrides: Sequence[str]) -> TrainReferenceConfig:
     config = own_config("train-reference", TrainReferenceConfig, overrides)
     if Path(config.export.companions).resolve() == Path(config.folder).resolve():
         raise UsageError(
-            f"export.companions={config.export.companions}: choose another folder than `folder`; "
-            "stages of the companions' names work there"
+            f"export.companions={config.export.companions}: must be another folder than `folder`, in which "
+            "the stages that train the companions keep their files"
         )
     return config
 

@@ -17,14 +17,14 @@ _TARGETED = (Design, Optimization)
 """Base classes of which a node names a subclass with `_target_`."""
 
 _BUILT: dict[tuple[str, type, str], Any] = {}
-"""What was built, by place, class and content: the variants of a study have most of their nodes in common."""
+"""The objects built so far, by path, class and content: the variants of a study have most of their nodes in common."""
 
 
 def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
     """Builds the dataclass of a node, key by key, so that every problem is found and names its key.
 
     Args:
-        path: the node's place in the configuration; empty for the root.
+        path: the path of the node in the configuration; empty for the root.
         node: what stands there.
         kind: the dataclass, or its base class if the node names it with `_target_`.
         problems: receives the errors.
@@ -47,11 +47,11 @@ def _build(path: str, node: DictConfig, kind: type, problems: list[str]) -> Any:
     cls = _class_of(path, target, kind, problems) if kind in _TARGETED else kind
     if cls is None:
         return None
-    said = repr(values)
-    key = path, cls, said
+    content = repr(values)
+    key = path, cls, content
     if key not in _BUILT:
         made = _build_anew(path, node, cls, values, problems)
-        if made is None or "${" in said:  # an interpolation says another thing in another configuration
+        if made is None or "${" in content:  # an interpolation may have another value in another configuration
             return made
         _BUILT[key] = made
     return _BUILT[key]
@@ -62,7 +62,9 @@ def _build_anew(path: str, node: DictConfig, cls: Any, values: Mapping[Any, Any]
         schema = OmegaConf.structured(cls)
     except OmegaConfBaseException as error:
         reason = f"{str(error).splitlines()[0]} of its field {error.full_key}"
-        problems.append(f"{path}._target_={node._target_}: {reason}; a yaml holds numbers, strings, lists and mappings")
+        problems.append(
+            f"{path}._target_={node._target_}: {reason}; a YAML file can hold only numbers, strings, lists and mappings"
+        )
         return None
     OmegaConf.set_readonly(schema, False)
     within = _set_fields(schema, cls, path, node, values, problems)
@@ -115,7 +117,7 @@ def _set_fields(
     for key, value in values.items():
         full = _full(path, key)
         if key not in limits:
-            problems.append(f"{full}: unknown key; there are {', '.join(limits) or 'none'}")
+            problems.append(f"{full}: unknown key; the keys are {', '.join(limits) or 'none'}")
         elif OmegaConf.is_missing(node, key):
             problems.append(f"{full}: must be given, as in {full}=…")
         elif (kind := _dataclass_within(hints[key])) is not None and value is not None:
@@ -132,7 +134,7 @@ def _set_field(schema: DictConfig, key: str, full: str, node: DictConfig, limits
         numbers = "each" in limits and not (node[key] is None and schema[key] is None)
         schema.merge_with({key: _numbers(node[key]) if numbers else node[key]})
         wrong = out_of_range(schema[key], limits)
-    except MissingMandatoryValue:  # of a dataclass in a list: the object is built of the schema, and names it
+    except MissingMandatoryValue:  # in a dataclass in a list; building the object reports it
         return []
     except OmegaConfBaseException as error:
         return [f"{full}: {str(error).splitlines()[0]}"]

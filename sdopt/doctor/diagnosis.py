@@ -94,8 +94,8 @@ def _tool_version(tool: str) -> str | None:
     if shutil.which(tool) is None:
         return None
     try:
-        said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+        output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"\b\d+\.\d+(\.\d+)*", next((line for line in said.splitlines() if "release" in line), said))
+    found = re.search(r"\b\d+\.\d+(\.\d+)*", next((line for line in output.splitlines() if "release" in line), output))
     return found[0] if found else "version unknown"

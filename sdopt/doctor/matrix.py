@@ -53,14 +53,14 @@ class Cell:
     """The state that a record shows, by device: proven, refuted or cannot run."""
 
     @property
-    def said(self) -> str:
-        """The cell in words."""
+    def text(self) -> str:
+        """The state of the cell with its reasons, as one text."""
         reasons = "; ".join(self.reasons)
         elsewhere = ", ".join(f"{standing} on {device}" for device, standing in self.shown.items())
         if self.state is State.PROVEN:
             return elsewhere
-        said = f"{self.state}: {reasons}" if reasons else str(self.state)
-        return said + (f" ({elsewhere})" if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN) else "")
+        state = f"{self.state}: {reasons}" if reasons else str(self.state)
+        return state + (f" ({elsewhere})" if elsewhere and self.state in (State.IMPOSSIBLE, State.UNPROVEN) else "")
 
 
 Key = tuple[str, str, str, str]
@@ -123,7 +123,7 @@ class Matrix:
             here = outcomes.get(label)
             if isinstance(made, Variant):
                 fit = fit_on(device, group, variants[group, option], variants)
-                state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.said
+                state, reasons = State.UNPROVEN if fit.runs else State.IMPOSSIBLE, fit.remarks
             else:
                 state, reasons = State.IMPOSSIBLE, made
             if state is not State.IMPOSSIBLE and here is not None:
@@ -177,18 +177,18 @@ def _label(kind: str, name: str, sheets: Mapping[str, Sheet]) -> str:
     return name if sheet is None else sheet.name
 
 
-def grouped(said: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
+def grouped(texts: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
     """Yields models and tasks grouped by their common statement, with as few groups as possible.
 
     Args:
-        said: the statement by (model, task), for all models and all tasks.
+        texts: the statement by (model, task), for all models and all tasks.
     """
-    models, tasks = (list(dict.fromkeys(names)) for names in zip(*said, strict=True))
+    models, tasks = (list(dict.fromkeys(names)) for names in zip(*texts, strict=True))
     alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for model in models:
         by_text: dict[str, list[str]] = {}
         for task in tasks:
-            by_text.setdefault(said[model, task], []).append(task)
+            by_text.setdefault(texts[model, task], []).append(task)
         for text, of_tasks in by_text.items():
             alike.setdefault((tuple(of_tasks), text), []).append(model)
     for (same, text), of_models in alike.items():

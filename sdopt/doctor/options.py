@@ -68,8 +68,8 @@ class Fit:
     """If it does not run, why it does not run by itself; else what it needs of the workload."""
 
     @property
-    def said(self) -> list[str]:
-        """All needs and conflicts in one text."""
+    def remarks(self) -> list[str]:
+        """All needs and conflicts, as separate texts."""
         return [*([f"together with {self.beside}"] if self.beside else []), *self.reasons]
 
 
@@ -113,9 +113,9 @@ def _check(
 ) -> OptionReport:
     fit = fit_on(device, group, variant, variants)
     if fit.runs:
-        return OptionReport(group, option, True, fit.said)
+        return OptionReport(group, option, True, fit.remarks)
     able = [name for name, sheet in sheets.items() if fit_on(planned_device(sheet), group, variant, variants).runs]
-    return OptionReport(group, option, False, fit.said, _cards(able, sheets))
+    return OptionReport(group, option, False, fit.remarks, _cards(able, sheets))
 
 
 def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple[str, str], Variant]) -> Fit:

@@ -47,7 +47,7 @@ def _machine_table(found: Diagnosis) -> Table:
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
     device, host = found.device, found.host
-    where = " (from its data sheet: it is not here)" if found.planned else ""
+    where = " (from its data sheet; this machine does not have it)" if found.planned else ""
     yield "device", f"{_card(device) if device.is_cuda else device.name}{where}"
     for card in found.cards:
         yield f"cuda:{card.index}", _card(card)
@@ -68,7 +68,7 @@ def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "not found", ", ".join(absent)
     if found.planned:
         return
-    slow = "" if found.start_method == "forkserver" else ": each worker imports PyTorch anew, in seconds"
+    slow = "" if found.start_method == "forkserver" else ": each worker imports PyTorch again, which takes seconds"
     yield "workers", f"started by {found.start_method}{slow}"
 
 
@@ -124,13 +124,13 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
         table.add_column("why not, and what would change it", overflow="fold")
     before, below = "", []
     for report in found.options:
-        said = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
+        text = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
         runs = Text("yes", "green") if report.runs else Text("no", "red")
         group = report.group if report.group != before else ""
         before = report.group
-        table.add_row(group, escape(report.option), runs, *([escape(said)] if wide else []))
-        if said:
-            below.append(Text(f"  {report.group}={report.option}: {said}"))
+        table.add_row(group, escape(report.option), runs, *([escape(text)] if wide else []))
+        if text:
+            below.append(Text(f"  {report.group}={report.option}: {text}"))
     return [table] if wide else [table, *below]
 
 
@@ -143,9 +143,9 @@ def matrix_table(cells: Sequence[Cell], device: Device) -> Group:
     for cell in cells:
         by_option.setdefault(f"{cell.group}={cell.option}", {})[cell.model, cell.task] = cell
     for option, found in by_option.items():
-        shown, styles = option, {cell.said: colours.get(cell.state, "") for cell in found.values()}
-        for models, tasks, said in grouped({key: cell.said for key, cell in found.items()}):
-            table.add_row(shown, models, tasks, Text(said, styles[said], overflow="fold"))
+        shown, styles = option, {cell.text: colours.get(cell.state, "") for cell in found.values()}
+        for models, tasks, text in grouped({key: cell.text for key, cell in found.items()}):
+            table.add_row(shown, models, tasks, Text(text, styles[text], overflow="fold"))
             shown = ""
     counts = ", ".join(f"{counted[state]} {state}" for state in State)
     return Group(table, Text(f"  {len(cells)} cells: {counts}"))
@@ -157,7 +157,9 @@ def sheet_yaml(found: Diagnosis) -> str:
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
     rates = {ceiling.kind: ceiling.rate for ceiling in measured}
     if COPY not in rates:
-        raise UsageError("--save: the copy failed, and a data sheet needs the bandwidth of the memory")
+        raise UsageError(
+            "--save: cannot write a data sheet without the memory bandwidth, whose measurement (the copy) failed"
+        )
     copy = rates.pop(COPY)
     cores = device.capability is not None and device.capability >= (7, 0)
     vector = {kind: rate for kind, rate in rates.items() if not cores or kind == "fp32"}

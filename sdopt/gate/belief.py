@@ -60,11 +60,13 @@ def _drawn_alike(result: StudyResult, candidate: VariantResult, reference: Varia
     for variant in (candidate, reference):
         if missing := uncompared(variant):
             numbers = ", ".join(str(replicate + 1) for replicate in missing)
-            said = f"no image of a timed call of '{variant.name}' was held against a drawn one, in process {numbers}"
-            return unjudged(rule, said)
+            return unjudged(
+                rule,
+                f"no image of a timed call of '{variant.name}' was compared with a drawn one, in process {numbers}",
+            )
     count = sum(image.error is not None for m in candidate.measurements for image in m.timed_images)
-    within = f"to within a mean squared difference of {error_limit(result, candidate):.2g}"
-    return Ruling(rule, "", Verdict.PASS, f"{count} images of timed calls are those that were drawn, {within}")
+    within = f"to within a mean squared error of {error_limit(result, candidate):.2g}"
+    return Ruling(rule, "", Verdict.PASS, f"{count} images of timed calls equal those of the quality pass, {within}")
 
 
 def _idle(candidate: VariantResult, reference: VariantResult) -> Ruling:
@@ -73,7 +75,7 @@ def _idle(candidate: VariantResult, reference: VariantResult) -> Ruling:
         return unjudged("idle", "; ".join(doubts))
     known = [m.idle_cpu for side in (candidate, reference) for m in side.measurements if m.idle_cpu is not None]
     if not known:
-        return Ruling("idle", "", Verdict.PASS, "no process waited beside another one that was timed")
+        return Ruling("idle", "", Verdict.PASS, "no process was idle while another one was timed")
     return Ruling(
         "idle", "", Verdict.PASS, f"idle processes used at most {max(known):.1%} of a core ({IDLE_LIMIT:.0%})"
     )
@@ -82,12 +84,12 @@ def _idle(candidate: VariantResult, reference: VariantResult) -> Ruling:
 def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     found, rule = growth(candidate, reference), "memory growth"
     if found is None:
-        return unjudged(rule, "what a process holds was not measured after two calls or more")
+        return unjudged(rule, "the memory of a process was not measured after two or more calls")
     figures = (found.estimate, found.low, found.high, found.limit)
     if doubts := growth_doubts(candidate, reference):
         return Ruling(rule, "", Verdict.FAIL, "; ".join(doubts), *figures)
-    said = f"{found.estimate:.3g} MiB with each call more than the reference, and {found.limit:.3g} counts"
-    return Ruling(rule, "", Verdict.INCONCLUSIVE if found.estimate > found.limit else Verdict.PASS, said, *figures)
+    reason = f"grows by {found.estimate:.3g} MiB per call more than the reference; the limit is {found.limit:.3g} MiB"
+    return Ruling(rule, "", Verdict.INCONCLUSIVE if found.estimate > found.limit else Verdict.PASS, reason, *figures)
 
 
 def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -97,7 +99,7 @@ def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Rulin
         return []
     count, calls, longest = mine
     found, share = share_bounds(count, calls, _CONFIDENCE), count / calls
-    said = (
+    reason = (
         f"{count} of {calls} calls that draw images took more than {SLOW:g} times the median, the longest {longest:.3g}"
     )
     if count <= 1 or share <= SLOW_SHARE:
@@ -106,7 +108,7 @@ def _pass_slow(candidate: VariantResult, reference: VariantResult) -> list[Rulin
         verdict = Verdict.INCONCLUSIVE
     else:
         verdict = Verdict.FAIL
-    return [Ruling("rarely slow", "", verdict, said, share, found.low, found.high, SLOW_SHARE)]
+    return [Ruling("rarely slow", "", verdict, reason, share, found.low, found.high, SLOW_SHARE)]
 
 
 def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -116,9 +118,11 @@ def _pass_growing(candidate: VariantResult, reference: VariantResult) -> list[Ru
         return []
     grown, limit = mine
     more = grown - max(0.0, other[0] if other else 0.0)
-    said = f"over the quality pass memory grew by {more:.3g} MiB more than the reference's, and {limit:.3g} count"
+    reason = (
+        f"in the quality pass memory grew by {more:.3g} MiB more than the reference's; the limit is {limit:.3g} MiB"
+    )
     verdict = Verdict.PASS if more <= limit else Verdict.INCONCLUSIVE if more <= 2 * limit else Verdict.FAIL
-    return [Ruling("growth when drawn", "", verdict, said, more, None, None, limit)]
+    return [Ruling("growth when drawn", "", verdict, reason, more, None, None, limit)]
 
 
 def _noise(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -131,19 +135,19 @@ def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Rulin
     rule, timed, drawn = "gain when drawn", log_speedup(candidate, reference), drawn_speedup(candidate, reference)
     repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
     if timed is None or drawn is None:
-        return unjudged(rule, "no call of the quality pass was timed alone")
+        return unjudged(rule, "no call of the quality pass was timed while the other processes were idle")
     shown = f"{drawn:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"
     if repeated:
-        said = f"{repeated} timed calls repeated their prompts, so that what is remembered may have helped"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{said}: raise quality.prompt_count; {shown}", drawn)
+        why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster"
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{why}: raise quality.prompt_count; {shown}", drawn)
     # Half of the gain, on the log scale.
     if drawn * _CHANCE >= math.sqrt(timed.ratio):
         return Ruling(rule, "", Verdict.PASS, shown, drawn)
     batches = {(m.drawn_batch or 0) for side in (candidate, reference) for m in side.measurements if m.drawn_s}
     if batches != {candidate.config.shapes[0].batch_size}:
-        said = "they are of another batch: measure with the gate, or with quality.batch_size as in the workload"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {said}", drawn)
+        why = "the batch sizes differ: measure with the gate, or set quality.batch_size to workload.batch_size"
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", drawn)
     if 0.5 * timed.mean - math.log(drawn) <= _ONE_SIDED * call_deviation(candidate, reference):
-        said = "a few calls of single processes differ by as much here: measure again where less disturbs"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {said}", drawn)
-    return Ruling(rule, "", Verdict.FAIL, f"{shown}: the gain is not there where images are drawn", drawn)
+        why = "a few calls of single processes differ by as much here: measure again on a quieter machine"
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", drawn)
+    return Ruling(rule, "", Verdict.FAIL, f"{shown}: the calls that draw images do not show the gain", drawn)

@@ -100,7 +100,7 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
         for calibration in map(read_calibration, files)
         if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items())
     ]
-    return min(found, key=lambda each: len(each.differing(result.config)), default=None)
+    return min(found, key=lambda calibration: len(calibration.differing(result.config)), default=None)
 
 
 def fitting_calibration(
@@ -121,12 +121,12 @@ def fitting_calibration(
     other = calibration.differing(config)
     if not other:
         return calibration, ""
-    said = ", ".join(f"{key}={mine} (here {theirs})" for key, (mine, theirs) in other.items())
+    settings = ", ".join(f"{key}={mine} (here {theirs})" for key, (mine, theirs) in other.items())
     if named:
-        return calibration, f"the calibration is of {said}"
+        return calibration, f"the calibration was measured with {settings}"
     overrides = " ".join(f"{key}={theirs}" for key, (_, theirs) in other.items() if not key.startswith("scheduler"))
     advice = f"run `sdopt calibrate model={config.model.name} {overrides} --output own.json`".replace("  ", " ")
-    return None, f"the calibration is of {said}: {advice} and judge with gate.calibration=own.json"
+    return None, f"the calibration was measured with {settings}: {advice} and judge with gate.calibration=own.json"
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

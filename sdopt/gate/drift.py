@@ -80,7 +80,7 @@ def judge_drift(
     refused = [difference for difference in found if difference.waiver not in waived]
     if refused:
         waivers = sorted({difference.waiver for difference in refused} - {""})
-        advice = f"; `--waive {','.join(waivers)}` allows what a waiver can" if waivers else ""
+        advice = f"; `--waive {','.join(waivers)}` allows the differences that can be waived" if waivers else ""
         problems = [f"not comparable: {difference.what}" for difference in refused]
         raise UsageError([*problems[:-1], problems[-1] + advice])
     contract = Contract.LOSSY if found else Contract.EQUIVALENT
@@ -90,7 +90,9 @@ def judge_drift(
     notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
     paired = folders is not None and contract is Contract.EQUIVALENT
     if not paired:
-        notes.append("images were not compared pair by pair" + ("" if folders else ": those of both runs are not here"))
+        notes.append(
+            "images were not compared pair by pair" + ("" if folders else ": that takes the image files of both runs")
+        )
     rules = [
         rule
         for rule in gate.rules.get(contract, [])
@@ -98,8 +100,8 @@ def judge_drift(
         if (rule.metric == SPEEDUP.name if rule.metric in RULED else paired or not family_of(rule.metric).needs_pair)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
-    calibration, said = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
-    notes += [said] if said else []
+    calibration, misfit = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
+    notes += [misfit] if misfit else []
     return [
         _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)
         for name in names
@@ -119,8 +121,8 @@ def _judge(
     now, then = later.variant(name), earlier.variant(name)
     paired = _paired(now, then, folders) if folders else {}
 
-    def at(place: int) -> RuleContext:
-        views = later.at(place), earlier.at(place)
+    def at(shape_index: int) -> RuleContext:
+        views = later.at(shape_index), earlier.at(shape_index)
         pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
 
         def ratio(metric: str, confidence: float) -> Interval | None:
@@ -132,7 +134,7 @@ def _judge(
         sides, floors = (pairs[0][0], pairs[1][0]), later.floors.get("numerical", {})
         return RuleContext(*sides, paired, calibration, ratio, lambda _metric: floor, floors=floors)
 
-    sides = of_shapes([at(place) for place in range(len(later.shapes))])
+    sides = of_shapes([at(shape_index) for shape_index in range(len(later.shapes))])
     comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
     return judgement(comparison, contract, sides.rulings(gate, contract), note)
 

@@ -69,9 +69,9 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         and result.variant(comparison.candidate).status is not Status.SKIPPED
     ]
     looks = [look_at(result, comparison, gate) for comparison in edges]
-    fitting, said = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
+    fitting, misfit = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
     contexts = [
-        replace(_context(result, comparison, fitting, 1 / look.allowed), uncalibrated="" if fitting else said)
+        replace(_context(result, comparison, fitting, 1 / look.allowed), uncalibrated="" if fitting else misfit)
         for comparison, look in zip(edges, looks, strict=True)
     ]
     claims = [context.claims(gate) if gate.must_pay else [] for context in contexts]
@@ -88,8 +88,8 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
                 rulings.append(gain_when_drawn(context.candidate, context.reference))
             rulings += ruling_of(look)
         mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
-        notes = [f"several promises changed; judged by the weakest, {contract}"] if mixed else []
-        notes += [said] if fitting and said else []
+        notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
+        notes += [misfit] if fitting and misfit else []
         judged = judgement(comparison, contract, rulings, "; ".join(notes))
         judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
         judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
@@ -116,8 +116,8 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
 def _context(
     result: StudyResult, comparison: Comparison, calibration: Calibration | None, share: float
 ) -> "RuleContext":
-    def at(place: int) -> RuleContext:
-        view, edge = result.at(place), comparison.at(place)
+    def at(shape_index: int) -> RuleContext:
+        view, edge = result.at(shape_index), comparison.at(shape_index)
         candidate, reference = view.variant(edge.candidate), view.variant(edge.reference)
         return RuleContext(
             candidate,
@@ -128,11 +128,11 @@ def _context(
             lambda metric: RULED[metric].floor(view, edge),
             share,
             "; ".join(disturbances(view, candidate, reference)),
-            belief=tuple(belief_rulings(view, candidate, reference)) if not place else (),
+            belief=tuple(belief_rulings(view, candidate, reference)) if not shape_index else (),
             floors=result.floors.get("numerical", {}),
         )
 
-    return of_shapes([at(place) for place in range(len(result.shapes))])
+    return of_shapes([at(shape_index) for shape_index in range(len(result.shapes))])
 
 
 def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
@@ -268,13 +268,13 @@ class RuleContext:
     def _of_images(self, rule: Rule, least: int) -> Ruling:
         """Applies a rule on a quality metric; with fewer than `least` images, the rule stays unjudged."""
         if len(self.candidate.images) < least:
-            return unjudged(rule.test, f"{rule.metric} decides nothing below {least:,} images", rule.metric)
+            return unjudged(rule.test, f"{rule.metric} needs at least {least:,} images", rule.metric)
         mine = find_scores(self.candidate.quality, rule.metric)
         between = find_scores(self.paired, rule.metric)
         found = [*mine.items(), *between.items()]
         if len(found) != 1:
-            said = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
-            return unjudged(rule.test, f"{rule.metric} {said}", rule.metric)
+            reason = f"is ambiguous: {', '.join(name for name, _ in found)}" if found else "was not measured"
+            return unjudged(rule.test, f"{rule.metric} {reason}", rule.metric)
         ((name, score),) = found
         if between or rule.test not in ("non_inferior", "equivalent"):
             return self._value(rule, name, score)
@@ -292,7 +292,7 @@ class RuleContext:
             return exact(rule, name, score)
         if rule.test == "within":
             if rule.low is None or rule.high is None:
-                return unjudged(rule.test, "the rule has no low and high", name)
+                return unjudged(rule.test, "the rule lacks low or high", name)
             return two_sided(rule, name, bounds_of(score, rule.confidence), rule.low, rule.high)
         return self._against_limit(rule, name, score)
 
@@ -324,8 +324,8 @@ class RuleContext:
             return limit
         floor = self.floors.get(name)
         if floor is None:
-            said = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
-            return unjudged(rule.test, said, name)
+            reason = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
+            return unjudged(rule.test, reason, name)
         return min(limit, max(times * floor.mean, rule.least))
 
     def _difference(self, rule: Rule, name: str, mine: Score, other: Score) -> Ruling:
@@ -334,7 +334,7 @@ class RuleContext:
         if problem:
             return unjudged(rule.test, problem, name)
         if len(mine.per_prompt) != len(other.per_prompt) or len(mine.leave_one_out) != len(other.leave_one_out):
-            return unjudged(rule.test, f"{name} has other prompts on both sides", name)
+            return unjudged(rule.test, f"{name} was measured on different prompts for candidate and reference", name)
         margin = self._threshold(rule, name, rule.margin, rule.deviations, lambda spread: spread.deviation)
         if isinstance(margin, Ruling):
             return margin
@@ -351,8 +351,8 @@ class RuleContext:
         if given is not None:
             return given
         if rule.limits:
-            said = "the rule has no limit for the precision of the reference, which is not known; give it one limit"
-            return unjudged(rule.test, said, name)
+            reason = "the rule has no limit for the precision of the reference, which is not known; give it one limit"
+            return unjudged(rule.test, reason, name)
         if share is None:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
         known = self.calibration.metrics.get(name) if self.calibration else None
@@ -372,7 +372,11 @@ class RuleContext:
         if bounds is None:
             return unjudged(rule.test, f"{rule.metric} was not measured", name)
         if rule.limit is None or rule.test not in ("at_least", "at_most"):
-            return unjudged(rule.test, f"{rule.metric} is judged by at_least or at_most and a limit", name)
+            return unjudged(
+                rule.test,
+                f"{rule.metric} can only be judged with test=at_least or test=at_most, and needs a limit",
+                name,
+            )
         smallest = self.smallest(rule.metric, gate)
         limit = rule.limit
         if rule.test == "at_most" and not RULED[rule.metric].higher_is_better and limit >= 1:

@@ -56,15 +56,15 @@ def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:
 def ruling_of(look: Look) -> list[Ruling]:
     """Returns the ruling on a look; none if `gate.looks` allows a single one and this is it."""
     if look.number > look.allowed:
-        said = (
-            f"this is look {look.number} at the study, and gate.looks allows {look.allowed}: the chance of error is "
-            "spent, so that added data cannot make it pass; measure a new study"
+        reason = (
+            f"gate.looks={look.allowed}: this is look {look.number} at the study, whose chance of error is spent, so "
+            "that added data cannot make it pass; measure a new study"
         )
-        return [Ruling("looks", "", Verdict.INCONCLUSIVE, said)]
+        return [Ruling("looks", "", Verdict.INCONCLUSIVE, reason)]
     if look.allowed == 1:
         return []
-    said = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the chance of error is spent"
-    return [Ruling("looks", "", Verdict.PASS, said)]
+    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the chance of error is spent"
+    return [Ruling("looks", "", Verdict.PASS, reason)]
 
 
 def spent_of(result: StudyResult) -> list[str]:
@@ -73,7 +73,7 @@ def spent_of(result: StudyResult) -> list[str]:
         return []
     last = max(result.looks, key=lambda look: (look.spent, look.number))
     if last.number >= last.allowed:
-        rest = "nothing is left: a study that is extended from here cannot pass"
+        rest = "the chance of error is spent: this study cannot pass by being extended further"
     else:
         rest = f"{1 - last.spent:.0%} of the chance of error is left"
     return [f"Looks: {last.number} of {last.allowed} taken (gate.looks); {rest}."]

@@ -77,7 +77,7 @@ class ClaimResult:
 
     claim: Claim
     answer: Answer
-    said: str
+    reason: str
 
 
 def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
@@ -115,7 +115,7 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:
-        why = f"straddles a gain of {least}: more processes (protocol.replicates) would tell"
+        why = f"straddles a gain of {least}: more processes (protocol.replicates) would settle it"
     return ClaimResult(claim, Answer.OPEN, f"{shown} {why}")
 
 
@@ -139,7 +139,7 @@ def _missing(claim: Claim) -> str:
 def unexplained(changes: Sequence[str] | None) -> str:
     """Says that nothing explains a gain of speed."""
     if changes is None:
-        return "there is no trace of sdopt's own to show what changed: measure it again"
+        return "sdopt has no trace of its own that shows what changed: measure it again"
     return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"
 
 
@@ -154,7 +154,7 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
         results: the answer to each claim.
         changes: how the option's trace differs from the reference's (`sdopt.analysis.changes`); None if not known.
     """
-    reason = "; ".join(result.said for result in results)
+    reason = "; ".join(result.reason for result in results)
     answers = {result.answer for result in results}
     if Answer.HARM in answers:
         return Ruling("must pay", "", Verdict.FAIL, f"{HARM}: {reason}")

@@ -30,7 +30,7 @@ def require_rules(gate: Gate) -> None:
     problems = []
     for contract, rules in gate.rules.items():
         if contract not in list(Contract):
-            problems.append(f"gate.rules.{contract}: the contracts are {', '.join(Contract)}")
+            problems.append(f"gate.rules.{contract}: unknown contract; choose one of {', '.join(Contract)}")
         for number, rule in enumerate(rules):
             problems += [f"gate.rules.{contract}[{number}]{problem}" for problem in _problems_of(rule)]
     if problems:
@@ -51,29 +51,30 @@ def _problems_of(rule: Rule) -> list[str]:
     if needed and (len(given) != 1 or given[0] not in needed):
         problems.append(f": test={rule.test} takes one of {', '.join(needed)}")
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
-        problems.append(f".limits: one each for {', '.join(UNIT_ROUNDOFF)}")
+        problems.append(f".limits: must have one limit for each of {', '.join(UNIT_ROUNDOFF)}")
     if rule.test == "within" and (rule.low is None or rule.high is None):
-        problems.append(": test=within takes low and high")
+        problems.append(": test=within needs low and high")
     if (rule.test == "rarely") != (rule.share is not None):
-        problems.append(": test=rarely takes a share, and no other test does")
+        problems.append(": test=rarely needs a share, and no other test takes one")
     if rule.of_floor is not None and rule.test not in ("every", "at_most"):
-        problems.append(": of_floor goes with test=every and test=at_most alone")
+        problems.append(": of_floor can only be used with test=every or test=at_most")
     shares = (rule.of_seeds, rule.deviations, rule.of_floor)
     if rule.least and (rule.test == "at_least" or all(share is None for share in shares)):
-        problems.append(": least goes with of_seeds, deviations or of_floor, and not with test=at_least")
+        problems.append(": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least")
     return problems
 
 
 def _unfit(test: str, family: Family) -> str:
     """Says why a test cannot judge a metric, and which one can; "" where it can."""
     if test in ("non_inferior", "equivalent") and family.needs_pair:
-        return f"it is of pairs of images already; test it with {'at_least' if family.higher_is_better else 'at_most'}"
+        fitting = "at_least" if family.higher_is_better else "at_most"
+        return f"the metric compares pairs of images itself; test it with {fitting}"
     if test == "non_inferior" and family.higher_is_better is None:
-        return "neither more nor less of it is better; test it with equivalent"
+        return "neither more nor less of the metric is better; test it with equivalent"
     if test in ("rarely", "every") and family.higher_is_better:
-        return "the test counts prompts that exceed a limit, and more of this is better; test it with at_least"
+        return "the test counts prompts that exceed a limit, and more of this metric is better; test it with at_least"
     if test in ("exact", "rarely", "every") and family.least > 1:
-        return "it is of all images together, and no prompt has a value; test it with at_least, at_most or within"
+        return "the metric of all images has no value per prompt; test it with at_least, at_most or within"
     return ""
 
 
@@ -132,13 +133,13 @@ def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, mod
     if meant:
         least = max(family.least, family.decides_from)
         if images < least:
-            return f"decides nothing below {least:,} images, and {images:,} are drawn: raise quality.prompt_count"
+            return f"needs at least {least:,} images, and {images:,} are drawn: raise quality.prompt_count"
         return ""
     if model.weights == "random" and not family.on_random_weights:
         fitting = ", ".join([*RULED, *(one.name for one in FAMILIES if one.on_random_weights)])
-        return f"says nothing of random weights: choose a gate whose rules are of {fitting}"
+        return f"is meaningless for random weights: choose a gate whose rules judge only {fitting}"
     if family.on_request:
-        return f"is only measured on request: quality.{family.on_request}=true"
+        return f"is measured only on request: set quality.{family.on_request}=true"
     features = [_EXAMPLES.get(kind, kind) for kind in family.over if metric in (family.name, f"{family.name}_{kind}")]
     example = features[0] if features else "…"
-    return f"needs features that are not named: for example quality.features=[{example}]"
+    return f"needs features that are not chosen: for example quality.features=[{example}]"

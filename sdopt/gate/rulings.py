@@ -57,11 +57,11 @@ def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     if bounds.low is None or bounds.high is None:
         return _open(rule, name, bounds, limit)
     if bounds.low >= limit:
-        said = f"{_bound(rule, 'lower')} {bounds.low:.4g} reaches {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.PASS, said)
+        reason = f"{_bound(rule, 'lower')} {bounds.low:.4g} reaches {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, reason)
     if bounds.high < limit:
-        said = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays below {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
+        reason = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays below {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.FAIL, reason)
     return _open(rule, name, bounds, limit)
 
 
@@ -70,11 +70,11 @@ def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     if bounds.low is None or bounds.high is None:
         return _open(rule, name, bounds, limit)
     if bounds.high <= limit:
-        said = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays within {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.PASS, said)
+        reason = f"{_bound(rule, 'upper')} {bounds.high:.4g} stays within {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.PASS, reason)
     if bounds.low > limit:
-        said = f"{_bound(rule, 'lower')} {bounds.low:.4g} exceeds {limit:.4g}"
-        return _ruling(rule, name, bounds, limit, Verdict.FAIL, said)
+        reason = f"{_bound(rule, 'lower')} {bounds.low:.4g} exceeds {limit:.4g}"
+        return _ruling(rule, name, bounds, limit, Verdict.FAIL, reason)
     return _open(rule, name, bounds, limit)
 
 
@@ -109,8 +109,8 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")
 
 
-def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, said: str) -> Ruling:
-    return Ruling(rule.test, name, verdict, said, bounds.estimate, bounds.low, bounds.high, limit)
+def _ruling(rule: Rule, name: str, bounds: Bounds, limit: float, verdict: Verdict, reason: str) -> Ruling:
+    return Ruling(rule.test, name, verdict, reason, bounds.estimate, bounds.low, bounds.high, limit)
 
 
 def percent(factor: float | None) -> str:
@@ -125,8 +125,8 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
         return unjudged(rule.test, f"{name} has no values by prompt", name)
     wrong = sum(value != 0 for value in values)
     verdict = Verdict.FAIL if wrong else Verdict.PASS
-    said = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
-    return Ruling(rule.test, name, verdict, said, score.estimate, max(values), max(values), 0.0)
+    reason = f"{wrong} of {len(values)} prompts differ" if wrong else f"all {len(values)} prompts are the same"
+    return Ruling(rule.test, name, verdict, reason, score.estimate, max(values), max(values), 0.0)
 
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
@@ -136,11 +136,11 @@ def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
         return unjudged(rule.test, f"{name} has no values by prompt", name)
     wrong, worst = sum(value > limit for value in values), max(values)
     if wrong:
-        said = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
+        reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
     else:
-        said = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
+        reason = f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
     verdict = Verdict.FAIL if wrong else Verdict.PASS
-    return Ruling(rule.test, name, verdict, said, worst, worst, worst, limit)
+    return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
 
 
 def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
@@ -153,6 +153,6 @@ def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
     if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
         needed = math.ceil(math.log(1 - rule.confidence) / math.log(1 - rule.share))
-        ruling.reason = f"so few cannot exclude a share of {rule.share:.3g}: {needed} prompts would"
+        ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
     ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
     return ruling

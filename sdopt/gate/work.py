@@ -48,15 +48,17 @@ def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
     asked = [(v.config.workload.steps, v.config.scheduler) for v in (candidate, reference)]
     mine, other = candidate.denoiser_calls, reference.denoiser_calls
     if asked[0] != asked[1]:
-        return Ruling("steps", "", Verdict.PASS, "another scheduler or number of steps is the choice that is judged")
+        return Ruling(
+            "steps", "", Verdict.PASS, "not compared: the variant chooses another scheduler or number of steps"
+        )
     if mine is None or other is None:
         silent = " and ".join(side.name for side in (candidate, reference) if side.denoiser_calls is None)
-        said = (
+        reason = (
             "no stage was observed (protocol.stage_calls=0)"
             if not candidate.config.protocol.stage_calls
-            else f"in the observed call of {silent} the denoiser never ran"
+            else f"the denoiser never ran in the observed call of {silent}"
         )
-        return unjudged("steps", said)
+        return unjudged("steps", reason)
     if mine != other:
         return Ruling(
             "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times a call, in the reference {other} times"

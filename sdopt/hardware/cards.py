@@ -90,7 +90,7 @@ def emulated(device: Device, hardware: Hardware) -> Device:
 def require_sheet(hardware: Hardware) -> None:
     """Raises UsageError if memory is to be emulated, but no card is named."""
     if hardware.emulate_memory and hardware.sheet is None:
-        raise UsageError("hardware.emulate_memory=true: choose the card whose memory is meant, as in hardware=a10")
+        raise UsageError("hardware.emulate_memory=true: choose the card whose memory to emulate, as in hardware=a10")
 
 
 def require_card(hardware: Hardware, device: Device) -> None:
@@ -101,14 +101,14 @@ def require_card(hardware: Hardware, device: Device) -> None:
     if not hardware.emulate_memory:
         if not _is(device.name, sheet):
             raise ConflictError(
-                f"hardware: the data sheet is that of {sheet.name}, and this runs on {device.name}, whose times are "
-                f"not that card's. Choose hardware=auto; or hardware.emulate_memory=true, to see what fits in an "
+                f"hardware: the data sheet is that of {sheet.name}, but this runs on {device.name}, whose times "
+                f"differ. Choose hardware=auto; or hardware.emulate_memory=true, to see what fits in the memory of "
                 f"{sheet.name}; or dry_run=true, to see what would run on it"
             )
         return
     if not device.is_cuda:
         raise ConflictError(
-            f"hardware.emulate_memory=true: caps PyTorch's allocator on a CUDA device; this runs on {device.name}"
+            f"hardware.emulate_memory=true: needs a CUDA device, whose allocator it caps; this runs on {device.name}"
         )
     if sheet.memory_gib > device.memory_total_gib:
         raise ConflictError(

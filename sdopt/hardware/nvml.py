@@ -212,7 +212,7 @@ class GpuMonitor:
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(self._opened.card, begun_us)
         except nvml.NVMLError as error:
-            return 0.0 if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # nobody ran a kernel
+            return 0.0 if error.value == nvml.NVML_ERROR_NOT_FOUND else None  # no process ran a kernel
         busy: dict[int, list[int]] = {}
         for sample in samples:
             if sample.timeStamp >= begun_us and not _of_this_study(sample.pid):

@@ -67,7 +67,7 @@ def _cuda(index: int) -> Device:
         raise _UnusableError("no CUDA device is visible" if built else "this PyTorch is built without CUDA")
     count = torch.cuda.device_count()
     if index >= count:
-        raise _UnusableError(f"there are {count} CUDA devices, from cuda:0")
+        raise _UnusableError(f"there are {count} CUDA devices, numbered from cuda:0")
     try:
         # CUDA starts here. Before, PyTorch has only counted cards through NVML, which works with any driver.
         properties = torch.cuda.get_device_properties(index)
@@ -83,8 +83,8 @@ def _cuda(index: int) -> Device:
             "uuid": str(properties.uuid),
         }
     except (RuntimeError, AssertionError) as error:
-        said = " ".join(str(error).split())[:300].rstrip(".")
-        raise _UnusableError(f"CUDA does not start: {said}; {_what_to_do()}") from error
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise _UnusableError(f"CUDA does not start: {reason}; {_what_to_do()}") from error
     return Device(
         type="cuda",
         index=index,
@@ -100,7 +100,7 @@ def _cuda(index: int) -> Device:
 def _what_to_do() -> str:
     """Returns what to do if CUDA does not start. Its driver reserves far more address space than it will use."""
     if limited := limited_address_space():
-        return f"{limited}, and CUDA reserves more than all memory of the cards: allow more (ulimit -v unlimited)"
+        return f"{limited}, but CUDA reserves more than the memory of all cards: raise the limit (ulimit -v unlimited)"
     return "update the driver, or install PyTorch for an older CUDA (https://pytorch.org/get-started)"
 
 

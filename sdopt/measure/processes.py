@@ -15,7 +15,7 @@ _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
 
 _TIMES = slice(11, 15)
-"""Places in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
+"""Positions in /proc/<pid>/stat after the bracket that closes the name: time as user and in the kernel, of the process
 itself and of the children that it has waited for (proc(5))."""
 
 _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
@@ -66,8 +66,8 @@ def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> fl
         proc: where the kernel's counters are.
     """
     children = started_by(pid, proc)
-    mapped = sum(_gib_of(proc / str(each), ("RssShmem:",)) for each in (pid, *children))
-    in_files = files_in_memory([proc / str(each) for each in (pid, *children)], files)
+    mapped = sum(_gib_of(proc / str(number), ("RssShmem:",)) for number in (pid, *children))
+    in_files = files_in_memory([proc / str(number) for number in (pid, *children)], files)
     return sum(_own_gib(proc / str(child)) for child in children) + max(0.0, in_files - mapped)
 
 
@@ -83,18 +83,18 @@ def files_in_memory(processes: Iterable[Path], folder: Path | None = None) -> fl
         for handle in opened:
             _note_file(found, handle, devices)
     if folder is not None and folder.stat().st_dev in devices:
-        for place, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
+        for parent, _, names in os.walk(folder):  # unlike `rglob`, it goes on if a folder has vanished
             for name in names:
-                _note_file(found, Path(place, name), devices)
+                _note_file(found, Path(parent, name), devices)
     return sum(found.values()) / 2**30
 
 
 def _note_file(found: dict[tuple[int, int], int], path: Path, devices: Set[int]) -> None:
     with suppress(OSError):
-        there = path.stat()
-        in_memory = there.st_dev in devices or (path.is_symlink() and path.readlink().name.startswith("memfd:"))
-        if stat.S_ISREG(there.st_mode) and in_memory:
-            found[there.st_dev, there.st_ino] = there.st_blocks * 512
+        status = path.stat()
+        in_memory = status.st_dev in devices or (path.is_symlink() and path.readlink().name.startswith("memfd:"))
+        if stat.S_ISREG(status.st_mode) and in_memory:
+            found[status.st_dev, status.st_ino] = status.st_blocks * 512
 
 
 @cache

@@ -95,14 +95,14 @@ class Trace:
         """
         found = {f"{kind} parameters, MiB": round(mib, 3) for kind, mib in self.parameter_mib.items()}
         for name, stage in self.stages.items():
-            each = {
+            stage_counts = {
                 **{f"{operator}": count for operator, count in stage.operators.items()},
                 **{f"products in {kind}": count for kind, count in stage.product_dtypes.items()},
                 **{f"convolutions of {size} samples": count for size, count in stage.batches.items()},
                 "convolutions that gave channels-last": stage.channels_last,
                 "graph launches": stage.graph_launches,
             }
-            found |= {f"{name}: {what}": round(count / max(stage.calls, 1), 3) for what, count in each.items()}
+            found |= {f"{name}: {what}": round(count / max(stage.calls, 1), 3) for what, count in stage_counts.items()}
             found[f"{name}: in inference mode"] = float(bool(stage.inference_mode))
             found[f"{name}: under autocast to {stage.autocast_dtype}"] = float(stage.calls > 0)
             if name != DENOISER:
@@ -124,7 +124,7 @@ class Trace:
     @property
     def attention_calls(self) -> int:
         """How often an attention layer of the denoiser ran; 0 in compiled code, where layers are not seen."""
-        # The last thing in every attention layer of diffusers, whatever computes it.
+        # The last module in every attention layer of diffusers, whatever computes the attention.
         return sum(count for name, count in self.denoiser.ran.items() if name.endswith(".to_out.1"))
 
     @property

@@ -83,7 +83,7 @@ def _require_no_idle_keys(model: Model) -> None:
         "variant": (model.weights in ("hub", "path") and not file, "a repository or a folder"),
     }
     idle = [
-        f"model.{key}={getattr(model, key)}: goes with {with_what}; here model.weights={model.weights}"
+        f"model.{key}={getattr(model, key)}: only applies to {with_what}; here model.weights={model.weights}"
         for key, (read, with_what) in reads.items()
         if getattr(model, key) is not None and not read
     ]
@@ -119,7 +119,7 @@ def require_folder(folder: Path, model: Model) -> None:
 
 def _require_class(value: Any, name: str, library: str, at: str) -> None:
     """Raises UsageError if `model_index.json` names, for a part, anything other than a class of its library."""
-    named = isinstance(value, list) and len(value) == 2 and all(isinstance(each, str) for each in value)
+    named = isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
     if not named or value[0] != library or not value[1].isidentifier():
         raise UsageError(
             f"{at}: model_index.json names {json.dumps(value)} as its {name}; it must be a class of {library}, as in "
@@ -166,7 +166,7 @@ def _require_original(path: Path, model: Model) -> None:
     if missing:
         raise UsageError(
             f"{at}: not a complete Stable Diffusion in the original layout: it has no {' and no '.join(missing)}; "
-            "a part or an adapter cannot be run alone"
+            "a single component or an adapter cannot be run on its own"
         )
     if architecture_folder(model) is None:
         raise UsageError(

@@ -91,4 +91,4 @@ def _misfits(folder: Path, library: str, class_name: str, model: Model, at: str)
             f"{found[wrong[0]]}, not {wanted[wrong[0]]}"
         )
     elif library == "diffusers" and not common:
-        yield f"{folder.name}/: holds the weights of something else: none of their names is a {class_name}'s"
+        yield f"{folder.name}/: holds weights of another network: none of their names belongs to a {class_name}"

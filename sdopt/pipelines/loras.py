@@ -24,17 +24,21 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
     """
     if path is not None and _is_repository(path):
         return _hub_file(path, weight_name, fetch)
-    place = LORAS if path is None else Path(path).expanduser()
-    if place.is_file() and weight_name is not None:
-        raise UsageError(f"lora.weight_name={weight_name}: goes with a folder or a repository; lora.path is a file")
-    if place.is_dir() and weight_name is None:
-        raise UsageError(f"lora.weight_name: name a file of {place}: {', '.join(_names(place)) or 'it holds none'}")
-    file = place / str(weight_name) if place.is_dir() else place
+    path_given = LORAS if path is None else Path(path).expanduser()
+    if path_given.is_file() and weight_name is not None:
+        raise UsageError(
+            f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
+        )
+    if path_given.is_dir() and weight_name is None:
+        raise UsageError(
+            f"lora.weight_name: name a file of {path_given}: {', '.join(_names(path_given)) or 'it holds none'}"
+        )
+    file = path_given / str(weight_name) if path_given.is_dir() else path_given
     if file.suffix != ".safetensors":
         raise UsageError(f"{file}: sdopt reads LoRAs from .safetensors files only, because others can run any code")
     if not file.is_file():
         there = f"; {file.parent} holds {', '.join(_names(file.parent)) or 'none'}" if file.parent.is_dir() else ""
-        raise UsageError(f"{file}: there is no such file{there}")
+        raise UsageError(f"{file}: no such file{there}")
     return file
 
 

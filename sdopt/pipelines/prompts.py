@@ -39,11 +39,13 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
         raise UsageError(f"workload.prompts={source}: holds no prompt")
     chosen = prompts[workload.prompt_start :][: workload.prompt_count]
     if not chosen:
-        raise UsageError(f"workload.prompt_start={workload.prompt_start}: there are {len(prompts)} prompts")
-    for place, prompt in chosen:
+        raise UsageError(
+            f"workload.prompt_start={workload.prompt_start}: must be smaller than the number of prompts, {len(prompts)}"
+        )
+    for position, prompt in chosen:
         if wrong := _wrong_prompt(prompt):
             named = source if isinstance(source, str) else "[…]"
-            raise UsageError(f"workload.prompts={named}: {place} {wrong}")
+            raise UsageError(f"workload.prompts={named}: {position} {wrong}")
     return tuple(prompt for _, prompt in chosen)
 
 
@@ -113,7 +115,7 @@ def _from_file(source: str, column: str | None) -> list[tuple[int, str]]:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         line = error.object.count(b"\n", 0, error.start) + 1
-        return f"line {line} is not UTF-8, of which {error.object[error.start]:#04x} is no part"
+        return f"line {line} is not valid UTF-8 (byte {error.object[error.start]:#04x})"
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 

@@ -36,21 +36,23 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
         given = getattr(task, name)
         if name not in needed:
             if given is not None:
-                problems.append(f"task.{name}={given}: task={task.kind} takes none")
+                problems.append(f"task.{name}={given}: task={task.kind} takes no {name}; leave it out")
             continue
         path = _input(task, model, name)
         if path is None:
-            problems.append(f"task.{name}: task={task.kind} needs it: task.{name}=/path/of/a.png, or packaged")
+            problems.append(
+                f"task.{name}: task={task.kind} needs an image here, as in task.{name}=/path/to/a.png, or packaged"
+            )
             continue
         try:
             open_image(path)
         except UsageError as error:
             problems += [f"task.{name}={problem}" for problem in error.problems]
     if task.kind == "txt2img" and task.strength != 1:
-        problems.append(f"task.strength={task.strength}: task=txt2img starts from noise alone")
+        problems.append(f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1")
     elif int(workload.steps * task.strength) < 1:
         problems.append(
-            f"task.strength={task.strength}: leaves none of workload.steps={workload.steps} to run; raise either"
+            f"task.strength={task.strength}: leaves no step of workload.steps={workload.steps} to run; raise either"
         )
     if problems:
         raise UsageError(problems)
@@ -122,5 +124,5 @@ def _randn(
     import torch
 
     generators = generator if isinstance(generator, Sequence) else [generator]
-    rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=each) for each in generators]
+    rows = [torch.randn((shape[0] // len(generators), *shape[1:]), generator=generator) for generator in generators]
     return torch.cat(rows).to(device=device, dtype=dtype)

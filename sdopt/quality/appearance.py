@@ -11,10 +11,10 @@ import numpy as np
 from scipy.ndimage import convolve
 
 _LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
-"""Of linear light (ITU-R BT.709)."""
+"""Weights of linear red, green and blue in the luminance (ITU-R BT.709)."""
 
 _FINE = np.array([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]])
-"""The difference of two Laplacians: blind to planes and straight edges (Immerkær 1996)."""
+"""Difference of two Laplacians, which is 0 on planes and straight edges (Immerkær 1996)."""
 
 
 def brightness(images: np.ndarray) -> np.ndarray:

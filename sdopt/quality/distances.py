@@ -77,7 +77,7 @@ def _fid_of_few(features: Tensor, reference: ReferenceSet) -> float:
 
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
-"""(n, d), (m, d) to (n, m), float64."""
+"""A kernel function: maps features (n, d) and (m, d) to (n, m), float64."""
 
 
 def polynomial(x: Tensor, y: Tensor) -> Tensor:

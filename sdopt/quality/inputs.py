@@ -43,12 +43,12 @@ class Pictures:
         latents: np.ndarray = load_file(file)["latents"].float().numpy()
         if len(latents) == len(self.records):
             return latents
-        each = 1 + max(record.image_index for record in self.records)
-        places = [record.prompt_index * each + record.image_index for record in self.records]
-        if max(places) >= len(latents) or len(latents) % each:
+        per_prompt = 1 + max(record.image_index for record in self.records)
+        rows = [record.prompt_index * per_prompt + record.image_index for record in self.records]
+        if max(rows) >= len(latents) or len(latents) % per_prompt:
             return None
-        of_these: np.ndarray = latents[places]
-        return of_these
+        selected: np.ndarray = latents[rows]
+        return selected
 
     @property
     def draws(self) -> list[tuple[str, int]]:

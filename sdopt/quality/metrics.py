@@ -208,7 +208,7 @@ def family_of(name: str) -> Family:
     for family in FAMILIES:
         if name == family.name or (family.over and name.startswith(f"{family.name}_")):
             return family
-    raise UsageError(f"{name}: no such metric; there are {', '.join(family.name for family in FAMILIES)}")
+    raise UsageError(f"{name}: unknown metric; choose from {', '.join(family.name for family in FAMILIES)}")
 
 
 def features_of(quality: Quality, model: Model) -> tuple[str, ...]:
@@ -228,7 +228,9 @@ def measured_metrics(quality: Quality, model: Model) -> tuple[QualityMetric, ...
         return ()
     features = features_of(quality, model)
     if len({slug(one) for one in features}) < len(set(features)):
-        raise UsageError(f"{', '.join(features)}: two of these features are called alike in the names of metrics")
+        raise UsageError(
+            f"{', '.join(features)}: two of these features have the same name in the metrics; leave one out"
+        )
     found: list[QualityMetric] = []
     for family in FAMILIES:
         if model.weights == "random" and not family.on_random_weights:

@@ -110,7 +110,7 @@ class ReferenceSet:
         if facts["features"] != extractor.name or facts["weights"] != extractor.digest:
             raise UsageError(
                 f"{file}: holds features {facts['features']} of the weights {facts['weights'][:8]}…; "
-                f"asked for are {extractor.name} of the weights {extractor.digest[:8]}…"
+                f"this study needs {extractor.name} of the weights {extractor.digest[:8]}…"
             )
         if "features" in tensors:
             return cls.of_features(facts["name"], tensors["features"], extractor, facts["digest"])

@@ -20,7 +20,9 @@ def require_quality(quality: Quality, gate: Gate, model: Model) -> None:
 
     problems = []
     if gate.judges and not quality.metrics:
-        problems.append(f"gate={gate.name}: judges images, and quality.metrics=false computes nothing of them")
+        problems.append(
+            f"gate={gate.name}: judges images, but quality.metrics=false computes no metrics; leave one of them out"
+        )
     for name in features_of(quality, model) if quality.metrics else ():
         try:
             require_features(name)

@@ -57,7 +57,7 @@ _ENOUGH_BLOCKS = 32
 """Blocks per side from which on their correlation alone decides: the few blocks of a small image may all differ."""
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""Of gamma-coded values (ITU-R BT.601)."""
+"""Weights of gamma-coded red, green and blue in the luma (ITU-R BT.601)."""
 
 _LEAST_FREE = 0.05
 """Clipping is relative to at least this share of the values: in an image that is almost all background, the few other
@@ -143,9 +143,7 @@ def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.n
         earlier = first.setdefault(image.tobytes(), index)
         if draws[earlier] != draws[index]:
             # For example an output buffer that was overwritten before it was read.
-            trips.append(
-                Trip("alike", index, f"the same to the last bit as image {earlier}, from another prompt or seed")
-            )
+            trips.append(Trip("alike", index, f"identical to image {earlier}, which has another prompt or seed"))
     if len(set(draws)) < 2:
         return trips
     spread = _spread(images)
@@ -161,13 +159,19 @@ def _alike(images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.n
 def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
     shares = [_newly_clipped(image, other) for image, other in zip(images, reference, strict=True)]
     trips = [
-        Trip("clipping", index, f"{share:.0%} of the values that the reference leaves free are at 0 or 255")
+        Trip("clipping", index, f"{share:.0%} of the values are at 0 or 255, but not in the reference")
         for index, share in enumerate(shares)
         if share > CLIP_SHARE
     ]
     mean = float(np.mean(shares))
     if mean > CLIP_MEAN_SHARE:
-        trips.append(Trip("clipping", None, f"in the mean {mean:.0%} of the values that the reference leaves free"))
+        trips.append(
+            Trip(
+                "clipping",
+                None,
+                f"on average {mean:.0%} of the values of an image are at 0 or 255, but not in the reference",
+            )
+        )
     return trips
 
 

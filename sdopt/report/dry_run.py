@@ -48,8 +48,8 @@ def expectations(expected: Forecast) -> list[str]:
         f"time: {time}; memory: {memory} ({expected.based_on})",
     ]
     for repository, size in expected.downloads.items():
-        said = "unknown, the hub cannot be asked" if size is None else f"up to {size / 2**30:.2f} GiB"
-        lines.append(f"download of {repository}: {'nothing, it is in the cache' if size == 0 else said}")
+        size_text = "unknown, the hub cannot be asked" if size is None else f"up to {size / 2**30:.2f} GiB"
+        lines.append(f"download of {repository}: {'nothing, it is in the cache' if size == 0 else size_text}")
     return lines
 
 

@@ -62,10 +62,10 @@ def _table(result: StudyResult, folder: str) -> str:
     cells = []
     for row in rows:
         verdict = verdicts.get((row.variant, row.reference))
-        said = f"**{verdict.worth}**, {verdict.images}" if verdict else str(row.status)
+        verdict_text = f"**{verdict.worth}**, {verdict.images}" if verdict else str(row.status)
         scores = [metric_text(figures[row.variant], name) for name in metrics]
         times = [row.speedups.get(heading, "") for heading in speedups]
-        cells.append([row.variant, row.latency, *times, row.memory, *scores, said])
+        cells.append([row.variant, row.latency, *times, row.memory, *scores, verdict_text])
     headings = ["variant", "latency", *speedups, "memory", *map(quality_heading, metrics), "verdict"]
     processes = result.config.replicates
     samples = [len(times) for variant in result.variants for times in variant.samples.values()]
@@ -83,8 +83,8 @@ def _answer(result: StudyResult, folder: str) -> str:
 
 def _plot(result: StudyResult, folder: str) -> str:
     """Returns a link to the picture that `sdopt run` left beside its result."""
-    said = f"{result.name}: speed-up of each variant, with {100 * result.confidence:g} % intervals"
-    return f"![{said}]({folder}/plot.png)"
+    alt = f"{result.name}: speed-up of each variant, with {100 * result.confidence:g} % intervals"
+    return f"![{alt}]({folder}/plot.png)"
 
 
 KINDS: Mapping[str, Callable[[StudyResult, str], str]] = {"table": _table, "answer": _answer, "plot": _plot}

@@ -113,12 +113,16 @@ def notes_of(result: StudyResult) -> list[str]:
     if result.effects:
         notes.append(
             "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
-            "are faster (or larger) together than each by itself would make them."
+            "are faster (or larger) together than the product of their separate effects."
         )
     if any(variant.config.random_weights for variant in result.variants):
-        notes.append("Random weights: speed and memory are the model's; images show only how far variants agree.")
+        notes.append(
+            "Random weights: speed and memory are those of the real model; images show only how far variants agree."
+        )
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
-        notes.append("not_engaged: the option ran without evidence of taking effect; its figures credit nothing.")
+        notes.append(
+            "not_engaged: the option ran without evidence of taking effect; its figures are not credited to the option."
+        )
     return notes
 
 
@@ -126,22 +130,24 @@ def _shape_notes(result: StudyResult) -> list[str]:
     """Returns notes on the figures that a study with several shapes has only for the main one."""
     if len(result.shapes) == 1:
         return []
-    said = (
-        f"each process serves all {len(result.shapes)}, in every round. A first call comes after those of the shapes "
-        f"before it, and costs what they left to do. Images, stages and energy are those of {result.shapes[0]}"
+    note = (
+        f"Shapes: each process runs all {len(result.shapes)} in every round. The first call of a shape comes after the "
+        "first calls of the shapes before it, so it includes only the start-up work that they left to do. Images, "
+        f"stages and energy are those of {result.shapes[0]}."
     )
-    return [f"Shapes: {said}."]
+    return [note]
 
 
 def _floor_notes(result: StudyResult) -> list[str]:
     if result.floor is not None and result.control is not None:
         several = len(result.shapes) > 1
-        floors = [(shape, result.at(place).floor) for place, shape in enumerate(result.shapes)]
+        floors = [(shape, result.at(index).floor) for index, shape in enumerate(result.shapes)]
         share = "; ".join(
             f"{100 * (floor - 1):.1f} %{f' at {shape}' if several else ''}" for shape, floor in floors if floor
         )
-        said = f"two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
-        return [f"A/A floor: {said}"]
+        return [
+            f"A/A floor: two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
+        ]
     if any(variant.status.timed and variant.samples for variant in result.variants):
         return ["No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈)."]
     return []
@@ -155,11 +161,13 @@ def _sampling_notes(result: StudyResult) -> list[str]:
     if samples and result.schedule.kind == "interleaved":
         processes = result.config.replicates
         most = max(len(variant.samples) for variant in result.variants)
-        each = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+        processes_text = (
+            "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+        )
         intervals = two_sided
         if processes < MINIMUM_PROCESSES:
             intervals = f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
-        notes.append(f"{max(samples)} interleaved rounds, {each} per variant, {intervals}.")
+        notes.append(f"{max(samples)} interleaved rounds, {processes_text} per variant, {intervals}.")
     elif samples:
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
         notes.append(f"Measured in blocks ({result.schedule.reason}), {two_sided}.{drift}")
@@ -175,7 +183,9 @@ def _sampling_notes(result: StudyResult) -> list[str]:
     notes += [note] if (note := _precision_note(result)) else []
     disturbing = sorted({other for session in result.sessions for other in session.disturbed_by})
     if disturbing:
-        notes.append(f"Disturbed: also measured on this device meanwhile: {', '.join(disturbing)}.")
+        notes.append(
+            f"Disturbed: other studies were measured on this device at the same time: {', '.join(disturbing)}."
+        )
     return notes
 
 
@@ -191,7 +201,7 @@ def _precision_note(result: StudyResult) -> str:
     )
     short = [name for name, (there, needed) in going.items() if there < needed]
     asked = f"±{100 * precision:g} % for every speed-up, from the deviation of {result.config.replicates} processes"
-    kept = f"kept going by {listed}" if going else "which sufficed"
+    kept = f"more processes were needed for {listed}" if going else "no more processes were needed"
     ended = f"; not reached by {', '.join(short)}{f': {found.stopped}' if found.stopped else ''}" if short else ""
     return f"Precision: {asked}; {kept}{ended}."
 
@@ -203,21 +213,21 @@ def _rounds_note(result: StudyResult) -> str:
         return ""
     causes = {
         "waiting for a core": counts.waited,
-        "time that the hypervisor gave to others": counts.stolen,
-        "others on the GPU": counts.on_gpu,
+        "time that the hypervisor gave to other machines": counts.stolen,
+        "other processes on the GPU": counts.on_gpu,
     }
     named = ", ".join(f"{cause} up to {100 * share:.0f} %" for cause, share in causes.items() if share > limit)
     became = [
-        f"{number} {said}"
-        for number, said in (
-            (counts.left_out, "decide nothing"),
-            (counts.undecided, "decide all the same, because there were too few clean ones (protocol.extra_rounds)"),
+        f"{number} {use}"
+        for number, use in (
+            (counts.left_out, "are left out"),
+            (counts.undecided, "are used all the same, because too few were undisturbed (protocol.extra_rounds)"),
         )
         if number
     ]
     return (
-        f"Disturbed rounds: in {counts.disturbed} of {counts.timed}, others took more than {100 * limit:g} % of the "
-        f"processor from a call{f' ({named})' if named else ''}; {' and '.join(became)}."
+        f"Disturbed rounds: in {counts.disturbed} of {counts.timed}, other work took more than {100 * limit:g} % of "
+        f"the processor from a call{f' ({named})' if named else ''}; {' and '.join(became)}."
     )
 
 
@@ -238,19 +248,19 @@ def start_of(row: Figures) -> tuple[str, str] | None:
 
 def _start_notes(result: StudyResult) -> list[str]:
     """Returns notes on the extra time of options before the first image, if it is large."""
-    said = [
+    starts = [
         f"{row.variant.name} {start[0]} more than {row.reference} before the first image, {start[1]}"
         for row in figures_of(result)
         if (start := start_of(row)) and row.variant.role != "control"
     ]
-    return [f"Start: {'; '.join(said)}."] if said else []
+    return [f"Start: {'; '.join(starts)}."] if starts else []
 
 
 def _memory_notes(result: StudyResult) -> list[str]:
     names = {m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}
     memory = {
-        "peak_allocated_gib": "peak that PyTorch allocated on the device, with what CUDA graphs and DeepSpeed hold",
-        "peak_process_gib": "peak resident set of the process during a call, with what it started, beyond its state "
+        "peak_allocated_gib": "peak that PyTorch allocated on the device, including that of CUDA graphs and DeepSpeed",
+        "peak_process_gib": "peak resident set of the process and its child processes during a call, minus that "
         "before loading",
     }
     return [f"Memory: {memory[name]}." for name in sorted(names)]
@@ -338,8 +348,8 @@ def quality_heading(name: str) -> str:
 def quality_notes(names: Sequence[str]) -> list[str]:
     """Returns notes that explain the metrics and the arrows."""
     families = {family.name: family for name in names if (family := known_family(name)) is not None}
-    said = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
-    return [f"↑ more is better, ↓ less is better. {said}."] if families else []
+    meanings = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
+    return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
 
 
 def known_family(name: str) -> Family | None:

@@ -146,8 +146,8 @@ def _table(
     if one:
         table.add_column("latency", justify="right", no_wrap=True)
     for heading in headings:
-        said = f"{heading}\n{against}".rstrip() if one else shape_of(heading).replace(", ", "\n")
-        table.add_column(escape(said), justify="right", no_wrap=True)
+        label = f"{heading}\n{against}".rstrip() if one else shape_of(heading).replace(", ", "\n")
+        table.add_column(escape(label), justify="right", no_wrap=True)
     beside = wide and not against
     if beside:
         table.add_column("against")

@@ -81,8 +81,8 @@ def claims_of(judgements: Sequence[Judgement]) -> list[str]:
     kept = [f"{j.candidate} ({_claim(metric)})" for j, metric in claims if metric in j.gains]
     if not claims:
         return []
-    said = f"{len(kept)} of {len(claims)} claims of a gain hold together (Holm)"
-    return [f"{said}: {', '.join(kept)}." if kept else f"{said}."]
+    counts = f"{len(kept)} of {len(claims)} claims of a gain hold together (Holm)"
+    return [f"{counts}: {', '.join(kept)}." if kept else f"{counts}."]
 
 
 def _claim(name: str) -> str:
@@ -102,8 +102,8 @@ def floors_of(result: StudyResult) -> list[str]:
             if name in names
         ]
         if shown:
-            said = f"two baselines {words.get(kind, kind)}, mean difference ± deviation by prompt"
-            lines.append(f"{kind} floor ({said}): {', '.join(shown)}.")
+            meaning = f"two baselines {words.get(kind, kind)}, mean difference ± deviation by prompt"
+            lines.append(f"{kind} floor ({meaning}): {', '.join(shown)}.")
     return lines
 
 
@@ -112,8 +112,8 @@ def _because(judgement: Judgement) -> str:
     by_reason: dict[str, list[str]] = {}
     for ruling in deciding(judgement):
         by_reason.setdefault(ruling.reason, []).append(rule_name(ruling))
-    said = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    return "; ".join([*said, *([judgement.note] if judgement.note else [])])
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+    return "; ".join([*reasons, *([judgement.note] if judgement.note else [])])
 
 
 def _figure(value: float | None) -> str:

@@ -12,13 +12,13 @@ from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
-    """Yields the impossible values of a result, one line each, with their place."""
+    """Yields the impossible values of a result, one line each, with their path."""
     if wrong := wrong_name(result.name):
         yield f"name={result.name!r}: {wrong}"
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", result.id):
-        yield f"id={result.id!r}: no id of a study"
+        yield f"id={result.id!r}: not the id of a study"
     if not {"name", "type"} <= result.environment.device.keys():
-        yield "environment.device: says neither name nor type of the device"
+        yield "environment.device: lacks the name or the type of the device"
     yield from _values_out_of_range(result.config, "config")
     yield from _variant_problems(result)
     yield from _reference_problems(result)
@@ -28,23 +28,23 @@ def problems_of(result: StudyResult) -> Iterator[str]:
 
 def _variant_problems(result: StudyResult) -> Iterator[str]:
     if not result.variants:
-        yield "variants: there are none"
+        yield "variants: must not be empty"
     seen = set()
-    for place, row in enumerate(result.variants):
+    for index, row in enumerate(result.variants):
         if wrong := wrong_label(row.name):
-            yield f"variants.{place}.name={row.name!r}: {wrong}"
+            yield f"variants.{index}.name={row.name!r}: {wrong}"
         if row.name in seen:
-            yield f"variants.{place}.name={row.name}: another variant has this name"
+            yield f"variants.{index}.name={row.name}: another variant has this name"
         seen.add(row.name)
-        yield from _values_out_of_range(row.config, f"variants.{place}.config")
+        yield from _values_out_of_range(row.config, f"variants.{index}.config")
         contracts = {"": row.contract} | {f".promises.{axis}": made.contract for axis, made in row.promises.items()}
         for key, contract in contracts.items():
             if contract not in CONTRACTS:
-                yield f"variants.{place}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
+                yield f"variants.{index}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
         for number, measurement in enumerate(row.measurements):
-            where = f"variants.{place}.measurements.{number}"
+            where = f"variants.{index}.measurements.{number}"
             if len(measurement.shapes) != len(row.config.shapes):
-                yield f"{where}.further: not one for each further shape of the workload"
+                yield f"{where}.further: needs one entry for each further shape of the workload"
             if wrong := _wrong_process(measurement, len(result.sessions)):
                 yield f"{where}.{wrong}"
 
@@ -52,11 +52,11 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
 def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
     """Returns what is wrong with the samples of a process, at any shape."""
     if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < max(sessions, 1)):
-        return "sitting: there is no such session"
+        return "sitting: no session has this number"
     if wrong := _wrong_samples(measurement, measurement.stages_s):
         return wrong
-    found = ((place, _wrong_samples(samples, {})) for place, samples in enumerate(measurement.further))
-    return next((f"further.{place}.{wrong}" for place, wrong in found if wrong), None)
+    found = ((index, _wrong_samples(samples, {})) for index, samples in enumerate(measurement.further))
+    return next((f"further.{index}.{wrong}" for index, wrong in found if wrong), None)
 
 
 def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -> str | None:
@@ -68,25 +68,25 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
         # A timed call takes time; a compiler, or a device that did nothing, may take none.
         least = 0.0 if name in ("compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
         if wrong := [value for value in values if not least <= value < math.inf]:
-            return f"{name}: {wrong[0]} is no time that a call can take"
+            return f"{name}: {wrong[0]} is not a possible time of a call"
     for name, value in vars(samples.memory).items() if samples.memory else ():
         if value is not None and not math.isfinite(value):
-            return f"memory.{name}: {value} is no amount of memory"
-    if any(not 0 <= place < len(samples.latency_s) for place in samples.left_out):
+            return f"memory.{name}: {value} is not an amount of memory"
+    if any(not 0 <= index < len(samples.latency_s) for index in samples.left_out):
         return "left_out: names rounds that were not timed"
     return None
 
 
 def _ratio_problems(result: StudyResult) -> Iterator[str]:
     """Yields the ratios and floors of comparisons that are not positive."""
-    for place, edge in enumerate(result.comparisons):
+    for index, edge in enumerate(result.comparisons):
         for ratios in (edge, *edge.further):
             found = {"floor": ratios.floor}
             for name, interval in (("speedup", ratios.speedup), ("memory_ratio", ratios.memory_ratio)):
                 found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
             for name, value in found.items():
                 if value is not None and not value > 0:
-                    yield f"comparisons.{place}.{name}: {value} is no ratio"
+                    yield f"comparisons.{index}.{name}: {value} is not a ratio"
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:
@@ -94,12 +94,12 @@ def _reference_problems(result: StudyResult) -> Iterator[str]:
     names = {row.name for row in result.variants}
     if result.variants and result.baseline not in names:
         yield f"baseline={result.baseline}: no variant has this name"
-    for place, edge in enumerate(result.comparisons):
+    for index, edge in enumerate(result.comparisons):
         if len(edge.shapes) != len(result.shapes):
-            yield f"comparisons.{place}.further: not one for each further shape of the workload"
+            yield f"comparisons.{index}.further: needs one entry for each further shape of the workload"
         for side in ("candidate", "reference"):
             if (name := getattr(edge, side)) not in names:
-                yield f"comparisons.{place}.{side}={name}: no variant has this name"
+                yield f"comparisons.{index}.{side}={name}: no variant has this name"
 
 
 def _path_problems(result: StudyResult) -> Iterator[str]:

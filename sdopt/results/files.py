@@ -46,7 +46,7 @@ def write_at_last(result: StudyResult, folder: Path) -> None:
             advice = f"the result is in {saved}: make room and move it here"
             break
         else:
-            advice = f"what came after it was last written is lost: make room and `sdopt run resume={folder}`"
+            advice = f"what was measured since its last write is lost: make room and run `sdopt run resume={folder}`"
         raise OSError(error.errno, f"{error.strerror}; {advice}", str(path)) from error
 
 

@@ -45,11 +45,11 @@ class RecordedConfig:
         """The shapes of the timed calls, the main one first."""
         return self.workload.shapes(self.model)
 
-    def at(self, place: int) -> "RecordedConfig":
+    def at(self, shape_index: int) -> "RecordedConfig":
         """Returns the configuration with the shape at this index as its only one; for the main shape, itself."""
-        if not place:
+        if not shape_index:
             return self
-        return replace(self, workload=self.workload.at(self.shapes[place]))
+        return replace(self, workload=self.workload.at(self.shapes[shape_index]))
 
     @property
     def images_per_call(self) -> int:
@@ -259,7 +259,7 @@ class ShapeSamples:
     interference: list[Interference | None] = field(default_factory=list)
     """What disturbed each timed call, in the order of `latency_s`; empty if the kernel does not count."""
     left_out: list[int] = field(default_factory=list)
-    """Places in `latency_s` of the rounds that decide nothing, because others disturbed them: in a session of
+    """Indices in `latency_s` of the rounds that are left out, because others disturbed them: in a session of
     interleaved rounds the same for all processes; in blocks each block's own. The same at all shapes."""
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
@@ -273,7 +273,7 @@ class ShapeSamples:
     def deciding_s(self) -> list[float]:
         """End-to-end times of the rounds that count, in their order."""
         dropped = set(self.left_out)
-        return [seconds for place, seconds in enumerate(self.latency_s) if place not in dropped]
+        return [seconds for index, seconds in enumerate(self.latency_s) if index not in dropped]
 
 
 @dataclass
@@ -328,9 +328,9 @@ class Measurement(ShapeSamples):
         found = [memory.headline for memory in self.memories if memory.headline]
         return max(found, key=lambda one: one[1], default=None)
 
-    def at(self, place: int) -> "Measurement":
+    def at(self, shape_index: int) -> "Measurement":
         """Returns the measurement with the shape at this index as its main one; samples are not copied."""
-        return Measurement(self.replicate, self.session, **vars(self.further[place - 1])) if place else self
+        return Measurement(self.replicate, self.session, **vars(self.further[shape_index - 1])) if shape_index else self
 
 
 @dataclass
@@ -436,14 +436,14 @@ class VariantResult:
                 found.setdefault(measurement.replicate, []).extend(measurement.deciding_s)
         return found
 
-    def at(self, place: int) -> "VariantResult":
+    def at(self, shape_index: int) -> "VariantResult":
         """Returns the result with the shape at this index as its main one; only the first shape has images."""
-        if not place or len(self.config.shapes) == 1:
+        if not shape_index or len(self.config.shapes) == 1:
             return self
         return replace(
             self,
-            config=self.config.at(place),
-            measurements=[measurement.at(place) for measurement in self.measurements],
+            config=self.config.at(shape_index),
+            measurements=[measurement.at(shape_index) for measurement in self.measurements],
             images=[],
             quality={},
             trips=[],
@@ -525,12 +525,12 @@ class Comparison(ShapeRatios):
         """The ratios at each shape, the main one first."""
         return [self, *self.further]
 
-    def at(self, place: int) -> "Comparison":
+    def at(self, shape_index: int) -> "Comparison":
         """Returns the comparison with the shape at this index as the main one."""
-        if not place:
+        if not shape_index:
             return self
         sides = self.candidate, self.reference, self.credit
-        return Comparison(*sides, note=self.note, **vars(self.further[place - 1]))
+        return Comparison(*sides, note=self.note, **vars(self.further[shape_index - 1]))
 
 
 class Verdict(StrEnum):
@@ -729,17 +729,17 @@ class StudyResult:
         """The shapes at which all variants were timed, the main one first; a single shape may differ by variant."""
         return self.config.shapes
 
-    def at(self, place: int) -> "StudyResult":
+    def at(self, shape_index: int) -> "StudyResult":
         """Returns the result with the shape at this index as its main one, to derive its figures."""
-        if not place:
+        if not shape_index:
             return self
         control = self.first_comparison(self.control.name) if self.control else None
         return replace(
             self,
-            config=self.config.at(place),
-            variants=[variant.at(place) for variant in self.variants],
-            comparisons=[comparison.at(place) for comparison in self.comparisons],
-            floor=control.shapes[place].floor if control else None,
+            config=self.config.at(shape_index),
+            variants=[variant.at(shape_index) for variant in self.variants],
+            comparisons=[comparison.at(shape_index) for comparison in self.comparisons],
+            floor=control.shapes[shape_index].floor if control else None,
         )
 
     @property

@@ -33,13 +33,13 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         ended: whether the search took all its steps, rather than being interrupted.
     """
     found = search.all_findings(("screen-", "race-"))
-    answers = {each.variant: each for each in answer_of(judged).options} if judged else {}
+    answers = {option.variant: option for option in answer_of(judged).options} if judged else {}
     rows = {row.variant.name: row for row in figures_of(judged) if row.variant.name in answers} if judged else {}
     last = findings_of(judged, search.config, Gate()) if judged else {}
     passed = [name for name, finding in last.items() if answers[name].worth is Worth.WORTH_IT and not finding.out]
     winner = passed[0] if passed else None
     objectives = search.config.objectives
-    front = front_of({name: [last[name].losses[each] for each in objectives] for name in passed})
+    front = front_of({name: [last[name].losses[objective] for objective in objectives] for name in passed})
     entries = []
     for candidate in search.trials.candidates:
         name = candidate.name
@@ -65,7 +65,7 @@ def record_of(search: Search, judged: StudyResult | None, ended: bool = True) ->
         sentence=_sentence(winner, passed, answers, last, len(entries), judged)
         if ended
         else f"The search has not ended; {len(entries)} combinations were proposed so far.",
-        entries=sorted(entries, key=_place),
+        entries=sorted(entries, key=_rank),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
         notes=_notes(search, judged),
@@ -92,7 +92,7 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss) if timed else None,
         memory_ratio=last.memory_ratio if last else None,
         latency_s=last.latency_s if last else None,
-        memory_gib=max((each.memory_gib for each in findings if each.memory_gib), default=None),
+        memory_gib=max((finding.memory_gib for finding in findings if finding.memory_gib), default=None),
         distance=last.distance if last else None,
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,
@@ -101,7 +101,7 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
     )
 
 
-def _place(entry: Entry) -> tuple[int, float]:
+def _rank(entry: Entry) -> tuple[int, float]:
     return list(Fate).index(entry.fate), -(entry.speedup or 0.0)
 
 
@@ -117,12 +117,12 @@ def _sentence(
     if winner is not None:
         answer, start = answers[winner], last[winner].start_said
         more, _, repaid = start.partition(", ")
-        said = [answer.figure, answer.images, *([f"{more} more before the first image", repaid] if start else [])]
+        words = [answer.figure, answer.images, *([f"{more} more before the first image", repaid] if start else [])]
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
         which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
-        return f"Turn on {winner}: {', '.join(said)}; the first {of} {which}.{also}"
+        return f"Turn on {winner}: {', '.join(words)}; the first {of} {which}.{also}"
     if judged is None:
-        return f"Change nothing: none {of} is worth judging." if tried else "Nothing was tried."
+        return f"Change nothing: none {of} is worth judging." if tried else "No combination was tried."
     return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
 
 
@@ -131,7 +131,7 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
     notes = [search.trials.ended] if search.trials.ended else []
     if spoiled := search.trials.spoiled:
         notes.append(
-            "Not screened are combinations with what was ruled out for its images without the rest "
+            "Combinations were not screened if they contain an option whose images were already bad without the others "
             f"(search.skip_spoiled=false screens them, too): {'; '.join(spoiled)}."
         )
     if noise := _noise(search):
@@ -143,27 +143,27 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
         )
     if judged is not None:
         notes.append(
-            "Candidates were chosen by figures that are not reported of those that were judged: these have been "
-            "measured anew, on other prompts, noise and processes. The figures of all others are means of one to some "
-            "processes, and those of the best of many are too good."
+            "The figures of the judged candidates are not those that they were chosen by: they were measured again, "
+            "with other prompts, noise and processes. The figures of all other candidates are means of one or a few "
+            "processes, and those of the best ones are too good, because they are the best of many."
         )
     return notes
 
 
 def _noise(search: Search) -> str:
     """Says how far processes or prompts differ; "" if no control measured it."""
-    said = []
+    spreads = []
     for objective in search.config.objectives:
         noise = search.noise(objective, ("screen-", "race-"))
         if objective not in RATIOS:
-            said.append(f"{objective}: from prompt to prompt")
+            spreads.append(f"{objective}: from prompt to prompt")
         elif noise.degrees:
             spread = 100 * math.expm1(math.sqrt(noise.variance))
             controls = "1 A/A control" if noise.degrees == 1 else f"{noise.degrees} A/A controls"
-            said.append(f"{objective}: {spread:.1f} % from process to process, by {controls}")
+            spreads.append(f"{objective}: {spread:.1f} % from process to process, by {controls}")
         else:
             return ""
-    return "; ".join(said)
+    return "; ".join(spreads)
 
 
 def write_record(record: SearchRecord, folder: Path) -> None:

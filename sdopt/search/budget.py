@@ -41,8 +41,8 @@ class Budget:
         count = len(starts) + 2  # the baseline and its control
         calls = calls_ahead([baseline] * count, count * replicates, run.protocol.rounds, run.protocol, None)
         one = latency(screened.variant(screened.baseline), "median", 0.95)
-        each = first_image_s(screened.variant(screened.baseline)) or 0.0
-        return calls * (one.estimate if one else 0.0) + replicates * (count * each + sum(starts)) + self.beside_s
+        start_up_s = first_image_s(screened.variant(screened.baseline)) or 0.0
+        return calls * (one.estimate if one else 0.0) + replicates * (count * start_up_s + sum(starts)) + self.beside_s
 
     def learn(self, stage: str, found: Sequence[Finding], measured: StudyResult, took_s: float) -> None:
         """Records how long a study took, right after it was measured."""

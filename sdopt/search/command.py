@@ -93,7 +93,9 @@ def begun(prepared: Prepared, began: float, say: Callable[[str], None]) -> Itera
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder) as ours:
         if not ours:
-            raise OccupiedError(f"{folder}: another process is searching there")
+            raise OccupiedError(
+                f"{folder}: another search runs in this folder; wait for it, or choose another search.title"
+            )
         trials = Trials.open(name, prepared.space, config)
         _require_whole(trials, folder)
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
@@ -104,8 +106,8 @@ def _identity(prepared: Prepared) -> str:
     """Returns a key that two calls share if they are the same search: the same settings, on the same device."""
     own = {key: value for key, value in asdict(prepared.config).items() if key not in _HOW_LONG}
     recorded = replace(prepared.baseline.recorded, tracking=Tracking())
-    said = repr((own, recorded, prepared.space.device.name))
-    return hashlib.sha256(said.encode()).hexdigest()[:10]
+    identity = repr((own, recorded, prepared.space.device.name))
+    return hashlib.sha256(identity.encode()).hexdigest()[:10]
 
 
 def _require_whole(trials: Trials, folder: Path) -> None:

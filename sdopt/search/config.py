@@ -98,7 +98,7 @@ def search_config(overrides: Sequence[str], config_dir: Path | None = None) -> S
     own, others = split(overrides)
     config = own_config("search", SearchCommand, own).search
     problems = [
-        f"{override}: a search makes studies of its own; leave it out"
+        f"{override}: not possible in a search, which makes its own studies; leave it out"
         for override in others
         if group_of(key_of(override)) in _OWN
     ]
@@ -118,7 +118,7 @@ def search_file() -> SearchConfig:
 def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
     groups = sorted({group for group, _ in optimization_options(config_dir)} | {"scheduler"})
     problems = [
-        f"search.groups: there is no group '{group}' of options; there are {', '.join(groups)}"
+        f"search.groups: unknown group '{group}'; choose from {', '.join(groups)}"
         for group in config.groups
         if group not in groups
     ]
@@ -128,18 +128,18 @@ def _wrong_space(config: SearchConfig, config_dir: Path | None) -> list[str]:
             continue
         known = options_of(group, config_dir)
         problems += [
-            f"search.options: {group} has no option '{option}'; there are {', '.join(known)}"
+            f"search.options: {group} has no option '{option}'; choose from {', '.join(known)}"
             for option in options
             if option not in known
         ]
     for key, values in (config.keys or {}).items():
         if "." not in key:
-            problems.append(f"search.keys: '{key}' is no key; groups stand in search.groups")
+            problems.append(f"search.keys: '{key}' is not a key; to vary a group, add it to search.groups")
         if len(values) < 1 or any(isinstance(value, list | dict) for value in values):
-            problems.append(f"search.keys: {key} takes a list of values, as in [2,3,5]")
+            problems.append(f"search.keys: {key} needs a list of values, as in [2,3,5]")
     if not config.groups and not config.keys:
         problems.append(f"search.groups: name the groups to search, as in search.groups=[precision,layout]; "
-                        f"there are {', '.join(groups)}")  # fmt: skip
+                        f"the groups are {', '.join(groups)}")  # fmt: skip
     return problems
 
 

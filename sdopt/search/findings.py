@@ -69,7 +69,7 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
         config: the objectives and the limits.
         gate: the rules that so few images can decide; a candidate that fails one is ruled out.
     """
-    broken = {each.variant: each.because for each in answer_of(result).options if each.worth is Worth.BROKEN}
+    broken = {option.variant: option.because for option in answer_of(result).options if option.worth is Worth.BROKEN}
     if gate.judges and any(row.quality for row in result.variants):
         judge(result, gate, calibration_for(result, gate.calibration))
     failed = {
@@ -97,7 +97,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
     distance = score.estimate if score else None
     if distance is not None:
         losses["distance"] = distance
-    by_prompt = [each for each in score.per_prompt if each is not None] if score else []
+    by_prompt = [value for value in score.per_prompt if value is not None] if score else []
     memory = row.headline_memory[1] if row.headline_memory else None
     latency = row.latency.estimate if row.latency else None
     limits = {

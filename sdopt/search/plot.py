@@ -53,8 +53,8 @@ def search_plot(record: SearchRecord) -> bytes | None:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "label": "baseline"})
     # Every second label goes below its point, so that labels of neighbouring points do not overlap.
     named = sorted((point for point in points if point["label"]), key=lambda point: -point["speed"])
-    for place, point in enumerate(named):
-        point["below"] = bool(place % 2)
+    for index, point in enumerate(named):
+        point["below"] = bool(index % 2)
     return picture(_spec(record, points, record.distance if by_distance else ""))
 
 
@@ -102,13 +102,13 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> 
 
 def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool, below: bool) -> Spec:
     """Returns a layer with the names of points, written towards the middle of the plot."""
-    small, places = _small(points), [point["x"] for point in points]
+    small, distances = _small(points), [point["x"] for point in points]
     is_distance = x["scale"].get("type") == "symlog"
 
     def along(value: float) -> float:
         return math.log1p(value / small) if is_distance else value
 
-    middle = (along(min(places)) + along(max(places))) / 2
+    middle = (along(min(distances)) + along(max(distances))) / 2
     shown = [
         point
         for point in points
@@ -131,5 +131,5 @@ def _ticks(points: list[dict[str, Any]]) -> list[float]:
 
 
 def _small(points: list[dict[str, Any]]) -> float:
-    """What counts as near zero on the axis: the smallest figure that is not zero."""
+    """Returns what counts as near zero on the axis: the smallest figure that is not zero."""
     return min((point["x"] for point in points if point["x"] > 0), default=1.0)

@@ -130,7 +130,7 @@ def ranked(standings: Standings) -> list[str]:
     With several objectives, the front comes first, then the front of the rest, and so on. Within each front, the best
     candidate in each objective comes first, so that the ends of a front are always measured.
     """
-    losses = {name: [each.loss for each in standing] for name, standing in standings.items()}
+    losses = {name: [estimate.loss for estimate in standing] for name, standing in standings.items()}
     rest = sorted(losses, key=lambda name: losses[name])
     if not rest or len(losses[rest[0]]) == 1:
         return rest
@@ -138,7 +138,7 @@ def ranked(standings: Standings) -> list[str]:
     while rest:
         front = front_of({name: losses[name] for name in rest})
         inside = [name for name in rest if name in front]
-        ends = [min(inside, key=lambda name: losses[name][place]) for place in range(len(losses[rest[0]]))]
+        ends = [min(inside, key=lambda name: losses[name][objective]) for objective in range(len(losses[rest[0]]))]
         order |= dict.fromkeys([*ends, *inside])
         rest = [name for name in rest if name not in front]
     return list(order)
@@ -155,19 +155,19 @@ def contenders(standings: Standings, error: float) -> list[str]:
     if len(order) < 2:
         return order
     objectives = len(standings[order[0]])
-    each = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
+    chance = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
 
-    def beaten(place: int) -> bool:
+    def beaten(rank: int) -> bool:
         # A candidate that is worse in everything has a lower rank.
-        return any(_is_beaten(standings[order[place]], standings[better], each) for better in order[:place])
+        return any(_is_beaten(standings[order[rank]], standings[better], chance) for better in order[:rank])
 
-    return [name for place, name in enumerate(order) if not beaten(place)]
+    return [name for rank, name in enumerate(order) if not beaten(rank)]
 
 
 def _is_beaten(one: Sequence[Standing], other: Sequence[Standing], error: float) -> bool:
     """Returns whether another candidate is shown better in all objectives; without noise, ties in some suffice."""
     found = [mine.excess(theirs, error) for mine, theirs in zip(one, other, strict=True)]  # type: ignore[arg-type]
-    return all(each >= 0 for each in found) and any(each > 0 for each in found)
+    return all(difference >= 0 for difference in found) and any(difference > 0 for difference in found)
 
 
 def is_gain(standing: Sequence[Standing]) -> bool:
@@ -175,7 +175,7 @@ def is_gain(standing: Sequence[Standing]) -> bool:
 
     True if distance is the only objective: no candidate can beat the baseline there, whose own distance is zero.
     """
-    ratios = [each.loss for each in standing if isinstance(each, RatioStanding)]
+    ratios = [estimate.loss for estimate in standing if isinstance(estimate, RatioStanding)]
     return not ratios or min(ratios) < 0
 
 
@@ -206,7 +206,7 @@ def race(
         if number == config.races or len(order) <= config.finalists or not measure(number, order[:most]):
             break
         gone |= set(order[most:])
-        drop(order[most:], Fate.LEFT_OUT, f"{most} others came first, and raced")
+        drop(order[most:], Fate.LEFT_OUT, f"{most} other candidates ranked higher and took the places in the race")
     without = [name for name in order if not is_gain(standings[name])]
     drop(without, Fate.LEFT_OUT, f"no gain in {' or '.join(config.objectives)} was measured")
     return [name for name in order if name not in without]

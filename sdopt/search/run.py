@@ -70,8 +70,8 @@ class Search:
         if not finalists:
             return None
         names = [candidate.name for candidate in finalists]
-        about = self._about(FINAL, names)
-        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{about}: {'; '.join(names)}")
+        duration = self._duration_text(FINAL, names)
+        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{duration}: {'; '.join(names)}")
         return self.studies.measure(FINAL, finalists, brief=False)
 
     def _foreseen(self) -> list[Candidate]:
@@ -89,7 +89,7 @@ class Search:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
-                which = "can run and hold none of those that spoil images" if self.trials.spoiled else "can run"
+                which = "can run and contain no option that spoils images" if self.trials.spoiled else "can run"
                 self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
                 return
             self._screen(stage, candidates)
@@ -98,10 +98,10 @@ class Search:
         """Returns how many candidates the next study screens; 0 ends the screening."""
         done = len(self.trials.candidates)
         most = self.config.side_by_side
-        why = f"Screened {done}: no more fitted into search.budget_s={self.config.budget_s:g} with the judging."
+        why = f"Screened {done} combinations: search.budget_s={self.config.budget_s:g} left no time for more."
         if self.config.trials is not None and self.config.trials < done + most:
             most = max(0, self.config.trials - done)
-            why = why if most else f"Screened as many as search.trials={self.config.trials} allows."
+            why = why if most else f"Screened as many combinations as search.trials={self.config.trials} allows."
         screened = next(iter(self.results("screen-")), None)
         if screened is not None:  # without a study, there is no estimate
             left = self.deadline - time.monotonic() - self._reserved(screened)
@@ -111,7 +111,7 @@ class Search:
             most = next(fitting, 0)
         if not most:
             untried = self.trials.untried
-            self.trials.ended = why + (f" Not tried even alone: {'; '.join(untried)}." if untried else "")
+            self.trials.ended = why + (f" Not even tried on their own: {'; '.join(untried)}." if untried else "")
         return most
 
     def _reserved(self, screened: StudyResult) -> float:
@@ -122,7 +122,7 @@ class Search:
         racing = self.budget.seconds("race", starts[: self.config.side_by_side], screened) if self.config.races else 0
         return judging + racing
 
-    def _about(self, stage: str, names: Sequence[str]) -> str:
+    def _duration_text(self, stage: str, names: Sequence[str]) -> str:
         return f" (about {math.ceil(self._seconds(stage, names) / 60)} min)"
 
     def _seconds(self, stage: str, names: Sequence[str]) -> float:
@@ -142,9 +142,9 @@ class Search:
         self.budget.learn("screen", list(found.values()), result, took_s)
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
-            self.say(f"  {self.told(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
+            self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
 
-    def told(self, finding: Finding) -> str:
+    def figures_of(self, finding: Finding) -> str:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
@@ -173,7 +173,7 @@ class Search:
                 self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
                 return False
             if judged is None:
-                self.say(f"{stage}: {len(names)} may still be the best{self._about('race', names)}")
+                self.say(f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}")
             self.studies.measure(stage, [candidates[name] for name in names])
             return True
 

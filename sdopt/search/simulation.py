@@ -143,14 +143,14 @@ def searches(studies: int) -> list[tuple[str, ...]]:
 
 
 def _row(between: float, gain: float, found: Sequence[Found]) -> tuple[str, ...]:
-    reported = [each.reported for each in found if each.reported is not None]
+    reported = [study.reported for study in found if study.reported is not None]
     spread = 1.96 * float(np.std(reported)) / math.sqrt(len(reported))
-    said = f"{_signed(float(np.mean(reported)))} ± {100 * spread:.2f} %"
-    shares = [[getattr(each, name) for each in found] for name in ("dropped", "judged", "passed")]
-    about = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
-    screened = _signed(float(np.mean([each.screened for each in found])))
-    false = percent(float(np.mean([each.false for each in found])))
-    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, said, false, *about
+    reported_text = f"{_signed(float(np.mean(reported)))} ± {100 * spread:.2f} %"
+    shares = [[getattr(study, name) for study in found] for name in ("dropped", "judged", "passed")]
+    rates = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
+    screened = _signed(float(np.mean([study.screened for study in found])))
+    false = percent(float(np.mean([study.false for study in found])))
+    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, reported_text, false, *rates
 
 
 def _signed(log_ratio: float) -> str:

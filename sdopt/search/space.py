@@ -141,7 +141,9 @@ class Space:
         assert isinstance(baseline, Variant)
         if (composed.choices, composed.work, composed.hardware) == (baseline.choices, baseline.work, baseline.hardware):
             return None
-        return Candidate(re.sub("['\"]", "", ", ".join(each.lstrip("+") for each in overrides)), tuple(overrides))
+        return Candidate(
+            re.sub("['\"]", "", ", ".join(override.lstrip("+") for override in overrides)), tuple(overrides)
+        )
 
     def settings(self, point: Point) -> Settings:
         """Returns the settings of a point that differ from the baseline's."""
@@ -169,14 +171,17 @@ class Space:
         groups = [variable for variable in self.variables if not variable.is_key]
         for values in product(*(variable.values for variable in groups)):
             chosen: dict[str, Any] = dict(zip((variable.name for variable in groups), values, strict=True))
-            keys = [each for each in self.variables if each.is_key and self.applies(each, chosen)]
+            keys = [variable for variable in self.variables if variable.is_key and self.applies(variable, chosen)]
             for settings in product(*(key.values for key in keys)):
                 yield chosen | dict(zip((key.name for key in keys), settings, strict=True))
 
     def alone(self) -> Iterator[dict[str, Any]]:
         """Yields the points that differ from the baseline in one option; those that compile come last."""
         groups = [variable for variable in self.variables if not variable.is_key]
-        plain = {each.name: each.plain if each.plain in each.values else each.values[0] for each in groups}
+        plain = {
+            variable.name: variable.plain if variable.plain in variable.values else variable.values[0]
+            for variable in groups
+        }
         points = [
             plain | {variable.name: value}
             for variable in groups

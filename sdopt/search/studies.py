@@ -97,7 +97,7 @@ class Studies:
             first = run.workload.prompt_start
             raise UsageError(
                 f"workload.prompts={run.workload.prompts}: the gate judges {wanted} prompts that the search has not "
-                f"seen, and after the first {first} there are {there}; name a file of at least {first + wanted}"
+                f"seen, but only {there} follow after the first {first}; name a file of at least {first + wanted}"
             )
 
     def measure(self, stage: str, candidates: Sequence[Candidate], brief: bool = True) -> StudyResult:

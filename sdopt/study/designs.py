@@ -180,9 +180,11 @@ class Factorial(Design):
         for option in options:
             axes = composer.axes(option)
             if "." in option.partition("=")[0]:
-                problems.append(f"study.options: '{option}' sets a key; factorial takes options of a group")
+                problems.append(f"study.options: '{option}' sets a key; study=factorial takes only options of a group")
             elif len(axes) != 1:
-                problems.append(f"study.options: '{option}' is {len(axes)} options; factorial takes them one by one")
+                problems.append(
+                    f"study.options: '{option}' is {len(axes)} options; study=factorial takes them one by one"
+                )
             else:
                 levels.setdefault(axes[0], []).append(option)
         if problems:
@@ -255,7 +257,7 @@ class Explicit(Design):
         unknown = [name for edge in edges for name in (edge.candidate, edge.reference) if name not in variants]
         if unknown:
             known = ", ".join(variants)
-            raise UsageError([f"study.edges: no variant is called '{name}'; there are {known}" for name in unknown])
+            raise UsageError([f"study.edges: no variant '{name}'; choose from {known}" for name in unknown])
         loops = [edge.candidate for edge in edges if edge.candidate == edge.reference]
         if loops:
             raise UsageError([f"study.edges: '{name}' is compared with itself; name another one" for name in loops])

@@ -66,11 +66,11 @@ def of_model(model: Model) -> str:
     """
     given = Path(model.path).expanduser() if model.path else None
     try:
-        places = [given if given and given.is_file() else folder_of(model)]
+        sources = [given if given and given.is_file() else folder_of(model)]
     except UsageError:
         return "not fetched"  # a variant that is only planned, or cannot run here, needs no weights
-    places += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
-    files = [file for place in places for file in ([place] if place.is_file() else _read_from(place))]
+    sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
+    files = [file for source in sources for file in ([source] if source.is_file() else _read_from(source))]
     return _digest(part for path in files for part in (path.name.encode(), _sample(path)))
 
 

@@ -51,10 +51,10 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
         batch: prompts per call in the quality pass; None uses each workload's own batch size.
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
-    each = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
+    calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
     draws = [draw_of(variant, batch) for variant in variants]
     drawn = sum(draw.calls + draw.timed_again for draw in draws)
-    return processes * each + len(variants) * protocol.stage_calls + drawn
+    return processes * calls_per_process + len(variants) * protocol.stage_calls + drawn
 
 
 def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) -> Forecast:
@@ -81,7 +81,7 @@ def forecast(variants: Sequence[Variant], result: StudyResult, records: Path) ->
     found, folder = earlier
     baseline = found.variant(found.baseline)
     # Each shape is called equally often.
-    at_shapes = [latency(baseline.at(place), "median", 0.95) for place in range(len(found.shapes))]
+    at_shapes = [latency(baseline.at(shape_index), "median", 0.95) for shape_index in range(len(found.shapes))]
     mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
     one_call = mean * config.workload.steps / found.config.workload.steps
     load = float(np.median([m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]))

@@ -76,13 +76,13 @@ class _Inspection:
             self.run.progress.advance()
 
     def _take_evidence(self) -> None:
-        for place in self.run.shapes:
+        for shape_index in self.run.shapes:
             for part in batched(self.group, self.run.sharing.calls):
-                for process, evidence in self._ask(part, "evidence", PipelineHost.prove, place):
-                    process.measurement.shapes[place].evidence = evidence
+                for process, evidence in self._ask(part, "evidence", PipelineHost.prove, shape_index):
+                    process.measurement.shapes[shape_index].evidence = evidence
             for process, (busy_s, counts) in self._ask(self.group, "evidence", PipelineHost.traced):
-                process.measurement.shapes[place].denoiser_busy_s = busy_s
-                process.measurement.shapes[place].traced = counts if process.first else {}
+                process.measurement.shapes[shape_index].denoiser_busy_s = busy_s
+                process.measurement.shapes[shape_index].traced = counts if process.first else {}
             self.run.progress.advance(len(self.group))
 
     def _take_energy(self, process: VariantProcess) -> None:
@@ -171,7 +171,7 @@ class _Inspection:
 
 def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:
     """Returns random batches of a pass, which no option can foresee; of untimed prompts, if there are any."""
-    given = {number for place, number in process.given if not place}
+    given = {number for shape_index, number in process.given if not shape_index}
     fresh = [batch for batch in range(draw.calls) if batch not in given]
     return random.sample(fresh if len(fresh) >= draw.timed_again else range(draw.calls), draw.timed_again)
 
@@ -194,8 +194,8 @@ class _Pass:
     def __init__(self, run: StudyRun, process: VariantProcess, draw: Draw, name: str) -> None:
         self.process, self.draw = process, draw
         self._run = run
-        self._place = Path("images") / name
-        self._folder = run.folder / self._place
+        self._subfolder = Path("images") / name
+        self._folder = run.folder / self._subfolder
         self._key = content_key(process.variant, draw, process.row.inputs, run.result.environment)
         # A user's own option may read files that it does not declare.
         self._images = ImageCache(None) if OPTIONS in process.row.inputs else run.images
@@ -222,7 +222,7 @@ class _Pass:
         return True
 
     def wants(self, batch: int) -> bool:
-        """Whether a batch is to be drawn."""
+        """Returns whether a batch is to be drawn."""
         return batch < self.draw.calls and not self._cached
 
     def request(self, batch: int) -> Callable[[], Callable[[], list[ImageRecord]]]:
@@ -233,7 +233,7 @@ class _Pass:
         """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
         if self.whole:
             self._images.keep(self._key, self._folder, self.records)
-        return self._key, [replace(record, path=str(self._place / record.path)) for record in self.records]
+        return self._key, [replace(record, path=str(self._subfolder / record.path)) for record in self.records]
 
     def discard(self) -> None:
         """Deletes the drawn images."""

@@ -38,7 +38,9 @@ def missing_of(result: StudyResult) -> Missing:
     for pair in [*pairs, *((name, result.baseline) for name in pending - {result.baseline})]:
         if usable.issuperset(pair) and not pending.isdisjoint(pair):
             candidate, reference = map(result.variant, pair)
-            at_shapes = [(candidate.at(place), reference.at(place)) for place in range(len(result.shapes))]
+            at_shapes = [
+                (candidate.at(shape_index), reference.at(shape_index)) for shape_index in range(len(result.shapes))
+            ]
             for replicate in range(result.replicates_of(candidate.name)):
                 there = min(paired_rounds(*sides, replicate) for sides in at_shapes)
                 if there < rounds:

@@ -126,5 +126,5 @@ def _shortage(folder: Path, needed: int, way_out: str) -> list[str]:
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return []
-    said = f"{free / 2**20:.0f} MiB are free there, and up to {needed / 2**20:.0f} MiB are needed"
-    return [f"{folder}: {said}; make room, or {way_out}"]
+    space = f"{free / 2**20:.0f} MiB are free there, and up to {needed / 2**20:.0f} MiB are needed"
+    return [f"{folder}: {space}; make room, or {way_out}"]

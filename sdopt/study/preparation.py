@@ -67,16 +67,16 @@ def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> OutOfMemory:
     parts = [[process] for process in group if process.first] + [[p for p in group if not p.first]]
     for part in parts:
         out_of_memory += _start(run, part)
-    for place in run.shapes:
+    for shape_index in run.shapes:
         for part in parts:
-            out_of_memory += _first_call(run, part, place)
+            out_of_memory += _first_call(run, part, shape_index)
         for number in range(1, 1 + early_warmup(run)):
             memory = number == early_warmup(run)
-            calls, missing = call_group(run, group, "warm-up", place, number, memory=memory)
+            calls, missing = call_group(run, group, "warm-up", shape_index, number, memory=memory)
             out_of_memory += missing
             for process, call in calls:
-                process.measurement.shapes[place].warmup_s.append(call.seconds)
-                note_call(run, process, place, call)
+                process.measurement.shapes[shape_index].warmup_s.append(call.seconds)
+                note_call(run, process, shape_index, call)
     return out_of_memory
 
 
@@ -99,21 +99,21 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> OutOfMemory:
     for process, load_s in loaded:
         run.progress.advance()
         if not 0 < load_s <= 1.01 * took_s:
-            said = f"its clock says that loading took {load_s:.3g} s, which was over after {took_s:.3g} s"
-            run.fail(process, WorkerError(Status.FAILED, said))
+            reason = f"its clock says that loading took {load_s:.3g} s, but loading was over after {took_s:.3g} s"
+            run.fail(process, WorkerError(Status.FAILED, reason))
         elif process.first:
             process.measurement.load_s = load_s
     return [*out_of_memory, *missing]
 
 
-def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> OutOfMemory:
+def _first_call(run: StudyRun, part: Sequence[VariantProcess], shape_index: int) -> OutOfMemory:
     """Calls workers at a shape for the first time, which may compile; returns those that ran out of memory."""
     # The memory of this call shows whether others fit beside it; without a warm-up, it is also the reported figure.
     memory = not early_warmup(run)
-    calls, out_of_memory = call_group(run, part, "cold start", place, 0, memory=memory)
+    calls, out_of_memory = call_group(run, part, "cold start", shape_index, 0, memory=memory)
     for process, call in calls:
-        note_call(run, process, place, call)
-        samples = process.measurement.shapes[place]
+        note_call(run, process, shape_index, call)
+        samples = process.measurement.shapes[shape_index]
         if process.first:
             samples.cold_start_s = call.seconds
         # An option that compiles does so in the first call at the main shape.
@@ -123,10 +123,10 @@ def _first_call(run: StudyRun, part: Sequence[VariantProcess], place: int) -> Ou
     return out_of_memory
 
 
-def note_call(run: StudyRun, process: VariantProcess, place: int, call: TimedCall) -> None:
+def note_call(run: StudyRun, process: VariantProcess, shape_index: int, call: TimedCall) -> None:
     """Records the figures of a call at a shape, except its time."""
     run.progress.advance()
-    samples = process.measurement.shapes[place]
+    samples = process.measurement.shapes[shape_index]
     if samples.recompiles is not None:
         samples.recompiles += call.compiled.graphs
     if call.memory is not None:
@@ -141,24 +141,24 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
     run.progress.phase(process.row.name, "loading")
     process.worker.prepare()
     run.progress.advance()
-    for place in run.shapes:
+    for shape_index in run.shapes:
         for call in range(1 + run.protocol.warmup):
             run.progress.phase(process.row.name, "warm-up")
-            number = next_batch(run, process, place, call)
+            number = next_batch(run, process, shape_index, call)
             # Loading must not count towards the peak that is read after the rounds.
-            process.worker.time_once(place, number, memory=call == run.protocol.warmup)
+            process.worker.time_once(shape_index, number, memory=call == run.protocol.warmup)
             run.progress.advance()
 
 
-def next_batch(run: StudyRun, process: VariantProcess, place: int, call: int) -> int:
+def next_batch(run: StudyRun, process: VariantProcess, shape_index: int, call: int) -> int:
     """Returns the number of the batch for a call of a process at a shape, and records it as given."""
-    number = run.number(process, place, call)
-    process.given.add((place, number))
+    number = run.number(process, shape_index, call)
+    process.given.add((shape_index, number))
     return number
 
 
 def call_group(
-    run: StudyRun, group: Sequence[VariantProcess], phase: str, place: int, call: int, memory: bool = False
+    run: StudyRun, group: Sequence[VariantProcess], phase: str, shape_index: int, call: int, memory: bool = False
 ) -> tuple[list[tuple[VariantProcess, TimedCall]], OutOfMemory]:
     """Calls the living workers of a group, as many at once as there are cores for; returns what `ask_group` returns.
 
@@ -166,7 +166,7 @@ def call_group(
         run: the study.
         group: the processes of the workers.
         phase: the name of the phase in the progress display.
-        place: the index of the shape.
+        shape_index: the index of the shape.
         call: how many calls each worker has made at that shape.
         memory: whether to measure the peak memory, too.
     """
@@ -177,8 +177,8 @@ def call_group(
             partial(
                 process.worker.begin,
                 PipelineHost.time_once,
-                place,
-                next_batch(run, process, place, call),
+                shape_index,
+                next_batch(run, process, shape_index, call),
                 memory=memory,
             )
             for process in asked
@@ -282,7 +282,8 @@ def memory_reason(run: StudyRun, process: VariantProcess, error: WorkerError) ->
         and not process.variant.hardware.emulate_memory
     ):
         process.kill()
-        return f"'{process.row.name}' failed beside {others} others, perhaps for lack of memory ({error.reason})"
+        failed = f"'{process.row.name}' failed while {others} other processes were in memory"
+        return f"{failed}, perhaps for lack of memory ({error.reason})"
     run.fail(process, error)
     if error.out_of_memory and others:
         advice = f"{others} other processes were in memory: try protocol.schedule=blocks"
@@ -343,7 +344,7 @@ def memory_budget_gib(device: Device, fraction: float) -> dict[str, float]:
 
 def footprint_gib(memory: Memory) -> dict[str, float]:
     """Returns how many GiB a worker needs at its peak, for each memory that may run out."""
-    # A sandbox may not tell the peak.
+    # In a sandbox, the kernel may not report the peak.
     host = memory.process_loaded_gib if memory.process_peak_gib is None else memory.process_peak_gib
     if memory.cuda_peak_reserved_gib is None:
         return {"host": host}

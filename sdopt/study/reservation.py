@@ -25,7 +25,7 @@ def reserved(
     Yields:
         The machine with the reserved device.
     """
-    machines, asked, told = [machine], False, False
+    machines, asked, announced = [machine], False, False
     while True:
         for found in machines:
             with reserve(found.device, study) as holder:
@@ -35,7 +35,7 @@ def reserved(
         if not asked:
             machines, asked = [machine, *others()], True
             continue
-        if not told:
+        if not announced:
             waiting(holder, found)
-            told = True
+            announced = True
         time.sleep(_POLL_S)

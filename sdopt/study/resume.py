@@ -45,7 +45,7 @@ def merge_resumed(
     fresh = parse_result(to_json(fresh))
     differing = list(_differences(previous, fresh, plan))
     if differing:
-        raise UsageError([f"resume={folder}: not the same study any more: {found}" for found in differing])
+        raise UsageError([f"resume={folder}: the study has changed: {found}" for found in differing])
     if shrunk := list(_shrunk(previous.config, fresh.config)):
         raise UsageError([f"resume={folder}: {problem}" for problem in shrunk])
     if _grown(previous.config, fresh.config):
@@ -85,14 +85,16 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
         if key in grown and (after[key] or 0) < (before[key] or 0):
             yield f"{key}={after[key]}: a study can only be extended, and this one has {before[key]}"
     if "quality.prompt_count" in grown and not was.quality.metrics:
-        yield "quality.prompt_count: with quality.metrics=false a study draws as many as it began with"
+        yield "quality.prompt_count: cannot change in a study with quality.metrics=false"
     if was.protocol.precision is not None:
         # The pilot's deviation fixed the number of processes: with other rounds or another pilot it would differ.
         if now.protocol.precision is None:
-            yield "protocol.precision=null: this study went on for a precision, and its intervals are made for that"
+            yield (
+                "protocol.precision=null: cannot be unset, because this study added processes for a precision, and its "
+                "intervals account for that"
+            )
         yield from (
-            f"{key}: with protocol.precision the pilot's processes stay as they were; change protocol.precision or "
-            "protocol.budget_s"
+            f"{key}: cannot change in a study with protocol.precision; change protocol.precision or protocol.budget_s"
             for key in ("protocol.rounds", "protocol.replicates")
             if key in grown
         )
@@ -132,15 +134,15 @@ def _with_extensions(was: RecordedConfig, now: RecordedConfig) -> RecordedConfig
 def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Iterator[str]:
     """Yields the differences that make samples of two studies incomparable."""
     if is_elsewhere(previous, fresh):
-        hosts = f"it was measured on {previous.environment.host}, and this is {fresh.environment.host}"
-        yield f"{hosts}: what is compared is measured on one machine"
+        hosts = f"it was measured on {previous.environment.host}, but this is {fresh.environment.host}"
+        yield f"{hosts}: all variants of a study must be measured on one machine"
     yield from _between(vars(previous.environment), vars(fresh.environment), (*_OF_THE_MOMENT, *_OWN_CODE))
     if previous.environment.code != fresh.environment.code:
         # Another version of sdopt records other keys: each would differ, though the user changed none of them.
         commit = (previous.environment.sdopt_commit or "")[:9]
         yield (
             f"it was measured by another sdopt ({previous.environment.sdopt_version} {commit}), "
-            "whose samples cannot be continued: start anew, or resume it with that one"
+            "and cannot be continued with this one: start a new study, or resume it with that version"
         )
         return
     changeable = (*_CHANGEABLE, *EXTENSIONS)
@@ -160,12 +162,12 @@ def _differences(previous: StudyResult, fresh: StudyResult, plan: Plan) -> Itera
         first = variant.pictured[: previous.config.quality.prompt_count]
         inputs = new.inputs | ({"prompts": of_prompts([*variant.prompts, *first])} if "prompts" in old.inputs else {})
         for found in _between(old.inputs, inputs):
-            yield f"{old.name}: contents of its {found}"
+            yield f"{old.name}: the contents of its {found}"
     edges = [
         [(edge.candidate, edge.reference, edge.credit) for edge in result.comparisons] for result in (previous, fresh)
     ]
     if edges[0] != edges[1]:
-        yield "other variants are compared"
+        yield "the comparisons between its variants are others"
 
 
 def _between(was: Any, now: Any, ignored: tuple[str, ...] = (), key: str = "") -> Iterator[str]:

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from sdopt.analysis.disturbance import enough_clean, places_left_out, worst_by_round
+from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.measure.processes import IdleMeter
 from sdopt.results.records import Measurement, Schedule, ShapeSamples, Status
@@ -102,12 +102,12 @@ def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | Non
         the schedule for the rest, if a worker ran out of memory meanwhile.
     """
     timed = [process for process in run.processes if process.timed and process.active]
-    calls = [(process, place) for process in timed for place in run.shapes]
+    calls = [(process, shape_index) for process in timed for shape_index in run.shapes]
     shuffle.shuffle(calls)
-    for process, place in calls:
+    for process, shape_index in calls:
         try:
             if process.active:
-                _time(run, process, place, number)
+                _time(run, process, shape_index, number)
         except WorkerError as error:
             reason = memory_reason(run, process, error)
             if reason is not None:
@@ -118,9 +118,9 @@ def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | Non
 def _leave_out(run: StudyRun) -> None:
     """Records, for all processes and shapes alike, which of the rounds so far are left out."""
     timed = _timed_samples(run)
-    places = places_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
+    left_out = rounds_left_out(worst_by_round(timed), run.rounds, run.protocol.interference)
     for samples in timed:
-        samples.left_out = list(places)
+        samples.left_out = list(left_out)
 
 
 def _after_out_of_memory(run: StudyRun, process: VariantProcess, reason: str) -> Schedule:
@@ -132,7 +132,7 @@ def _after_out_of_memory(run: StudyRun, process: VariantProcess, reason: str) ->
     return Schedule() if hopeless else Schedule("blocks", reason)
 
 
-def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> None:
+def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int) -> None:
     """Times one call at a shape; a number beyond the rounds of the session is a repeated round.
 
     Raises WorkerError, also if the time that the worker reports cannot be true.
@@ -141,11 +141,11 @@ def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> No
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
     if process.idle is not None:
         process.idle.wake()
-    samples, count = process.measurement.shapes[place], len(process.given)
-    batch = next_batch(run, process, place, 1 + run.protocol.warmup + number)
+    samples, count = process.measurement.shapes[shape_index], len(process.given)
+    batch = next_batch(run, process, shape_index, 1 + run.protocol.warmup + number)
     samples.repeated += len(process.given) == count
     meter = InterferenceMeter(process.worker.pid)
-    call = process.worker.time_once(place, batch)
+    call = process.worker.time_once(shape_index, batch)
     found = meter.stop(call.seconds)
     _rest(process)
     if call.absurd:
@@ -157,19 +157,19 @@ def _time(run: StudyRun, process: VariantProcess, place: int, number: int) -> No
     samples.observed_s.append(observed_s)
     samples.around_s.append(call.around_s or 0.0)
     samples.held_gib.append(call.held_gib)
-    _keep_image(process, place, call)
+    _keep_image(process, shape_index, call)
     if call.gpu is not None:
         samples.gpu.append(call.gpu)
     if meter.off:
         run.warn_once(meter.off)
     else:
         samples.interference.append(found)
-    note_call(run, process, place, call)
+    note_call(run, process, shape_index, call)
 
 
-def _keep_image(process: VariantProcess, place: int, call: TimedCall) -> None:
+def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> None:
     """Adds an image of a timed call to the sample of its process; each call is equally likely to be in it."""
-    if place or call.image is None:
+    if shape_index or call.image is None:
         return
     if len(process.images) < _SAMPLED:
         process.images.append(call.image)
@@ -207,10 +207,15 @@ def clocks_differ(measurement: Measurement) -> str:
     """
     for samples in measurement.shapes:
         found = zip(samples.latency_s, samples.observed_s, _taken(samples), strict=True)
-        beyond = [seen - told - MESSAGE_S - (_CLOCKS_DIFFER + taken) * seen for told, seen, taken in found]
+        beyond = [
+            observed_s - reported_s - MESSAGE_S - (_CLOCKS_DIFFER + taken) * observed_s
+            for reported_s, observed_s, taken in found
+        ]
         if len(beyond) >= _FEWEST_CALLS and float(np.median(beyond)) > 0:
-            told, seen = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
-            return f"its clock says that a call took {told:.3g} s, and the study's own {seen:.3g} s"
+            reported_s, observed_s = float(np.median(samples.latency_s)), float(np.median(samples.observed_s))
+            return (
+                f"its clock says that a call took {reported_s:.3g} s, but the study's own clock says {observed_s:.3g} s"
+            )
     return ""
 
 
@@ -231,12 +236,12 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     """
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
-    for group, place in product(batched(waiting, run.sharing.processes), run.shapes):
+    for group, shape_index in product(batched(waiting, run.sharing.processes), run.shapes):
         number, memory = 1 + run.protocol.warmup, run.protocol.warmup > 0
-        calls, out_of_memory = call_group(run, group, "discarded round", place, number, memory=memory)
+        calls, out_of_memory = call_group(run, group, "discarded round", shape_index, number, memory=memory)
         for process, call in calls:
-            process.measurement.shapes[place].discarded_s.append(call.seconds)
-            note_call(run, process, place, call)
+            process.measurement.shapes[shape_index].discarded_s.append(call.seconds)
+            note_call(run, process, shape_index, call)
         for process, reason in out_of_memory:
             return _after_out_of_memory(run, process, f"{reason}, in the discarded round")
     run.checkpoint()
@@ -269,7 +274,7 @@ def blocks(run: StudyRun) -> None:
     before = _block(run, baseline)
     for process in others:
         # Recorded first: samples of a block that breaks off must not look like samples of interleaved rounds.
-        _set_around(process, before)
+        _set_baseline_times(process, before)
         own = _block(run, process)
         run.retire(process)
         if not own:
@@ -277,7 +282,7 @@ def blocks(run: StudyRun) -> None:
         after = _block(run, baseline)
         if not after:
             break
-        _set_around(process, before, after)
+        _set_baseline_times(process, before, after)
         drift = math.exp(_mean_log(after) - _mean_log(before))
         run.result.schedule.drift[process.slug] = drift
         before = after
@@ -285,11 +290,11 @@ def blocks(run: StudyRun) -> None:
     if not baseline.active:
         for process in others:
             if process.active and not process.measurement.latency_after_s:
-                problem = "the baseline failed, and there is nothing around it"
+                problem = "the baseline failed, so this block has no baseline after it to compare with"
                 run.fail(process, WorkerError(Status.FAILED, problem))
 
 
-def _set_around(process: VariantProcess, before: _Times, after: _Times = ()) -> None:
+def _set_baseline_times(process: VariantProcess, before: _Times, after: _Times = ()) -> None:
     """Records the baseline's times by shape, just before a process was measured and just after."""
     for samples, times in zip(process.measurement.shapes, before, strict=False):
         samples.latency_before_s = list(times)
@@ -322,10 +327,10 @@ def _measure_block(run: StudyRun, process: VariantProcess) -> None:
             if enough_clean(worst_by_round(shapes)[start:], run.rounds, limit):
                 break
             run.progress.more(len(shapes))
-        for place in run.shapes:
-            _time(run, process, place, number)
-    left_out = places_left_out(worst_by_round(shapes)[start:], run.rounds, limit)
+        for shape_index in run.shapes:
+            _time(run, process, shape_index, number)
+    left_out = rounds_left_out(worst_by_round(shapes)[start:], run.rounds, limit)
     for samples in shapes:
-        samples.left_out += [start + place for place in left_out]
+        samples.left_out += [start + index for index in left_out]
     _end_rounds(run, process)
     inspect_group(run, living([process]))

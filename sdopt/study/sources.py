@@ -35,12 +35,12 @@ def own_files(options: Iterable[type]) -> list[Path]:
 
 
 def _own(file: Path) -> bool:
-    """Whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
+    """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
     paths = sysconfig.get_paths()
     libraries = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    places = [_PACKAGE, *map(Path, libraries | {*site.getsitepackages(), site.getusersitepackages()})]
+    folders = [_PACKAGE, *map(Path, libraries | {*site.getsitepackages(), site.getusersitepackages()})]
     resolved = file.resolve()
-    return not any(resolved.is_relative_to(place.resolve()) for place in places)
+    return not any(resolved.is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _file_of(name: str) -> Path | None:

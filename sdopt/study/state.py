@@ -142,7 +142,7 @@ class StudyRun:
         allowed = self.protocol.extra_rounds
         return math.ceil(self.rounds / 2) if allowed is None else allowed
 
-    def number(self, process: VariantProcess, place: int, call: int) -> int:
+    def number(self, process: VariantProcess, shape_index: int, call: int) -> int:
         """Returns the number of the batch for a call of a process; it is the same for all variants.
 
         While there are enough prompts, no two calls of a variant, in one process or in several, get the same prompts
@@ -150,12 +150,12 @@ class StudyRun:
 
         Args:
             process: the process that makes the call.
-            place: the index of the shape.
+            shape_index: the index of the shape.
             call: the index of the worker's call at that shape; 0 is its first.
         """
-        each = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
-        number = process.measurement.replicate * each + call
-        return number % timed_draw(process.variant, place).calls
+        calls_per_process = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
+        number = process.measurement.replicate * calls_per_process + call
+        return number % timed_draw(process.variant, shape_index).calls
 
     @property
     def shapes(self) -> range:
@@ -186,7 +186,7 @@ class StudyRun:
         except OSError as error:
             if not self.unwritten:
                 problem = f"{self.folder / 'result.json'}: {error.strerror}"
-                self.progress.warn(f"{problem}; measuring goes on, and it is tried again after every round")
+                self.progress.warn(f"{problem}; measuring continues, and writing is tried again after every round")
             self.unwritten = True
         else:
             self.unwritten = False
@@ -196,7 +196,9 @@ class StudyRun:
         for other in self.presence.others():
             if other not in self.session.disturbed_by:
                 self.session.disturbed_by.append(other)
-                self.progress.warn(f"also measured on this device now: {other}; the timings of both are disturbed")
+                self.progress.warn(
+                    f"another study is being measured on this device: {other}; it disturbs the timings of both"
+                )
 
     def warn_once(self, text: str) -> None:
         """Warns the user and records the warning in the result, once for each text."""

@@ -33,7 +33,11 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
         if not evidence.engaged
     }
     # A process that was killed before it showed evidence is replaced by another of the same replicate.
-    shown = {each.replicate for each in row.measurements if all(samples.evidence for samples in each.shapes)}
+    shown = {
+        measurement.replicate
+        for measurement in row.measurements
+        if all(samples.evidence for samples in measurement.shapes)
+    }
     silent = shown != {measurement.replicate for measurement in row.measurements}
     return (Status.NOT_ENGAGED if idle or silent else Status.OK), append_reason(row, *sorted(idle))
 

@@ -104,7 +104,7 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
     if config is not None:
         known = [part.name for part in parts]
         problems += [
-            f"only: there is no part '{name}'; there are {', '.join(known)}"
+            f"only: unknown part '{name}'; choose from {', '.join(known)}"
             for name in config.only
             if name not in known and not problems
         ]
@@ -129,7 +129,7 @@ def _idle_keys(part: Part) -> list[str]:
         "again_s": ("options", "study"),
     }
     idle = [key for key, kinds in takers.items() if getattr(part, key) and part.kind not in kinds]
-    wrong = [f"parts.{part.name}.{key}: kind={part.kind} does nothing with it; leave it out" for key in idle]
+    wrong = [f"parts.{part.name}.{key}: has no effect with kind={part.kind}; leave it out" for key in idle]
     if part.kind == "options" and not part.groups:
         wrong.append(f"parts.{part.name}.groups: must name the groups whose options are tried")
     return wrong

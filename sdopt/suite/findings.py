@@ -29,7 +29,10 @@ def machine_findings(diagnosis: Path) -> list[Finding]:
             rate = ceiling["rate"]
             findings.append(Finding(ceiling["kind"], "ok", f"{rate:.4g} {ceiling['unit']}", {"rate": rate}))
     runs = [option["runs"] for option in found["options"]]
-    return [*findings, Finding("options", "ok", f"{sum(runs)} of {len(runs)} run here by what is known before")]
+    return [
+        *findings,
+        Finding("options", "ok", f"{sum(runs)} of {len(runs)} should run here, by what is known beforehand"),
+    ]
 
 
 def test_findings(log: Path) -> list[Finding]:
@@ -49,7 +52,7 @@ def noise_findings(result: StudyResult) -> list[Finding]:
     noise = noise_of(result)
     if noise is None:
         return []
-    said = {
+    labels = {
         "between_rounds": "standard deviation between the rounds of one process",
         "between_processes": "standard deviation between processes, beyond that of their rounds",
         "of_ratio": "standard deviation of the speed-up of one process over an equal one",
@@ -61,7 +64,7 @@ def noise_findings(result: StudyResult) -> list[Finding]:
         Finding(of, "ok", ""),
         *(
             Finding(text, "ok", "exactly 0" if noise.figures[name] == 0 else f"{100 * noise.figures[name]:.2f} %")
-            for name, text in said.items()
+            for name, text in labels.items()
             if name in noise.figures
         ),
     ]
@@ -78,15 +81,15 @@ def study_findings(result: StudyResult) -> list[Finding]:
 
 
 def _row(row: Figures) -> Finding:
-    said = [] if row.latency is None else [f"{row.latency.estimate:.4g} s a call"]
+    parts = [] if row.latency is None else [f"{row.latency.estimate:.4g} s a call"]
     if (ratio := row.speedup) is not None:
         floor = "" if ratio.floor is None else f", A/A floor {ratio.floor:.3f}"
-        said.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
+        parts.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
     if row.headline_memory is not None:
-        said.append(f"{row.headline_memory[1]:.2f} GiB")
+        parts.append(f"{row.headline_memory[1]:.2f} GiB")
     if row.variant.reason:
-        said.append(row.variant.reason)
-    return Finding(row.variant.name, str(row.variant.status), "; ".join(said), row.flat)
+        parts.append(row.variant.reason)
+    return Finding(row.variant.name, str(row.variant.status), "; ".join(parts), row.flat)
 
 
 def result_in(folder: Path) -> StudyResult | None:

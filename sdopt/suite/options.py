@@ -61,7 +61,7 @@ def option_study(
             continue  # the baseline's own trace proves it
         fit = fit_on(device, group, variant, everything)
         if not fit.runs or fit.reasons:
-            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.said)))
+            left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
             continue
         own = [name, *settings.get(name, ())]
         rows[name.replace("=", " ")] = [fit.beside, *own] if fit.beside else own

@@ -67,7 +67,7 @@ def last_words(log: Path) -> str:
     """Returns the last message of a command as one line: sdopt's own message if there is one, else its last lines."""
     with suppress(OSError):
         lines = log.read_bytes()[-8192:].decode(errors="replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
-        messages = [number for number, line in enumerate(said) if line.startswith("sdopt: ")]
-        return " / ".join(said[messages[-1] :] if messages else said[-3:])[:500]
+        texts = [line.strip() for line in lines if line.strip()]
+        messages = [number for number, line in enumerate(texts) if line.startswith("sdopt: ")]
+        return " / ".join(texts[messages[-1] :] if messages else texts[-3:])[:500]
     return ""

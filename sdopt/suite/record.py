@@ -85,8 +85,8 @@ class Record:
     def put(self, entry: Entry, order: Sequence[str]) -> None:
         """Records how a part ended, replacing its earlier entry; parts that are not in `order` stay at the end."""
         others = [other for other in self.entries if other.part != entry.part]
-        place = {part: number for number, part in enumerate(order)}
-        self.entries = sorted([*others, entry], key=lambda each: place.get(each.part, len(place)))
+        rank = {part: number for number, part in enumerate(order)}
+        self.entries = sorted([*others, entry], key=lambda entry: rank.get(entry.part, len(rank)))
 
 
 _ADAPTER = TypeAdapter(Record)
@@ -107,7 +107,7 @@ def read_record(folder: Path) -> Record | None:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
         raise UsageError(
-            f"{path}: not the record of a suite: {where}{first['msg']}; move it away, or choose another folder"
+            f"{path}: not the record of a suite: {where}{first['msg']}; remove it, or choose another folder"
         ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error

@@ -134,14 +134,14 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     limit_s = min(part.limit_s, suite.left_s)
     if limit_s < part.least_s:
         room = "is its limit" if limit_s == part.limit_s else "of the budget were left"
-        reason = f"takes {part.least_s:.0f} s at least; {max(limit_s, 0):.0f} s {room}"
+        reason = f"needs at least {part.least_s:.0f} s; {max(limit_s, 0):.0f} s {room}"
         # Measurements from before the end of the budget are kept.
         yield before if before is not None and before.ending is Ending.CUT else Entry(part.name, Ending.NOT_RUN, reason)
         return
-    place = f"parts/{part.name}"
-    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=_now(), folder=f"{place}/run")
+    subfolder = f"parts/{part.name}"
+    entry = Entry(part.name, Ending.RUNNING, limit_s=round(limit_s, 1), began=_now(), folder=f"{subfolder}/run")
     suite.tell(f"{part.name}: at most {limit_s:.0f} s")
-    (suite.folder / place).mkdir(parents=True, exist_ok=True)
+    (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         command, entry.findings = _command(suite, part)
@@ -151,11 +151,11 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         return
     entry.command = command
     if not command:
-        entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing of it can run here", 0.0
+        entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing in this part can run here", 0.0
         yield entry
         return
     yield entry
-    log = suite.folder / place / "log.txt"
+    log = suite.folder / subfolder / "log.txt"
     folder = suite.folder / entry.folder
     try:
         run = _run(suite, part, command, folder, log, began + limit_s)
@@ -258,12 +258,12 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
         return Ending.DONE, ""
     result = result_in(folder) if run.code == 3 else None
     if result is not None and any(variant.status.measured for variant in result.variants):
-        return Ending.DONE, "not everything could be measured"  # the rows say why
-    said = last_words(log)
+        return Ending.DONE, "some variants could not be measured"  # the rows say why
+    message = last_words(log)
     if result is not None:
-        said = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), said)
-    how = f"ended with {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
-    return Ending.FAILED, f"{how}: {said}" if said else how
+        message = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), message)
+    how = f"ended with exit code {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
+    return Ending.FAILED, f"{how}: {message}" if message else how
 
 
 def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:

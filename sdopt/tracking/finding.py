@@ -57,9 +57,14 @@ def find_results(name: str, tracking: Tracking) -> Found:
     if path.is_dir():
         sweep = read_sweep(path)
         if not sweep.studies and not sweep.damaged and (error := read_error(path)) is not None:
-            raise UsageError([f"{path}: that command ended without a result: {said}" for said in error.problems])
+            raise UsageError(
+                [
+                    f"{path}: the command that wrote this folder ended without a result: {problem}"
+                    for problem in error.problems
+                ]
+            )
         if not sweep.studies and not sweep.damaged:
-            raise UsageError(f"{path}: there is no result.json in it, nor in a folder of a sweep's job")
+            raise UsageError(f"{path}: has no result.json, nor does a folder of a sweep's job in it")
         return of_sweep(sweep)
     if path.exists() or "/" in name:
         raise UsageError(f"{name}: neither a run's folder, nor a result.json, nor an MLflow run id")

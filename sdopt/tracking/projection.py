@@ -115,10 +115,10 @@ def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
     """Returns the tags of a variant's run with the verdict of each of its comparisons."""
     answers = [option for option in answer_of(result).options if option.variant == variant.name]
     verdicts = [f"{j.verdict} against {j.reference}" for j in result.judgements if j.candidate == variant.name]
-    said = [f"{option.worth}: {option.because}" for option in answers]
+    verdict_texts = [f"{option.worth}: {option.because}" for option in answers]
     beside = [f" (against {option.reference})" if len(answers) > 1 else "" for option in answers]
     tags = {
-        "answer": "; ".join(map(str.__add__, said, beside))[:_TAG_LIMIT],
+        "answer": "; ".join(map(str.__add__, verdict_texts, beside))[:_TAG_LIMIT],
         "worth": "; ".join(dict.fromkeys(str(option.worth) for option in answers)),
     }
     return {
@@ -169,7 +169,7 @@ def config_yaml(result: StudyResult) -> str:
 
 
 def logged_metrics(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Every figure of a variant by its flat name; of further comparisons what is between the two, by the reference."""
+    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference."""
     first, *others = [row for row in figures_of(result) if row.variant is variant]
     return first.flat | {
         f"{name}/against {_plain(row.reference)}": value

@@ -34,9 +34,9 @@ def download(address: str) -> Path:
         for path in found:
             relative = str(PurePosixPath(path).relative_to(root))
             if relative == ".":
-                raise UsageError(f"{address}: is a file; name the folder that it lies in")
+                raise UsageError(f"{address}: is a file; name the folder that contains it")
             if not stays_within(relative):
-                raise UsageError(f"{address}: {relative!r} leads out of it")
+                raise UsageError(f"{address}: {relative!r} lies outside of it")
             (folder / relative).parent.mkdir(parents=True, exist_ok=True)
             system.get_file(path, str(folder / relative))
     except (ImportError, ValueError) as error:  # the package is missing, which it names; the protocol is unknown
@@ -51,9 +51,9 @@ def download(address: str) -> Path:
 def _require_sweep(address: str, found: dict[str, int]) -> None:
     """Raises UsageError if there is no result among the files, or more than a sweep leaves."""
     if not any(PurePosixPath(path).name == "result.json" for path in found):
-        raise UsageError(f"{address}: there is no result.json below it")
+        raise UsageError(f"{address}: no result.json in it or below it")
     size = sum(found.values())
     if len(found) > _MOST_FILES or size > _MOST_BYTES:
         raise UsageError(
-            f"{address}: {len(found)} files, {size / 2**30:.1f} GiB, are more than a sweep; name a folder in it"
+            f"{address}: {len(found)} files, {size / 2**30:.1f} GiB, are too much for a sweep; name a folder in it"
         )

@@ -59,7 +59,7 @@ def track_report(source: Found, files: list[Path], tracking: Tracking | None) ->
     if store.kind == "none":
         return "not logged: the result was not tracked"
     if not store_exists(store):
-        return f"not logged: {store.uri} is not there"
+        return f"not logged: {store.uri} does not exist"
     try:
         # What was downloaded has no images beside it: the report that the run wrote itself shows more.
         run = log_report(studies, files, store, swept=source.sweep is not None, replace=not source.downloaded)

@@ -297,16 +297,16 @@ def _log_variant(
 
     started = time_of(result.started, result.started)
     # MLflow lists the latest run first, and variants are measured side by side: the baseline comes first.
-    place = len(result.variants) - [row.name for row in result.variants].index(variant.name)
+    rank = len(result.variants) - [row.name for row in result.variants].index(variant.name)
     tags = variant_tags(result, variant) | {"mlflow.parentRunId": parent}
-    run = client.create_run(experiment, started + place, tags, variant.name).info.run_id
+    run = client.create_run(experiment, started + rank, tags, variant.name).info.run_id
     log_params(client, run, variant_parameters(result, variant))
     ended = time_of(result.finished, result.started)
     metrics = [Metric(name, value, ended, 0) for name, value in logged_metrics(result, variant).items()]
     several = len(result.shapes) > 1
-    # Of one shape, a variant may have another than the study's.
+    # If there is one shape, a variant's may differ from the study's.
     shapes = result.shapes if several else variant.config.shapes[:1]
-    views = [(shape, variant.at(place)) for place, shape in enumerate(shapes)]
+    views = [(shape, variant.at(shape_index)) for shape_index, shape in enumerate(shapes)]
     for shape, at in views:
         name = with_shape("latency/round_s", shape.name if several else "")
         for replicate, samples in at.samples.items():

@@ -90,10 +90,10 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
             client.log_artifact(parent, str(file), "images")
         else:
             client.log_artifact(parent, str(file))
-    for place, trial in enumerate(reversed(search.trials), start=1):
+    for rank, trial in enumerate(reversed(search.trials), start=1):
         below = {**common, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
         # MLflow shows the youngest one first.
-        run = str(client.create_run(experiment, started + place, below, trial.name).info.run_id)
+        run = str(client.create_run(experiment, started + rank, below, trial.name).info.run_id)
         log_params(client, run, dict(trial.parameters))
         now = get_current_time_millis()
         client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in trial.metrics.items()])

@@ -86,7 +86,8 @@ def require_store(tracking: Tracking) -> str | None:
             socket.create_connection((address.hostname, port), timeout=3).close()
         except OSError as error:
             reason = error.strerror or str(error)
-            return f"tracking.uri={tracking.uri}: {reason}; measuring all the same, `sdopt sync` can log it later"
+            advice = "measuring continues without it, and `sdopt sync` can log the result later"
+            return f"tracking.uri={tracking.uri}: {reason}; {advice}"
     return None
 
 
@@ -114,13 +115,13 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
         TrackingError: the server cannot be reached or refuses.
     """
     require_mlflow()
-    # All of it before a part of it: a thread that imports it (`import_in_background`) would wait for that part, as this
-    # one for the whole, and Python ends such a wait with a module that is half there.
+    # Import all of MLflow before a part of it. Otherwise the thread of `import_in_background`, which imports all, would
+    # wait for that part while this thread waits for the whole, and Python ends such a deadlock with a partial module.
     import mlflow  # noqa: F401
     from mlflow.exceptions import MlflowException
 
-    # A server takes many studies at once, but none twice; a database may still need its schema.
-    with exclusive(study if is_server(tracking) else _place_of(tracking)):
+    # A server accepts many studies at once, but must not get one twice; a database may still need its schema.
+    with exclusive(study if is_server(tracking) else _store_name(tracking)):
         for attempt in range(_ATTEMPTS):
             try:
                 return work(connect(tracking))
@@ -133,7 +134,7 @@ def with_store(tracking: Tracking, study: str, work: Callable[["MlflowClient"], 
     raise AssertionError("unreachable")
 
 
-def _place_of(tracking: Tracking) -> str:
+def _store_name(tracking: Tracking) -> str:
     """Returns an absolute name of a store that is not a server."""
     file = tracking.uri.removeprefix("sqlite:///")
     return tracking.uri if urlparse(file).scheme else str(Path(file).resolve())

@@ -54,7 +54,7 @@ def in_process(context: StartContext, function: Callable[..., T], *arguments: An
     except ChildTimeoutError:
         raise UsageError(f"{what}: no answer within {_PROBE_LIMIT_S} s; is the device in use?") from None
     except ChildDiedError as died:
-        raise UsageError(f"{what}: no answer from the process that was asked ({died})") from None
+        raise UsageError(f"{what}: the process that should answer has ended ({died})") from None
 
 
 def _serve(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...], notes: bool) -> None:

@@ -181,7 +181,9 @@ class ChildProcess:
             self._process.kill()  # it has no group of its own yet
         self._process.join(KILL_LIMIT_S)
         if self._process.is_alive():
-            self._warn(f"process {self.pid} was killed and has not ended within {KILL_LIMIT_S:g} s; it is left behind")
+            self._warn(
+                f"process {self.pid} was killed, but has not ended within {KILL_LIMIT_S:g} s; it is left running"
+            )
             # At exit, Python waits without limit for every registered child process.
             multiprocessing_process._children.discard(self._process)  # type: ignore[attr-defined]
         self._connection.close()
@@ -220,7 +222,7 @@ def _main(
     target: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """The child's main function: leaves the parent's process group, and runs `target`."""
+    """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
     threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
     target(connection, *arguments)

@@ -44,13 +44,13 @@ class Draw:
         return min(self.calls, _ALONE if self.calls >= _MANY else 1)
 
 
-def timed_draw(variant: Variant, place: int = 0) -> Draw:
+def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:
     """Returns the draw whose batches the timed calls at a shape use, one batch per call.
 
     It is the draw of the quality pass, as far as that has enough prompts. So each timed call has a drawn counterpart,
     and as few calls as possible share prompts. A file of latents needs no more than the workload has prompts.
     """
-    shape = variant.shapes[place]
+    shape = variant.shapes[shape_index]
     more = len(variant.pictured) > len(variant.prompts) and variant.workload.latents is None
     prompts = variant.pictured if more else variant.prompts
     return Draw(prompts, shape.batch_size, variant.workload.seed, shape.size)

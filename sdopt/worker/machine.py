@@ -87,7 +87,7 @@ def probe_machine(context: StartContext, wanted: str) -> tuple[Machine, StartCon
         slow = "a library has started CUDA in the process that workers are forked from"
     context = multiprocessing.get_context("spawn")
     machine = _ask(context, wanted)
-    slow = f"{slow}: each worker imports PyTorch anew, in seconds"
+    slow = f"{slow}: each worker imports PyTorch again, which takes seconds"
     return replace(machine, warnings=(slow, *machine.warnings)), context
 
 
@@ -106,7 +106,9 @@ def _probe(wanted: str) -> Machine:
     bad_fork = torch.cuda._is_in_bad_fork()
     device = probe_device("cpu" if bad_fork else wanted)
     failed = {} if preload is None else preload.FAILED
-    said = [f"workers import {module} by themselves, because it failed before: {why}" for module, why in failed.items()]
+    preload_warnings = [
+        f"workers import {module} by themselves, because it failed before: {why}" for module, why in failed.items()
+    ]
     return Machine(
         device,
         describe_cpu(),
@@ -114,5 +116,5 @@ def _probe(wanted: str) -> Machine:
         bad_fork=bad_fork,
         gpu=describe_gpu(device),
         cards=torch.cuda.device_count() if device.is_cuda else 0,
-        warnings=(*([device.warning] if device.warning else []), *said),
+        warnings=(*([device.warning] if device.warning else []), *preload_warnings),
     )

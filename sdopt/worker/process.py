@@ -91,17 +91,17 @@ class Worker:
         """Loads the pipeline and applies the optimizations; returns the seconds that this took."""
         return self._ask(PipelineHost.prepare)
 
-    def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call at the shape with index `place`, with the batch `number`, by the clocks of both processes.
+    def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+        """Times one call at the shape `shape_index`, with the batch `number`, by the clocks of both processes.
 
         With `memory`, also measures the peak memory of the call.
         """
         asked = time.perf_counter()
-        call = self._ask(PipelineHost.time_once, place, number, memory=memory)
+        call = self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
         observed_s, passed_s = self.observed_s, time.perf_counter() - asked
         around_s = None if observed_s is None else passed_s - observed_s
         over_after_s = self._marks.get(Mark.ENDED, asked) - asked
-        # A request of its own, which is no work around the call: it reads all that a compiler's many processes hold.
+        # A separate request, so that reading the memory of a compiler's many processes is not work around the call.
         held_gib = self._ask(PipelineHost.held_gib)
         return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s, held_gib=held_gib)
 
@@ -109,9 +109,9 @@ class Worker:
         """Returns the peak memory of all calls since it was measured last."""
         return self._ask(PipelineHost.memory_so_far)
 
-    def prove(self, place: int = 0) -> list[Evidence]:
-        """Returns each optimization's evidence that it took effect at the shape with index `place`."""
-        return self._ask(PipelineHost.prove, place)
+    def prove(self, shape_index: int = 0) -> list[Evidence]:
+        """Returns each optimization's evidence that it took effect at the shape with index `shape_index`."""
+        return self._ask(PipelineHost.prove, shape_index)
 
     def time_stages(self) -> dict[str, list[float]]:
         """Returns the seconds of each stage of one call; of the denoiser a sample per step."""
@@ -143,12 +143,12 @@ class Worker:
         name = request.__name__
 
         def answer() -> R:
-            with self._deaths_told(name):
+            with self._reporting_deaths(name):
                 found: R = self._child.receive(self._timeout_s, self._note)
             return found
 
         self._marks = {}
-        with self._deaths_told(name):
+        with self._reporting_deaths(name):
             self._child.send((name, args, kwargs))
         return answer
 
@@ -162,7 +162,7 @@ class Worker:
         return self.begin(request, *args, **kwargs)()
 
     @contextmanager
-    def _deaths_told(self, request: str) -> Iterator[None]:
+    def _reporting_deaths(self, request: str) -> Iterator[None]:
         """Raises WorkerError if the process dies or takes too long within a request."""
         try:
             yield

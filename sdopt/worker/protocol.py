@@ -81,9 +81,8 @@ class TimedCall:
         if not math.isfinite(self.seconds) or self.seconds <= 0:
             return f"its clock says that a call took {self.seconds:g} s"
         if self.over_after_s is not None and self.seconds > 1.01 * self.over_after_s:
-            return (
-                f"its clock says that a call took {self.seconds:.3g} s, which was over after {self.over_after_s:.3g} s"
-            )
+            claim = f"its clock says that a call took {self.seconds:.3g} s"
+            return f"{claim}, but the call was over after {self.over_after_s:.3g} s"
         return ""
 
 

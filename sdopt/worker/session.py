@@ -143,26 +143,28 @@ class PipelineHost:
         self._assembly = Assembly.load(self._variant, self._device.torch_name)
         self._assembly.prepare_inputs(tuple(dict.fromkeys((*self._variant.prompts, *self._variant.pictured))))
         require_restored(self._settings)
-        places = range(len(self._variant.shapes))
-        self._inputs = [self._prompts_and_noise(0, timed_draw(self._variant, place)) for place in places]
+        shape_indices = range(len(self._variant.shapes))
+        self._inputs = [
+            self._prompts_and_noise(0, timed_draw(self._variant, shape_index)) for shape_index in shape_indices
+        ]
         self._synchronize()
         load_s = time.perf_counter() - start
         _freeze()
         self._memory.loaded()
         return load_s
 
-    def time_once(self, place: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
-        """Times one call, from prompts to images, at the shape with index `place`.
+    def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
+        """Times one call, from prompts to images, at the shape with index `shape_index`.
 
         Args:
-            place: the index of the shape among the variant's shapes.
+            shape_index: the index of the shape among the variant's shapes.
             number: the number of the batch of prompts and noise in `timed_draw`; after the last comes the first.
             memory: whether to measure the call's peak memory, too.
         """
         compiled = compiled_so_far()
         if memory:
             self._memory.watch()
-        draw = timed_draw(self._variant, place)
+        draw = timed_draw(self._variant, shape_index)
         before = self._monitor.throttled_ns()
         _, pixels, seconds = self._read_call(number, draw)
         state = self._monitor.state(before, seconds)
@@ -237,17 +239,17 @@ class PipelineHost:
         """Returns `Trace.denoiser_busy_s` and `Trace.counts` of the last call that was traced."""
         return self._traced
 
-    def prove(self, place: int = 0) -> list[Evidence]:
+    def prove(self, shape_index: int = 0) -> list[Evidence]:
         """Traces a call of as few steps as show every optimization, and asks each whether it took effect.
 
         Args:
-            place: the index of the call's shape among the variant's shapes.
+            shape_index: the index of the call's shape among the variant's shapes.
         """
         self._use_threads(None)
         steps = min(self._assembly.traced_steps(self._variant.task.strength), self._variant.workload.steps)
 
         def call() -> Any:
-            return self._call(place, num_inference_steps=steps, output_type="pil")
+            return self._call(shape_index, num_inference_steps=steps, output_type="pil")
 
         trace = trace_call(self._pipe, call, self._device.is_cuda)
         self._traced = trace.denoiser_busy_s, trace.counts()
@@ -308,7 +310,7 @@ class PipelineHost:
         self._pass[1].append(self._memory.held_gib())
         latents = torch.empty(len(images), 0) if self._last is None else self._last.float().cpu()
         records = []
-        for number, (position, image_index) in enumerate(self._places(batch, draw)):
+        for number, (position, image_index) in enumerate(self._images_of(batch, draw)):
             path = folder / f"{position:04d}_{image_index:02d}.png"
             finite = bool(np.isfinite(images[number]).all()) and bool(latents[number].isfinite().all())
             Image.fromarray(pixels[number]).save(path)
@@ -320,17 +322,17 @@ class PipelineHost:
         return records
 
     def pass_figures(self) -> tuple[list[float], list[float]]:
-        """Returns, for each call of the last pass, its seconds without waiting for a core, and the GiB held then."""
+        """Returns, for each call of the last pass, its seconds without waits for a core, and the GiB held after it."""
         return self._pass
 
     def draw_again(self, batch: int, draw: Draw) -> list[SampledImage]:
         """Makes the images of one batch of a draw once more, with all threads, and returns them."""
         self._use_threads(None)
         _, pixels, _ = self._read_call(batch, draw)
-        places = self._places(batch, draw)
-        return [SampledImage(*place, image) for place, image in zip(places, pixels, strict=False)]
+        indices = self._images_of(batch, draw)
+        return [SampledImage(*index, image) for index, image in zip(indices, pixels, strict=False)]
 
-    def _places(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
+    def _images_of(self, batch: int, draw: Draw) -> list[tuple[int, int]]:
         """Returns the prompt and the number of each image of a batch, except images that fill up a short batch."""
         start = batch * draw.batch_size
         prompts = range(start, min(start + draw.batch_size, len(draw.prompts)))
@@ -348,16 +350,18 @@ class PipelineHost:
             self._given = read_latents(self._variant.workload.latents)
         return prompts_and_noise(self._variant, self._pipe, self._device.torch_name, self._given, index, draw)
 
-    def _read(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _read(
+        self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Makes one call as `_call` does, and returns its images as floats and as bytes, (n, height, width, 3)."""
-        images = np.asarray(self._call(place, inputs, **changes).images, dtype=np.float32)
+        images = np.asarray(self._call(shape_index, inputs, **changes).images, dtype=np.float32)
         return images, _as_bytes(images)
 
-    def _call(self, place: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
+    def _call(self, shape_index: int = 0, inputs: Inputs | None = None, **changes: Any) -> Any:
         """Makes one call of the pipeline.
 
         Args:
-            place: the index of the shape; used if `inputs` is not given.
+            shape_index: the index of the shape; used if `inputs` is not given.
             inputs: prompts and noise, before the options change them; by default those of the first batch.
             changes: further arguments of the call.
         """
@@ -371,7 +375,7 @@ class PipelineHost:
                 # Arrays and the final latents in every call, so that no option can tell calls apart.
                 "output_type": "np",
                 "callback_on_step_end": self._keep_latents,
-                **self._assembly.changed(self._inputs[place] if inputs is None else inputs),
+                **self._assembly.changed(self._inputs[shape_index] if inputs is None else inputs),
             }
             arguments |= self._assembly.call_kwargs | changes
             # Copies, so that a call with the same inputs draws the same noise.

@@ -67,8 +67,8 @@ class TestWithoutAGate:
         [
             (1.21, 1.08, 1.35, Worth.WORTH_IT, "faster"),
             (0.85, 0.80, 0.90, Worth.HARMFUL, "slower"),
-            (1.05, 0.95, 1.15, Worth.UNPROVEN, "includes no change"),
-            (1.03, 1.005, 1.05, Worth.UNPROVEN, "includes no change"),  # less than counts
+            (1.05, 0.95, 1.15, Worth.UNPROVEN, "a negligible change"),
+            (1.03, 1.005, 1.05, Worth.UNPROVEN, "a negligible change"),  # less than counts
             (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
             (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
         ],
@@ -223,7 +223,7 @@ class TestWithAGate:
         worth = [option for option in answer.options if option.worth is Worth.WORTH_IT]
         assert len(worth) > 1
         assert answer.best in worth
-        first, others = answer.sentence.split("Also worth it, each by itself: ")
+        first, others = answer.sentence.split("Also worth it, each on its own: ")
         assert first.startswith(f"Turn on {answer.best.option}: {answer.best.figure}, {answer.best.images}.")
         assert all(option.option in others for option in worth if option is not answer.best)
 

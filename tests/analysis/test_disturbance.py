@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sdopt.analysis.disturbance import count_rounds, enough_clean, places_left_out, shares, worst_by_round
+from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_out, shares, worst_by_round
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.timing import log_speedup, paired_rounds
 from sdopt.report.rows import notes_of
@@ -28,10 +28,10 @@ class TestPlacesLeftOut:
         ],
     )
     def test_the_least_disturbed_rounds_decide(self, worst: list[float], left_out: list[int]) -> None:
-        assert places_left_out(worst, 3, 0.02) == left_out
+        assert rounds_left_out(worst, 3, 0.02) == left_out
 
     def test_without_a_limit_all_decide(self) -> None:
-        assert places_left_out([1.0, 0.0], 1, None) == []
+        assert rounds_left_out([1.0, 0.0], 1, None) == []
         assert enough_clean([1.0], 1, None)
 
     def test_enough_are_clean(self) -> None:
@@ -88,15 +88,15 @@ class TestStudy:
         assert counts is not None
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
         said = (
-            "Disturbed rounds: in 1 of 6, others took more than 2 % of the processor from a call "
-            "(waiting for a core up to 50 %); 1 decide nothing."
+            "Disturbed rounds: in 1 of 6, other work took more than 2 % of the processor from a call "
+            "(waiting for a core up to 50 %); 1 are left out."
         )
         assert said in notes_of(result)
 
     def test_that_decide_all_the_same_are_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=False)
         [note] = [note for note in notes_of(result) if note.startswith("Disturbed rounds")]
-        assert "1 decide all the same, because there were too few clean ones" in note
+        assert "1 are used all the same, because too few were undisturbed" in note
 
     def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
         for row in result.variants:

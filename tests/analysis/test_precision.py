@@ -103,7 +103,7 @@ class TestNote:
         [note] = [note for note in notes_of(study) if note.startswith("Precision")]
         needed = study.precision.needed
         assert note == (
-            "Precision: ±3 % for every speed-up, from the deviation of 3 processes; kept going by "
+            "Precision: ±3 % for every speed-up, from the deviation of 3 processes; more processes were needed for "
             f"bfloat16 (3 of {needed['bfloat16']} processes), "
             f"batches of four (3 of {needed['batches of four']} processes); "
             "not reached by bfloat16, batches of four: protocol.budget_s=60 was spent."
@@ -111,7 +111,7 @@ class TestNote:
 
     def test_says_that_the_pilot_sufficed(self, study: StudyResult) -> None:
         study.precision = Precision({"bfloat16": 3}, 3)
-        assert any(note.endswith("processes; which sufficed.") for note in notes_of(study))
+        assert any(note.endswith("processes; no more processes were needed.") for note in notes_of(study))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ class TestNote:
         (
             Protocol(replicates=2, precision=0.03),
             Gate(),
-            "protocol.precision=0.03: takes protocol.replicates=3 or more",
+            "protocol.precision=0.03: needs protocol.replicates=3 or more",
         ),
-        (Protocol(precision=0.03), Gate(replicates=1), "there are 1"),
+        (Protocol(precision=0.03), Gate(replicates=1), "or more, not 1"),
         (Protocol(budget_s=60), Gate(), "protocol.budget_s=60: limits the time for protocol.precision"),
     ],
 )

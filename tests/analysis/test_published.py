@@ -102,10 +102,10 @@ class TestFigures:
     @pytest.mark.parametrize(
         ("table", "problem"),
         [
-            ({"time": {"nobody": "1"}}, "no variant is called 'nobody'"),
+            ({"time": {"nobody": "1"}}, "the study has no variant 'nobody'"),
             ({"time": {"a": "1 2"}}, "'a' has 2 figures for 1 cards"),
-            ({"time": {"a": "fast"}}, "fast is no figure"),
-            ({"speedup": {"b": "2"}}, "name the reference"),
+            ({"time": {"a": "fast"}}, "fast is not a number"),
+            ({"speedup": {"b": "2"}}, "has speed-ups but no reference"),
             ({"time_saved": {"b": "100"}, "reference": "a"}, "less than 100"),
         ],
     )
@@ -171,7 +171,7 @@ class TestVerdicts:
             ({"model": "sd15"}, "model emoji instead of sd15"),
             ({"steps": 50}, "steps 2 instead of 50"),
             ({"size": 512}, "size 64 instead of 512"),
-            ({"images": 4}, "images a call 1 instead of 4"),
+            ({"images": 4}, "images per call 1 instead of 4"),
             ({"scheduler": "PNDMScheduler"}, "scheduler DDIMScheduler instead of PNDMScheduler"),
         ],
     )

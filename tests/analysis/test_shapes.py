@@ -162,7 +162,7 @@ def test_a_record_is_read_as_it_was_written(result: StudyResult) -> None:
     with pytest.raises(UsageError, match=r"measurements\.0\.further\.0\.latency_s: -1"):
         parse_result(to_json(result))
     result.variant("fast").measurements[0].further.clear()
-    with pytest.raises(UsageError, match="not one for each further shape"):
+    with pytest.raises(UsageError, match="needs one entry for each further shape"):
         parse_result(to_json(result))
     reconfigure(result, "workload", size="large")
     with pytest.raises(UsageError, match=r"size=large: must be a whole number"):

@@ -367,7 +367,7 @@ class TestSittings:
         result.comparisons = [Comparison("candidate", "baseline", "x")]
         compare(result)
         assert result.comparisons[0].speedup is None
-        assert result.comparisons[0].note == "no round was timed of both in the same session"
+        assert result.comparisons[0].note == "no session timed a round of both variants"
 
     def test_a_round_that_only_one_side_has_is_left_out(self) -> None:
         found = speedup(sat((0, [1, 1]), (1, [1])), sat((0, [2, 2, 100]), (1, [2, 100])), 0.95)

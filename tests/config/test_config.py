@@ -88,7 +88,7 @@ class TestMistakes:
             "objective=3",
         )
         expected = [
-            "precision.wieghts: unknown key; there are weights, autocast, tf32",
+            "precision.wieghts: unknown key; the keys are weights, autocast, tf32",
             "workload.steps: ",
             "workload.batch_size=0: must be at least 1 and at most 4096",
             "protocol.confidence=1.0: must be above 0 and below 1",
@@ -98,7 +98,7 @@ class TestMistakes:
             "grad_mode._target_=sdopt.schema.Model: must be a dataclass derived from Optimization",
             "layout.memory_format: ",
             "nonsense: unknown key; the sections are model, ",
-            "dry_run: true or false",
+            "dry_run: must be true or false",
             "objective: ",
         ]
         for start in expected:
@@ -421,7 +421,7 @@ class TestOwnOptions:
     def test_are_checked_against_their_own_fields(self, own: Composers) -> None:
         assert problems(own, "+shading=mine", "shading.factor=0") == ["shading.factor=0.0: must be above 0"]
         [found] = problems(own, "+shading=mine", "+shading.faktor=2")
-        assert found == "shading.faktor: unknown key; there are factor"
+        assert found == "shading.faktor: unknown key; the keys are factor"
         [found] = problems(own, "+shading=mine", "shading.factor=[1]")
         assert found.startswith("shading.factor: ")
 

@@ -39,6 +39,6 @@ def test_an_old_page_is_found(
     assert main(["--check"]) == 0
     stale.write_text(stale.read_text() + "by hand")
     assert main(["--check"]) == 1
-    assert "is not current" in capsys.readouterr().err
+    assert "is out of date" in capsys.readouterr().err
     assert main([]) == 0
     assert main(["--check"]) == 0

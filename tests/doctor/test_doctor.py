@@ -202,15 +202,15 @@ class TestCommand:
         finished = sdopt(tmp_path, "doctor", "hardware=t4")
         assert finished.code == 0, finished.err
         assert "NVIDIA T4, compute capability 7.5" in finished.shown
-        assert "from its data sheet: it is not here" in finished.shown
+        assert "from its data sheet; this machine does not have it" in finished.shown
         assert "ceilings" not in finished.shown
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
             (["precision=nope"], "Could not find 'precision/nope'"),
-            (["--quick", "--save", "hardware/mine.yaml"], "--save: there are no ceilings to save"),
-            (["--save", "mine.yaml"], "a data sheet goes into a folder called hardware"),
+            (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
+            (["--save", "mine.yaml"], "must be in a folder called hardware"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -108,21 +108,21 @@ class TestCells:
     def test_states(self, matrix: Matrix) -> None:
         found = cells(matrix, CPU, outcomes(BF16, Standing.PROVEN, "CPU", "a GPU"))
         assert found[BF16].state is State.PROVEN
-        assert found[BF16].said == "proven on CPU, proven on a GPU"
-        assert found["precision", "bf16", "emoji", "img2img"].said == "unproven"
+        assert found[BF16].text == "proven on CPU, proven on a GPU"
+        assert found["precision", "bf16", "emoji", "img2img"].text == "unproven"
         impossible = found["attention", "cudnn", "sdxl", "txt2img"]
         assert impossible.state is State.IMPOSSIBLE
-        assert impossible.said == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
+        assert impossible.text == f"impossible: the cudnn kernel needs a CUDA device; this runs on {CPU.name}"
         assert found["precision", "fp16_vae_fix", "sdxl", "txt2img"].state is State.UNPROVEN
-        assert "weights of SDXL's VAE" in found["precision", "fp16_vae_fix", "emoji", "txt2img"].said
+        assert "weights of SDXL's VAE" in found["precision", "fp16_vae_fix", "emoji", "txt2img"].text
 
     def test_proven_elsewhere_is_not_proven_here(self, matrix: Matrix) -> None:
         key = ("attention", "cudnn", "sdxl", "txt2img")
         shown = outcomes(key, Standing.PROVEN, SHEETS["h200"].name)
-        assert cells(matrix, CPU, shown)[key].said.endswith(f"(proven on {SHEETS['h200'].name})")
+        assert cells(matrix, CPU, shown)[key].text.endswith(f"(proven on {SHEETS['h200'].name})")
         assert cells(matrix, planned_device(SHEETS["h200"]), shown)[key].state is State.PROVEN
         elsewhere = cells(matrix, planned_device(SHEETS["h100"]), shown)[key]
-        assert elsewhere.said == f"unproven: together with precision=bf16 (proven on {SHEETS['h200'].name})"
+        assert elsewhere.text == f"unproven: together with precision=bf16 (proven on {SHEETS['h200'].name})"
 
     @pytest.mark.parametrize(
         ("standing", "state"), [(Standing.REFUTED, State.REFUTED), (Standing.CANNOT_RUN, State.FAILED)]
@@ -130,7 +130,7 @@ class TestCells:
     def test_what_records_speak_against(self, matrix: Matrix, standing: Standing, state: State) -> None:
         found = cells(matrix, CPU, outcomes(BF16, standing, "CPU"))[BF16]
         assert found.state is state
-        assert found.said == f"{standing}: it brought nothing"
+        assert found.text == f"{standing}: it brought nothing"
 
 
 class TestShown:
@@ -166,9 +166,9 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["--matrix", "--save", "hardware/mine.yaml"], "--save: --matrix measures no ceilings"),
+            (["--matrix", "--save", "hardware/mine.yaml"], "--save: cannot be combined with --matrix"),
             (["--matrix", "--records", "nowhere"], "--records nowhere: no such folder"),
-            (["--records", "."], "--records: is for --matrix"),
+            (["--records", "."], "--records: only applies to --matrix"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, arguments: list[str], said: str) -> None:

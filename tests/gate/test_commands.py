@@ -129,7 +129,7 @@ class TestGate:
         assert found.pop("black")["verdict"] == "not comparable"
         assert found.pop("fewer")["verdict"] == "not comparable"
         assert {j["verdict"] for j in found.values()} <= {"pass", "inconclusive"}, done.shown
-        assert all("the calibration is of workload.steps=10 (here 2)" in j["note"] for j in found.values())
+        assert all("the calibration was measured with workload.steps=10 (here 2)" in j["note"] for j in found.values())
 
     def test_against_another_study_is_refused_by_name(self, folder: Path, tmp_path: Path) -> None:
         earlier = read_result(folder)
@@ -155,7 +155,7 @@ class TestGate:
         [
             (("nowhere/at/all",), "neither a run's folder"),
             ((".",), "no result.json in it"),
-            ((".", "gate=none"), "it has no rules"),
+            ((".", "gate=none"), "has no rules; choose gate=default"),
             ((".", "gate=nonsense"), "nonsense"),
         ],
     )

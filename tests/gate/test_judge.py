@@ -281,7 +281,7 @@ class TestValues:
         "rule", [Rule("mse", "at_most", limit=1.0, least=0.5), Rule("mse", "at_least", of_seeds=0.5, least=0.5)]
     )
     def test_only_a_share_has_a_least(self, rule: Rule) -> None:
-        with pytest.raises(UsageError, match="least goes with of_seeds"):
+        with pytest.raises(UsageError, match="least can only be used with of_seeds"):
             require_rules(Gate("g", {"lossy": [rule]}))
 
     RARE = ((0, Verdict.PASS), (3, Verdict.INCONCLUSIVE), (12, Verdict.FAIL))
@@ -302,7 +302,7 @@ class TestValues:
 
     def test_a_share_belongs_to_rarely_alone(self) -> None:
         for rule in (Rule("perceptual", "rarely", limit=0.5), Rule("perceptual", "at_most", limit=0.5, share=0.1)):
-            with pytest.raises(UsageError, match=r"gate\.rules\.lossy\[0\]: test=rarely takes a share"):
+            with pytest.raises(UsageError, match=r"gate\.rules\.lossy\[0\]: test=rarely needs a share"):
                 require_rules(Gate("g", {"lossy": [rule]}))
 
     def test_a_published_window_judges_the_estimate_itself(self) -> None:
@@ -444,7 +444,7 @@ class TestDisturbed:
         rules = Rule("mse", "exact"), Rule("speedup", "at_least", limit=0.95)
         found = verdict(self.beside_another(seconds, "latency"), *rules)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "measured on this device meanwhile: /runs/other" in paying(found).reason
+        assert "measured on this device at the same time: /runs/other" in paying(found).reason
 
     def test_nothing_passes(self) -> None:
         found = verdict(self.beside_another(0.1), Rule("mse", "exact"))
@@ -483,7 +483,7 @@ class TestLooks:
         self.extend(result)
         found = verdict(result, self.RULE)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "this is look 2 at the study, and gate.looks allows 1" in str(found.rulings)
+        assert "gate.looks=1: this is look 2 at the study" in str(found.rulings)
         assert [(look.number, look.processes, look.rounds, look.verdict) for look in result.looks] == [
             (1, 3, 24, Verdict.PASS),
             (2, 6, 48, Verdict.INCONCLUSIVE),
@@ -581,7 +581,7 @@ class TestPrecision:
 
     def test_a_rule_names_a_limit_for_every_type(self) -> None:
         rule = Rule("mse", "at_most", limits={"bfloat16": 1.0})
-        with pytest.raises(UsageError, match="one each for float32, float16, bfloat16"):
+        with pytest.raises(UsageError, match="must have one limit for each of float32, float16, bfloat16"):
             require_rules(Gate("g", {"equivalent": [rule]}))
 
 

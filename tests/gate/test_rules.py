@@ -71,7 +71,7 @@ class TestMeasured:
     def test_too_few_images_and_more_than_one_metric(self, composer: type[HydraComposer]) -> None:
         rule = "+gate.rules={lossy: [{metric: fid, test: at_most, limit: 1}]}"
         [said] = problems(composer, rule, "precision=bf16", "quality.prompt_count=24")
-        assert "decides nothing below 2,000 images, and 24 are drawn" in said
+        assert "needs at least 2,000 images, and 24 are drawn" in said
         features = f"quality.features=[emojiclip,'clip:{PACKAGED / 'clip'}']"
         [said] = problems(composer, rule, "precision=bf16", features, "quality.prompt_count=2000")
         assert "is ambiguous: name one of fid_emojiclip, fid_clip" in said
@@ -87,18 +87,18 @@ class TestMeasured:
     [
         (
             Rule("brightness", margin=0.1),
-            "neither more nor less of it is better",
+            "neither more nor less of the metric is better",
             Rule("brightness", "equivalent", margin=0.1),
         ),
         (Rule("perceptual", margin=0.1), "test it with at_most", Rule("perceptual", "at_most", limit=0.1)),
         (Rule("psnr_db", "equivalent", margin=1), "test it with at_least", Rule("psnr_db", "at_least", limit=40)),
-        (Rule("ssim", "every", limit=0.9), "more of this is better", Rule("mse", "every", limit=0.1)),
+        (Rule("ssim", "every", limit=0.9), "more of this metric is better", Rule("mse", "every", limit=0.1)),
         (
             Rule("clip_score", "rarely", limit=30, share=0.1),
             "test it with at_least",
             Rule("clip_score", "at_least", limit=30),
         ),
-        (Rule("kid", "exact"), "no prompt has a value", Rule("kid", "at_most", limit=0.1)),
+        (Rule("kid", "exact"), "has no value per prompt", Rule("kid", "at_most", limit=0.1)),
     ],
 )
 def test_a_test_that_cannot_judge_a_metric_is_refused(unfit: Rule, why: str, fit: Rule) -> None:

@@ -112,7 +112,7 @@ def test_a_name_that_is_nearly_the_same_is_another_card(name: str) -> None:
 
 class TestChoice:
     def test_of_another_card_is_refused_before_its_times_are_taken_for_this_ones(self) -> None:
-        with pytest.raises(ConflictError, match=r"sheet is that of NVIDIA A10, and this runs on NVIDIA H200"):
+        with pytest.raises(ConflictError, match=r"sheet is that of NVIDIA A10, but this runs on NVIDIA H200"):
             require_card(Hardware(sheet=SHEETS["a10"]), H200)
         require_card(Hardware(sheet=SHEETS["h200"]), H200)
         require_card(Hardware(), H200)
@@ -121,7 +121,7 @@ class TestChoice:
         require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), H200)
         with pytest.raises(ConflictError, match=r"NVIDIA B200 has 178\.35 GiB, and NVIDIA H200 only 139\.8"):
             require_card(Hardware(sheet=SHEETS["b200"], emulate_memory=True), H200)
-        with pytest.raises(ConflictError, match=r"emulate_memory=true: caps PyTorch's allocator on a CUDA device"):
+        with pytest.raises(ConflictError, match=r"emulate_memory=true: needs a CUDA device, whose allocator it caps"):
             require_card(Hardware(sheet=SHEETS["a10"], emulate_memory=True), CPU)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -147,16 +147,16 @@ class TestChoice:
     def test_of_emulation_on_a_cpu_or_without_a_card_is_refused(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "hardware.emulate_memory=true", "precision=bf16")
         assert finished.code == 2
-        assert finished.err.startswith("sdopt: hardware.emulate_memory=true: choose the card whose memory is meant")
+        assert finished.err.startswith("sdopt: hardware.emulate_memory=true: choose the card whose memory to emulate")
         finished = sdopt(
             tmp_path,
             *("run", "hardware=a10", "hardware.device=cpu", "hardware.emulate_memory=true", "tracking=none"),
         )
         assert finished.code == 2
-        assert "caps PyTorch's allocator on a CUDA device; this runs on" in finished.err
+        assert "needs a CUDA device, whose allocator it caps; this runs on" in finished.err
 
     def test_belongs_to_the_whole_study(self, composer: type[HydraComposer]) -> None:
-        with pytest.raises(UsageError, match=r"hardware\.sheet belongs to the whole study"):
+        with pytest.raises(UsageError, match=r"hardware\.sheet applies to the whole study"):
             composer(["hardware=cpu"]).variant("other", ["hardware=a10"])
 
     def test_mistakes_in_a_sheet_name_their_key(self, composer: type[HydraComposer]) -> None:

@@ -49,14 +49,14 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("overrides", "reason"),
         [
-            (["lora.weight_name=no.safetensors"], "there is no such file"),
+            (["lora.weight_name=no.safetensors"], "no such file"),
             (["lora.weight_name=no.safetensors"], "holds fxemoji.safetensors, high_contrast.safetensors"),
-            (["lora.path=/nowhere/at/all.safetensors"], "there is no such file"),
+            (["lora.path=/nowhere/at/all.safetensors"], "no such file"),
             ([f"lora.path={LORAS}"], "lora.weight_name: name a file of"),
             ([f"lora.path={LORAS}", "lora.weight_name=README.md"], "from .safetensors files only"),
             (
                 [f"lora.path={LORAS / 'fxemoji.safetensors'}", "lora.weight_name=a.safetensors"],
-                "lora.weight_name=a.safetensors: goes with a folder or a repository",
+                "lora.weight_name=a.safetensors: only applies to a folder or a repository",
             ),
         ],
     )

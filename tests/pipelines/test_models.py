@@ -283,15 +283,18 @@ class TestWeights:
                 "model.weights=random: the architecture of 'folder'",
             ),
             (["model=sdxl", "model.weights=path"], "model.path: model.weights=path needs the folder"),
-            (["model.path=x"], "model.path=x: goes with model.weights=path; here model.weights=packaged"),
+            (["model.path=x"], "model.path=x: only applies to model.weights=path; here model.weights=packaged"),
             (
                 ["model=sd15", "model.weights=random", "model.revision=v"],
-                "model.revision=v: goes with model.weights=hub",
+                "model.revision=v: only applies to model.weights=hub",
             ),
-            (["model.weights=random", "model.variant=fp16"], "model.variant=fp16: goes with a repository or a folder"),
+            (
+                ["model.weights=random", "model.variant=fp16"],
+                "model.variant=fp16: only applies to a repository or a folder",
+            ),
             (
                 ["model=folder", f"model.path={EMOJI}", "model.tokenizer=x"],
-                "model.tokenizer=x: goes with model.path of a single file",
+                "model.tokenizer=x: only applies to model.path of a single file",
             ),
             (
                 ["model=sdxl", "model.weights=download"],

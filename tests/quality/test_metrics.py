@@ -73,7 +73,7 @@ def test_features_in_names(features: str, expected: str) -> None:
 
 @pytest.mark.parametrize("name", ["mse_emojiclip", "lpips", "x"])
 def test_names_of_no_metric(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{name}: no such metric; there are .*psnr_db, .*fid"):
+    with pytest.raises(UsageError, match=rf"^{name}: unknown metric; choose from .*psnr_db, .*fid"):
         family_of(name)
 
 

@@ -155,12 +155,12 @@ class TestTerminal:
         text = " ".join(rendered(result, 100).split())
         assert "A/A floor: two identical baselines differed by" in text
         assert "6 interleaved rounds, 3 processes per variant, two-sided 95 % intervals" in text
-        assert "peak resident set of the process during a call" in text
+        assert "peak resident set of the process and its child processes during a call" in text
 
     def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:
         assert "not_engaged" not in rendered(result, 100)
         result.variant("bfloat16").status = Status.NOT_ENGAGED
-        assert "its figures credit nothing" in " ".join(rendered(result, 100).split())
+        assert "its figures are not credited to the option" in " ".join(rendered(result, 100).split())
 
     def test_of_a_sweep(self, result: StudyResult) -> None:
         rows = [(str(number), row) for number, row in enumerate(rows_of(result))]

@@ -171,7 +171,7 @@ def test_weights_of_something_else(folder: Path) -> None:
         {f"x.{name}": tensor for name, tensor in weights.items()},
         folder / "unet" / "diffusion_pytorch_model.safetensors",
     )
-    assert "unet/: holds the weights of something else" in problem_of(folder)
+    assert "unet/: holds weights of another network" in problem_of(folder)
 
 
 def test_a_folder_in_order_passes(folder: Path) -> None:

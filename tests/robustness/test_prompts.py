@@ -22,8 +22,8 @@ from sdopt.schema import Model, Workload
         ("a.csv", b"prompt\n", "holds no prompt"),
         ("a.txt", b"a" * 1_000_000, "line 1 has 1000000 characters"),
         ("a.csv", b"prompt\n" + b"a" * 1_000_000, "field larger than field limit"),
-        ("a.txt", b"a\nL\xf6we\n", "line 2 is not UTF-8, of which 0xf6 is no part"),
-        ("a.txt", "a\nb".encode("utf-16"), "line 1 is not UTF-8"),
+        ("a.txt", b"a\nL\xf6we\n", "line 2 is not valid UTF-8 (byte 0xf6)"),
+        ("a.txt", "a\nb".encode("utf-16"), "line 1 is not valid UTF-8"),
     ],
 )
 def test_is_said_with_its_line(name: str, content: bytes, said: str, tmp_path: Path) -> None:

@@ -63,11 +63,11 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("variants",), [], "variants: there are none"),
+        (("variants",), [], "variants: must not be empty"),
         (("baseline",), "nobody", "baseline=nobody: no variant has this name"),
         (("comparisons", 0, "reference"), "nobody", "comparisons.0.reference=nobody: no variant has this name"),
         (("comparisons", 0, "candidate"), "nobody", "comparisons.0.candidate=nobody: no variant has this name"),
-        (("environment", "device"), {}, "environment.device: says neither name nor type"),
+        (("environment", "device"), {}, "environment.device: lacks the name or the type"),
         (("environment",), {}, "environment"),
         (("config", "protocol", "confidence"), 7, "config.protocol.confidence: Input should be less than 1"),
         (
@@ -78,9 +78,9 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("variants", 0, "name"), "", "variants.0.name='': must be one line of text"),
         (("variants", 0, "contract"), "x", "variants.0.contract=x: choose one of exact, equivalent, lossy"),
         (("variants", 1, "promises"), {"a": {"contract": "x", "claims": []}}, "variants.1.promises.a.contract=x: "),
-        (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is no time"),
+        (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is not a possible time"),
         (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
-        (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: there is no such session"),
+        (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: no session has this number"),
         (("schema_version",), 99, "written by a later sdopt"),
     ],
 )
@@ -184,7 +184,7 @@ def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
 def test_a_command_line_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "hydra.yaml").write_text(content)
-    with pytest.raises(UsageError, match=r"hydra\.yaml is damaged and does not say what was run there") as caught:
+    with pytest.raises(UsageError, match=r"hydra\.yaml, which records what was run there, is damaged") as caught:
         with_resumed([f"resume={tmp_path}"])
     assert len(caught.value.problems) == 1
 

@@ -133,7 +133,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as used:
         finished = sdopt(tmp_path, "ui", "--port", str(used.getsockname()[1]), store)
     assert finished.code == 2
-    assert "something listens there already; choose another" in finished.err
+    assert "already in use; choose another port" in finished.err
     finished = sdopt(tmp_path, "ui", "--port", "99999", store)
     assert finished.code == 2
     assert "--port 99999: must be between 1 and 65535" in finished.err
@@ -144,13 +144,16 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     [
         (
             PermissionError(errno.EACCES, "Permission denied", "there"),
-            "there: Permission denied; run as a user who may",
+            "there: Permission denied; run as a user with permission",
         ),
-        (OSError(errno.EMFILE, "Too many open files", "it"), "it: Too many open files; allow more open files"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; allow more memory (ulimit -v)"),
-        (MemoryError(), "out of memory; allow more memory (ulimit -v)"),
-        (ImportError("it.so: failed to map segment"), "it.so: failed to map segment; allow more memory (ulimit -v)"),
-        (RuntimeError("can't start new thread"), "can't start new thread; allow more processes (ulimit -u)"),
+        (OSError(errno.EMFILE, "Too many open files", "it"), "it: Too many open files; raise the limit of open files"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory; raise the memory limit (ulimit -v)"),
+        (MemoryError(), "out of memory; raise the memory limit (ulimit -v)"),
+        (
+            ImportError("it.so: failed to map segment"),
+            "it.so: failed to map segment; raise the memory limit (ulimit -v)",
+        ),
+        (RuntimeError("can't start new thread"), "can't start new thread; raise the limit of processes (ulimit -u)"),
     ],
 )
 def test_what_the_machine_refuses_is_one_line(

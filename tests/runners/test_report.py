@@ -45,7 +45,7 @@ def test_of_a_sweep_is_one_of_all_its_jobs(sweep_folder: Path, tmp_path: Path) -
     ("arguments", "said"),
     [
         (["nowhere/at/all"], "nowhere/at/all: neither a run's folder, nor a result.json, nor an MLflow run id"),
-        (["."], ".: there is no result.json in it, nor in a folder of a sweep's job"),
+        (["."], ".: has no result.json, nor does a folder of a sweep's job in it"),
         (["tracking=none"], "RESULT: name a run's folder, a sweep's folder or an MLflow run id"),
         (["a", "b", "--output", "c"], "--output c: takes one RESULT, because each has a report.html of its own"),
         (["run", "tracking.kind=paper"], "tracking.kind=paper"),

@@ -34,7 +34,7 @@ class TestCommands:
     def test_an_unknown_one_lists_those_there_are(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "rnu", "precision=bf16")
         assert finished.code == 2
-        assert finished.err.startswith("sdopt: no command 'rnu'")
+        assert finished.err.startswith("sdopt: unknown command 'rnu'")
         assert "run" in finished.err
         assert finished.out == ""
 
@@ -110,15 +110,15 @@ class TestMistakes:
         for more in ([], ["-m"]):
             finished = sdopt(tmp_path, "run", *more, *SMOKE, typo)
             assert finished.code == 2
-            assert f"{typo.partition('=')[0]}: there is no such key; did you mean {meant}" in finished.err
+            assert f"{typo.partition('=')[0]}: unknown key; did you mean {meant}" in finished.err
             assert "append" not in finished.err
 
     @pytest.mark.parametrize(
         ("wrong", "said"),
         [
             ("study.options=[precision:bf16]", "choose study=cumulative or study=factorial or study=one_at_a_time"),
-            ("study.options=[precision=bf16]", "within a list write precision:bf16 for precision=bf16"),
-            ("study.variants={a: [precision=bf16]}", "within a list write precision:bf16 for precision=bf16"),
+            ("study.options=[precision=bf16]", "in a list, write precision:bf16 instead of precision=bf16"),
+            ("study.variants={a: [precision=bf16]}", "in a list, write precision:bf16 instead of precision=bf16"),
         ],
     )
     def test_of_a_study_name_the_key_and_the_way_out(self, tmp_path: Path, wrong: str, said: str) -> None:

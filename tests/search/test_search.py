@@ -77,7 +77,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
 class TestSearch:
     def test_interrupted_keeps_what_was_found(self, searched: Searched) -> None:
         assert searched.interrupted.code == 130
-        assert "The same command goes on with it" in searched.interrupted.err
+        assert "The same command continues the search" in searched.interrupted.err
         assert "The search has not ended; 3 combinations were proposed so far" in searched.said
         assert "| layout=channels_last |" in searched.said
 

@@ -114,21 +114,21 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("overrides", "said"),
         [
-            (["search.groups=[precison]"], "search.groups: there is no group 'precison'"),
+            (["search.groups=[precison]"], "search.groups: unknown group 'precison'"),
             ([], "search.groups: name the groups to search"),
             (["search.groups=[layout]", "search.options={layout: [diagonal]}"], "layout has no option 'diagonal'"),
             (
                 ["search.groups=[layout]", "search.options={precision: [bf16]}"],
                 "'precision' is not among",
             ),
-            (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is no key"),
+            (["search.groups=[layout]", "search.keys={layout: [1]}"], "search.keys: 'layout' is not a key"),
             (["search.groups=[layout]", "search.objectives=[]"], "search.objectives: name one or several"),
             (["search.groups=[layout]", "search.objectives=[speed]"], "choose one of latency, memory, distance"),
             (["search.groups=[layout]", "search.distance=psnr_db"], "search.distance=psnr_db: choose one of mse"),
             (["search.groups=[layout]", "search.finalists=0"], "search.finalists=0: must be at least 1"),
             (["search.groups=[layout]", "search.title=../x"], "search.title=../x: must be a name"),
             (["search.groups=[layout]", "search.budget=3"], "did you mean search.budget_s"),
-            (["search.groups=[layout]", "experiment=quickstart"], "a search makes studies of its own"),
+            (["search.groups=[layout]", "experiment=quickstart"], "not possible in a search"),
         ],
     )
     def test_names_what_is_wrong(self, overrides: list[str], said: str) -> None:

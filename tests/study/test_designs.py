@@ -88,8 +88,8 @@ class TestExplicit:
                 "study.edges=[{candidate: hafl, reference: plain}, {candidate: half, reference: plian}]",
             )
         assert [problem.split(";")[0] for problem in caught.value.problems] == [
-            "study.edges: no variant is called 'hafl'",
-            "study.edges: no variant is called 'plian'",
+            "study.edges: no variant 'hafl'",
+            "study.edges: no variant 'plian'",
         ]
         assert all("there are plain, half" in problem for problem in caught.value.problems)
 
@@ -162,7 +162,7 @@ class TestOneAtATime:
         assert [variant.name for variant in found.variants] == [BASELINE, *memory, *others]
 
     def test_a_group_that_is_none_is_named_with_those_that_are(self, composer: Composers) -> None:
-        with pytest.raises(UsageError, match=r"study\.options: there is no group 'attentoin'; name one of attention, "):
+        with pytest.raises(UsageError, match=r"study\.options: unknown group 'attentoin'; choose one of attention, "):
             plan(composer, "study=one_at_a_time", "study.options=[attentoin]")
 
 
@@ -250,8 +250,8 @@ class TestFactorial:
         with pytest.raises(UsageError) as caught:
             plan(composer, "study=factorial", options)
         assert caught.value.problems == [
-            "study.options: 'memory=[vae_slicing,vae_tiling]' is 2 options; factorial takes them one by one",
-            "study.options: 'memory=[]' is 0 options; factorial takes them one by one",
+            "study.options: 'memory=[vae_slicing,vae_tiling]' is 2 options; study=factorial takes them one by one",
+            "study.options: 'memory=[]' is 0 options; study=factorial takes them one by one",
         ]
 
 

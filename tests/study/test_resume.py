@@ -234,18 +234,18 @@ class TestRefused:
     def test_other_overrides(self, folder: Path, beside: str) -> None:
         resumed = resume(folder, beside)
         assert resumed.code == 2
-        assert resumed.err.startswith(f"sdopt: {beside}: cannot be changed beside resume")
+        assert resumed.err.startswith(f"sdopt: {beside}: cannot be changed together with resume")
 
     def test_a_folder_without_a_study(self, tmp_path: Path) -> None:
         resumed = sdopt(tmp_path, "run", "resume=nowhere")
         assert resumed.code == 2
-        assert resumed.err.startswith("sdopt: resume=nowhere: there is no .hydra/hydra.yaml")
+        assert resumed.err.startswith("sdopt: resume=nowhere: has no .hydra/hydra.yaml")
         assert not (tmp_path / "nowhere").exists()
 
     def test_retrying_without_a_folder(self, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "run", *SMOKE, "retry_failed=true")
         assert found.code == 2
-        assert "retry_failed=true: only a study that is resumed" in found.err
+        assert "retry_failed=true: works only on a study that is resumed" in found.err
 
     def test_another_machine_and_other_versions_all_at_once(self, broken_off: Path) -> None:
         result = read_result(broken_off)
@@ -287,8 +287,8 @@ class TestRefused:
         prompts.write_text("green apple\n")
         resumed = resume(run.folder)
         assert resumed.code == 2
-        assert "baseline: contents of its model: was " in resumed.err
-        assert "baseline: contents of its prompts: was " in resumed.err
+        assert "baseline: the contents of its model: was " in resumed.err
+        assert "baseline: the contents of its prompts: was " in resumed.err
 
     def test_a_folder_that_another_process_writes(self, broken_off: Path) -> None:
         from sdopt.locks import lock_folder
@@ -305,7 +305,7 @@ class TestRefused:
         before = (folder / "result.json").read_bytes()
         found = sdopt(folder.parents[3], "run", *SMOKE, f'hydra.run.dir="{folder}"')
         assert found.code == 2
-        assert f"`sdopt run resume={folder}` goes on with it" in found.err
+        assert f"`sdopt run resume={folder}` continues the study" in found.err
         assert (folder / "result.json").read_bytes() == before
 
 
@@ -369,8 +369,8 @@ class TestExtended:
         ("beside", "problem"),
         [
             ("protocol.rounds=1", "protocol.rounds=1: a study can only be extended, and this one has 2"),
-            ("quality.prompt_count=9", "quality.prompt_count: with quality.metrics=false"),
-            ("protocol.precision=0.03", "protocol.precision=0.03: takes protocol.replicates=3 or more"),
+            ("quality.prompt_count=9", "quality.prompt_count: cannot change in a study with quality.metrics=false"),
+            ("protocol.precision=0.03", "protocol.precision=0.03: needs protocol.replicates=3 or more"),
         ],
     )
     def test_not_by_less_nor_by_what_it_cannot_have(self, folder: Path, beside: str, problem: str) -> None:
@@ -395,7 +395,7 @@ class TestPrecision:
         for row in found.result.variants:
             assert row.status is Status.OK, row.reason
             assert [(m.replicate, m.session) for m in row.measurements] == [(0, 0), (1, 0), (2, 0), (3, 1)]
-        assert "kept going by grad_mode=inference_mode (4 processes)" in found.shown
+        assert "more processes were needed for grad_mode=inference_mode (4 processes)" in found.shown
         assert found.result.precision is not None
         assert found.result.precision.spent_s > 0
 
@@ -409,7 +409,7 @@ class TestPrecision:
         assert "nothing is missing" in resume(found.folder).out
         refused = resume(found.folder, "protocol.replicates=5")
         assert refused.code == 2
-        assert "protocol.replicates: with protocol.precision the pilot's processes stay" in refused.err
+        assert "protocol.replicates: cannot change in a study with protocol.precision" in refused.err
         monkeypatch.setattr("sdopt.study.precision.processes_needed", lambda result: {"grad_mode=inference_mode": 4})
         more = resume(found.folder, "protocol.budget_s=9999")
         assert more.code == 0, more.shown

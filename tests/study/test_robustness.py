@@ -104,7 +104,7 @@ class TestDisk:
         with small_disk(tmp_path / "disk", "8m") as disk:
             finished = sdopt(disk, "run", *SABOTAGE, *QUICK, "+sabotage=fills_the_disk", f"+sabotage.disk={disk}")
             assert finished.code == 3, finished.shown
-            assert "measuring goes on, and it is tried again after every round" in finished.shown
+            assert "measuring continues, and writing is tried again after every round" in finished.shown
             [saved] = refuge.glob("sdopt-*-result.json")
             assert f"No space left on device; the result is in {saved}: make room and move it here" in finished.shown
             assert "Traceback" not in finished.err
@@ -126,7 +126,7 @@ class TestDisk:
     ) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
         monkeypatch.setenv("HOME", str(tmp_path / "gone"))
-        with pytest.raises(OSError, match=r"is lost: make room and `sdopt run resume="):
+        with pytest.raises(OSError, match=r"is lost: make room and run `sdopt run resume="):
             write_at_last(finished.result, tmp_path / "gone")
 
 
@@ -171,7 +171,7 @@ class TestMemory:
         result = finished.result
         candidate = result.variant("sabotage=wants_too_much_in_a_round")
         assert result.schedule.kind == "blocks"
-        assert "beside 2 others, perhaps for lack of memory" in result.schedule.reason
+        assert "while 2 other processes were in memory, perhaps for lack of memory" in result.schedule.reason
         assert "in round 3" in result.schedule.reason
         assert [session.schedule for session in result.sessions] == ["interleaved", "blocks"]
         assert all(row.status is Status.OK for row in result.variants)
@@ -297,7 +297,7 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     assert all(row.status is Status.OK for result in results for row in result.variants)
     # Which of them came first nobody knows; both were disturbed, and both are told.
     assert all(len(result.sessions[0].disturbed_by) == 1 for result in results)
-    assert all("the timings of both are disturbed" in one.shown for one in ended)
+    assert all("it disturbs the timings of both" in one.shown for one in ended)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
     assert len(runs) == 2 * (1 + 3)

@@ -73,7 +73,7 @@ class TestAProcess:
         assert "nothing is missing" in again.shown
         other = sdopt(traced.cwd, "run", f"resume={traced.folder}", "workload.size=[64,80]")
         assert other.code == 2
-        assert "workload.size=[64,80]: cannot be changed beside resume" in other.shown
+        assert "workload.size=[64,80]: cannot be changed together with resume" in other.shown
 
 
 def test_a_dry_run_names_the_shapes(tmp_path: Path) -> None:
@@ -115,4 +115,4 @@ def test_shapes_belong_to_the_whole_study(tmp_path: Path) -> None:
     lists = ["study=one_at_a_time", "study.options=[workload.batch_size:4]", "workload.size=[64,72]"]
     found = sdopt(tmp_path, "run", *SMOKE, *lists)
     assert found.code == 2
-    assert "a list in workload.size or workload.batch_size belongs to the whole study" in found.shown
+    assert "a list in workload.size or workload.batch_size applies to the whole study" in found.shown

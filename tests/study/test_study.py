@@ -416,7 +416,7 @@ class TestFailures:
 def test_one_without_effect_alone_is_exit_code_0(tmp_path: Path) -> None:
     finished = sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, "+sabotage=no_effect")
     assert finished.code == 0
-    assert "its figures credit nothing" in finished.shown
+    assert "its figures are not credited to the option" in finished.shown
 
 
 def test_a_baseline_that_fails_leaves_nothing_to_compare(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_one_that_starves_beside_the_others_is_measured_alone(tmp_path: Path) ->
     assert finished.code == 0, finished.shown
     found = finished.result
     assert found.schedule.kind == "blocks"
-    assert "beside 2 others, perhaps for lack of memory" in found.schedule.reason
+    assert "while 2 other processes were in memory, perhaps for lack of memory" in found.schedule.reason
     assert rows(found)["sabotage=wants_too_much_once"].status is Status.OK
     assert rows(found)["sabotage=wants_too_much_once"].reason == ""
 
@@ -478,7 +478,7 @@ class TestProcess:
         assert left == []
         folder = finished.folder.relative_to(finished.cwd)
         assert finished.err == (
-            f"sdopt: interrupted\nWhat was measured is kept; `sdopt run resume={folder}` goes on with it.\n"
+            f"sdopt: interrupted\nWhat was measured is kept; `sdopt run resume={folder}` continues the study.\n"
         )
         result = finished.result
         assert result.status == "interrupted"

@@ -82,14 +82,14 @@ def test_nothing_is_measured_where_nothing_can_run() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("budget=1", "budget: there is no such key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
+        ("budget=1", "budget: unknown key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
         ("budget_s=0", "budget_s=0.0: must be above 0"),
         ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
-        ("only=[nois]", "only: there is no part 'nois'; there are environment, noise"),
+        ("only=[nois]", "only: unknown part 'nois'; choose from environment, noise"),
         ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: choose one of doctor, tests"),
         ("parts.noise.limit_s=-1", "parts.noise.limit_s=-1.0: must be above 0"),
-        ("+parts.noise.groups=[attention]", "parts.noise.groups: kind=noise does nothing with it; leave it out"),
+        ("+parts.noise.groups=[attention]", "parts.noise.groups: has no effect with kind=noise; leave it out"),
         ("+parts.mine={kind: options, limit_s: 9}", "parts.mine.groups: must name the groups"),
         ("+parts.mine=3", "parts.mine: must be a group of keys, not 3"),
         ("~parts.noise.limit_s", "parts.noise.limit_s: must be given"),

@@ -71,7 +71,7 @@ class TestCall:
     def test_a_part_that_fails_is_a_row_with_its_reason(self, called: Finished) -> None:
         wrong = entry(called, "wrong")
         assert wrong.ending is Ending.FAILED
-        assert "ended with 2" in wrong.reason
+        assert "ended with exit code 2" in wrong.reason
         assert "nonsense" in wrong.reason
 
     def test_a_part_is_ended_at_its_limit(self, called: Finished) -> None:
@@ -84,7 +84,7 @@ class TestCall:
     def test_what_does_not_fit_or_says_nothing_is_listed(self, called: Finished) -> None:
         large, lora, unable = (entry(called, name) for name in ("large", "blade_sd15_lora", "unable"))
         assert large.ending is Ending.NOT_RUN
-        assert "takes 80000 s at least" in large.reason
+        assert "needs at least 80000 s" in large.reason
         assert (lora.ending, lora.reason) == (Ending.LEFT_OUT, "needs a CUDA device")
         assert unable.ending is Ending.DONE
         assert {finding.state for finding in unable.findings} == {"cannot run"}
@@ -92,7 +92,7 @@ class TestCall:
     def test_ends_with_3_and_names_what_is_left(self, called: Finished) -> None:
         assert called.code == 3
         assert "1 of the 4 parts that can run here are done" in called.shown
-        assert "large: not run (takes 80000 s at least" in called.shown
+        assert "large: not run (needs at least 80000 s" in called.shown
 
     def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
         page = page_of(record_of(called))
@@ -209,7 +209,7 @@ class TestGoingOn:
         record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
         assert [found.part for found in record.entries] == ["study", "study_again"]
         if rounds is None:
-            assert record.entries[1].reason == "takes 750 s at least; 100 s is its limit"
+            assert record.entries[1].reason == "needs at least 750 s; 100 s is its limit"
         else:
             assert f"protocol.rounds={rounds}" in commands[0]
             assert "protocol.replicates=3" in commands[0]

@@ -39,10 +39,10 @@ def test_a_folder_is_the_same_here(memory: Any, finished: Finished) -> None:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("memory://bucket/none", "no result.json below it"),
-        ("memory://bucket/more/result.json", "name the folder that it lies in"),
-        ("memory://bucket/worse", "leads out of it"),
-        ("file:///nowhere/at/all", "no result.json below it"),
+        ("memory://bucket/none", "no result.json in it or below it"),
+        ("memory://bucket/more/result.json", "name the folder that contains it"),
+        ("memory://bucket/worse", "lies outside of it"),
+        ("file:///nowhere/at/all", "no result.json in it or below it"),
         ("nonsense://bucket", "nonsense"),
     ],
 )
@@ -57,7 +57,7 @@ def test_what_is_refused(memory: Any, address: str, said: str) -> None:
 def test_more_than_a_sweep_is_refused(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pipe("/bucket/result.json", b"{}")
     monkeypatch.setattr(remote, "_MOST_BYTES", 1)
-    with pytest.raises(UsageError, match=r"1 files, 0\.0 GiB, are more than a sweep"):
+    with pytest.raises(UsageError, match=r"1 files, 0\.0 GiB, are too much for a sweep"):
         download("memory://bucket")
 
 

@@ -124,7 +124,7 @@ class TestReport:
     def test_a_store_that_is_not_there_is_not_made(self, copied: tuple[StudyResult, Path], tmp_path: Path) -> None:
         _, folder = copied
         done = sdopt(tmp_path, "report", str(folder), "tracking.uri=sqlite:///nowhere.db")
-        assert done.out.splitlines()[1] == "not logged: sqlite:///nowhere.db is not there"
+        assert done.out.splitlines()[1] == "not logged: sqlite:///nowhere.db does not exist"
         assert not (tmp_path / "nowhere.db").exists()
 
 
@@ -423,7 +423,7 @@ class TestNothingIsLost:
         before = len(store.runs("pair"))
         address = f"file://{unlogged.folder}"
         second = sdopt(unlogged.cwd, "sync", address, *store.overrides)
-        assert f"{address}: there already as " in second.out, second.shown
+        assert f"{address}: already logged as " in second.out, second.shown
         assert len(store.runs("pair")) == before > 0
         assert not (unlogged.cwd / "mlruns").exists()
 
@@ -450,12 +450,12 @@ class TestSync:
         logged = [line.partition(": ")[0] for line in found.out.splitlines() if ": logged as " in line]
         assert [Path(line).name for line in logged[:3]] == ["0", "1", "2"]
         assert len(logged) == 4  # and the sweep above them
-        assert sdopt(tmp_path, "sync", *places).out.count("there already") == 4
+        assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
 
     def test_a_folder_without_results(self, store: Store, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "sync", str(tmp_path), *store.overrides)
         assert found.code == 2
-        assert found.err == f"sdopt: {tmp_path}: there is no result.json in or below it\n"
+        assert found.err == f"sdopt: {tmp_path}: no result.json in it or below it\n"
 
     def test_one_unreadable_result_does_not_keep_the_others(
         self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path
@@ -478,7 +478,7 @@ class TestSync:
     def test_nowhere(self, finished: Finished, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "sync", str(finished.folder), "tracking=none")
         assert found.code == 2
-        assert "nowhere to log to" in found.err
+        assert "names no store to log to" in found.err
 
 
 class TestWithoutMlflow:
@@ -518,7 +518,7 @@ class TestUi:
     def test_without_a_store_there_is_nothing_to_show(self, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "ui")
         assert found.code == 2
-        assert "nothing is logged there yet" in found.err
+        assert "has no logged results yet" in found.err
         assert list(tmp_path.iterdir()) == []
 
     def test_a_server_has_its_own(self, tmp_path: Path) -> None:

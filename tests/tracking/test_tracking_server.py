@@ -178,7 +178,7 @@ def test_a_server_that_dies_while_a_study_is_logged(finished: Finished, tmp_path
         first = sync(tmp_path, server.url, folder).finish(240)
         assert (first.code, ": logged as " in first.out) == (0, True), first.shown
         second = sync(tmp_path, server.url, folder).finish(240)
-        assert (second.code, ": there already as " in second.out) == (0, True), second.shown
+        assert (second.code, ": already logged as " in second.out) == (0, True), second.shown
         assert contents(server.client, result) == whole
         assert runs() == 1 + len(result.variants)
     finally:
@@ -219,7 +219,7 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
         everything = [sync(tmp_path, server.url, tmp_path / "outputs") for _ in range(4)]
         for process in everything:
             ended = process.finish(500)
-            assert (ended.code, ended.out.count("there already")) == (0, 7), ended.shown
+            assert (ended.code, ended.out.count("already logged")) == (0, 7), ended.shown
 
         for result, logged in zip(results, whole, strict=True):
             assert contents(server.client, result) == logged
@@ -260,7 +260,7 @@ def test_two_processes_at_once_on_sqlite(finished: Finished, tmp_path: Path) -> 
     ended = [process.finish(500) for process in processes]
     assert [one.code for one in ended] == [0, 0], [one.shown for one in ended]
     said = "".join(one.out for one in ended)
-    assert said.count(": logged as ") == said.count(": there already as ") == 4
+    assert said.count(": logged as ") == said.count(": already logged as ") == 4
     client = MlflowClient(uri)
     for result, folder in zip(results, folders, strict=True):
         assert contents(client, result) == expected(result, folder, tmp_path)

@@ -14,9 +14,9 @@ from sdopt.training.config import STAGES
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("nonsense=1", "nonsense: there is no such key; `sdopt train-reference --help` lists all"),
-        ("denoiser.batchsize=1", "denoiser.batchsize: there is no such key; did you mean denoiser.batch_size"),
-        ("+autoencoder.nonsense=1", "autoencoder.nonsense: unknown key; there are share, steps"),
+        ("nonsense=1", "nonsense: unknown key; `sdopt train-reference --help` lists all"),
+        ("denoiser.batchsize=1", "denoiser.batchsize: unknown key; did you mean denoiser.batch_size"),
+        ("+autoencoder.nonsense=1", "autoencoder.nonsense: unknown key; the keys are share, steps"),
         ("~clip.target", "clip.target: must be given"),
         ("~seed", "sdopt: seed: must be given, as in seed=…"),
         ("stage=nonsense", "all, data, tokenizer, autoencoder, tiny_autoencoder, denoiser, loras, clip, export"),
@@ -30,7 +30,7 @@ from sdopt.training.config import STAGES
         ("loras.held_out_concepts=0", "loras.held_out_concepts"),
         ("tiny_autoencoder.latent_noise=-1", "tiny_autoencoder.latent_noise=-1.0: must be at least 0"),
         ("budget_minutes=-1", "budget_minutes=-1.0: must be above 0"),
-        ("export.companions=${folder}", "choose another folder than `folder`"),
+        ("export.companions=${folder}", "must be another folder than `folder`"),
         ("seed=", "seed: "),
         ("(", "("),
     ],

@@ -91,7 +91,7 @@ class TestCall:
     def test_says_how_a_process_died(self, context: StartContext) -> None:
         with pytest.raises(ChildDiedError, match="ended with exit code 7"):
             call_apart(context, end, 7)
-        with pytest.raises(UsageError, match="the device: no answer from the process that was asked"):
+        with pytest.raises(UsageError, match="the device: the process that should answer has ended"):
             in_process(context, end, 7, what="the device")
 
     def test_ends_one_that_takes_too_long_with_all_that_it_started(self, context: StartContext) -> None:
@@ -130,7 +130,7 @@ class TestKill:
             begun = time.monotonic()
             child.kill()
         assert time.monotonic() - begun < 5
-        assert warnings == [f"process {child.pid} was killed and has not ended within 0.2 s; it is left behind"]
+        assert warnings == [f"process {child.pid} was killed, but has not ended within 0.2 s; it is left running"]
         assert not child.alive
 
     def test_of_one_that_does_not_end_does_not_keep_the_parent_from_exiting(self) -> None:
@@ -150,4 +150,4 @@ if __name__ == "__main__":
 """
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "was killed and has not ended within 0.2 s" in done.stderr
+        assert "was killed, but has not ended within 0.2 s" in done.stderr

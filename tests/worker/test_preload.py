@@ -154,7 +154,7 @@ class TestServer:
         preloaded, method, warning = probe(tmp_path, "import os\nos._exit(11)")
         assert (preloaded, method) == ("False", "spawn")
         assert warning == (
-            "the process that workers are forked from has ended: each worker imports PyTorch anew, in seconds"
+            "the process that workers are forked from has ended: each worker imports PyTorch again, which takes seconds"
         )
 
     def test_that_has_ended_is_no_end_of_file(self) -> None:
@@ -181,7 +181,7 @@ class TestServer:
         chosen, context = find_machine(given, Hardware(device="cpu"), dict)
         assert asked == [given, context]
         assert context.get_start_method() == "spawn"
-        assert chosen.warnings[0].endswith("each worker imports PyTorch anew, in seconds")
+        assert chosen.warnings[0].endswith("each worker imports PyTorch again, which takes seconds")
         assert chosen.warnings[1:] == ("another",)
 
 

@@ -14,7 +14,7 @@ TITLE = "colours, contrast, sharpness"
 
 @dataclass(frozen=True)
 class PixelNoise(Retouch):
-    """Noise of a deviation `sigma` of the whole range 0…1."""
+    """Adds noise with a standard deviation of `sigma`, in the range 0…1."""
 
     sigma: float = 0.02
 
@@ -26,7 +26,7 @@ class PixelNoise(Retouch):
 
 @dataclass(frozen=True)
 class Blur(Retouch):
-    """A Gaussian of `sigma` pixels."""
+    """Blurs images with a Gaussian of `sigma` pixels."""
 
     sigma: float = 0.7
 
@@ -37,8 +37,8 @@ class Blur(Retouch):
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
     """Returns images convolved with a Gaussian of `sigma` pixels."""
-    places = torch.arange(-3, 4).float()
-    line = torch.exp(-places.square() / (2 * sigma**2))
+    offsets = torch.arange(-3, 4).float()
+    line = torch.exp(-offsets.square() / (2 * sigma**2))
     kernel = torch.outer(line, line) / line.sum() ** 2
     padded = functional.pad(images, (3, 3, 3, 3), mode="replicate")
     return functional.conv2d(padded, kernel.to(images).expand(3, 1, 7, 7), groups=3)
@@ -46,7 +46,7 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 @dataclass(frozen=True)
 class UnevenSharpness(Retouch):
-    """Every other image is blurred, the others are sharpened by as much: the mean of fine detail stays."""
+    """Blurs every other image, and sharpens the others by as much, so that the mean of fine detail stays."""
 
     sigma: float = 0.6
 
@@ -58,7 +58,7 @@ class UnevenSharpness(Retouch):
 
 @dataclass(frozen=True)
 class Cast(Retouch):
-    """Red is more by a share of the range, or more and less in turn: the mean colour stays."""
+    """Adds `share` of the range to red; if `in_turn`, subtracts it in every other image: the mean colour stays."""
 
     share: float = 0.02
     in_turn: bool = True
@@ -72,7 +72,7 @@ class Cast(Retouch):
 
 @dataclass(frozen=True)
 class Faded(Retouch):
-    """Colours keep so much of their distance to grey of the same luminance."""
+    """Reduces the distance of colours to grey of the same luminance to the share `kept`."""
 
     kept: float = 0.8
 
@@ -85,7 +85,7 @@ class Faded(Retouch):
 
 @dataclass(frozen=True)
 class UnevenContrast(Retouch):
-    """Contrast is more by a share in every other image, and less in the others."""
+    """Raises the contrast by `share` in every other image, and lowers it in the others."""
 
     share: float = 0.08
 

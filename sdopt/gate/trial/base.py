@@ -68,7 +68,7 @@ class Retouch(Sabotage):
 
 
 def chosen(images: Tensor, numbers: range, every: int) -> Tensor:
-    """Returns which images are those of one in so many, from the first on: bool (n, 1, 1, 1)."""
+    """Returns a mask of every `every`-th image, from the first on: bool (n, 1, 1, 1)."""
     return torch.tensor([number % every == 0 for number in numbers], device=images.device).view(-1, 1, 1, 1)
 
 

@@ -24,7 +24,7 @@ TITLE = "beside what is timed"
 
 @dataclass(frozen=True)
 class ResetsPeak(Sabotage):
-    """Holds so many MiB during each call, and resets the marks of the highest memory at its end."""
+    """Holds `mib` MiB during each call, and resets the counters of peak memory at its end."""
 
     mib: int = 256
 
@@ -42,7 +42,7 @@ class ResetsPeak(Sabotage):
 
 @dataclass(frozen=True)
 class MemoryInFile(Sabotage):
-    """Holds so many MiB in a file that is in memory and not mapped."""
+    """Holds `mib` MiB in a file that is in memory and not mapped."""
 
     mib: int = 256
 
@@ -56,7 +56,7 @@ class MemoryInFile(Sabotage):
 
 @dataclass(frozen=True)
 class MoreThreads(Sabotage):
-    """Computes with as many threads as there are cores, whatever the run says, and with an operator more."""
+    """Computes with as many threads as there are cores, whatever the run sets, and runs one more operator."""
 
     @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
@@ -74,21 +74,21 @@ class MoreThreads(Sabotage):
 
 @dataclass(frozen=True)
 class WorksAfterwards(Called):
-    """Works for so long once nobody holds the images of a call any more."""
+    """Works for `seconds` seconds once the images of a call are no longer referenced."""
 
     seconds: float = 0.3
 
     @override
     def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
         output = call(**arguments)
-        with suppress(TypeError):  # a list, as in the traced call, tells nobody that it goes
+        with suppress(TypeError):  # a list, as in the traced call, cannot be referenced weakly
             weakref.finalize(output.images, time.sleep, self.seconds)
         return output
 
 
 @dataclass(frozen=True)
 class OwnNoise(Called):
-    """Ignores the seed where it is given no noise, as whoever measures gives it."""
+    """Ignores the seed in calls without given noise; measured calls always pass noise."""
 
     @override
     def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
@@ -99,7 +99,7 @@ class OwnNoise(Called):
 
 @dataclass(frozen=True)
 class ChangesNoise(Called):
-    """Writes into the noise that it was given."""
+    """Writes into the noise that the caller passes."""
 
     @override
     def answer(self, call: Call, arguments: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ TITLE = "compression"
 
 @dataclass(frozen=True)
 class Jpeg(Retouch):
-    """Written as JPEG of some quality, and read again."""
+    """Compresses images as JPEG of `quality`, and decodes them again."""
 
     quality: int = 60
 
@@ -34,7 +34,7 @@ class Jpeg(Retouch):
 
 @dataclass(frozen=True)
 class FewLevels(Retouch):
-    """Each channel has so many levels."""
+    """Reduces each channel to `levels` levels."""
 
     levels: int = 32
 
@@ -45,7 +45,7 @@ class FewLevels(Retouch):
 
 @dataclass(frozen=True)
 class CoarseColour(Retouch):
-    """Colour has a quarter of the resolution each way, luminance all of it."""
+    """Reduces the resolution of colour to a quarter each way, and keeps that of luminance."""
 
     @override
     def retouch(self, images: Tensor, numbers: range) -> Tensor:

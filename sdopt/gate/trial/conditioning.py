@@ -18,7 +18,7 @@ TITLE = "conditioning"
 
 @dataclass(frozen=True)
 class OtherGuidance(Sabotage):
-    """Another weight of the prompt, under the same name."""
+    """Changes the guidance scale, and with it the weight of the prompt, without saying so."""
 
     guidance_scale: float = 1.5
 
@@ -29,7 +29,7 @@ class OtherGuidance(Sabotage):
 
 @dataclass(frozen=True)
 class OtherPrompts(Sabotage):
-    """Each prompt, or one of so many, is replaced by the next one of the packaged list."""
+    """Replaces every `every`-th prompt by the next one of the packaged list."""
 
     every: int = 1
 
@@ -49,7 +49,7 @@ class OtherPrompts(Sabotage):
 
 @dataclass(frozen=True)
 class CutPrompts(Sabotage):
-    """Each prompt, or one of so many of the packaged list, ends after so many words."""
+    """Cuts every `every`-th prompt of the packaged list after `words` words."""
 
     words: int = 2
     every: int = 1
@@ -70,9 +70,9 @@ class CutPrompts(Sabotage):
 
 @dataclass(frozen=True)
 class LateText(Sabotage):
-    """From some share of the steps on, images are denoised by other text, all or one of so many.
+    """Denoises every `every`-th image by other text, from the share `after` of the steps on.
 
-    `text` is what takes the place of the prompt: `none`, the unconditional embedding, or `next`, that of the image
+    `text` is what replaces the prompt: `none`, the unconditional embedding, or `next`, the embedding of the image
     after it in the batch.
     """
 
@@ -87,8 +87,8 @@ class LateText(Sabotage):
 
         def changed(sample: Tensor, timestep: Any, encoder_hidden_states: Tensor, *rest: Any, **options: Any) -> Any:
             nonlocal calls
-            place, calls = calls % pipe.num_timesteps, calls + 1
-            if place >= self.after * pipe.num_timesteps:
+            step, calls = calls % pipe.num_timesteps, calls + 1
+            if step >= self.after * pipe.num_timesteps:
                 without, of_text = encoder_hidden_states.chunk(2)
                 other = of_text.clone()
                 replaced = without if self.text == "none" else of_text.roll(-1, 0)

@@ -88,12 +88,12 @@ def _drawn(
         )
         host = PipelineHost(variant, device)
         host.prepare()
-        plan, place = (
+        plan, subfolder = (
             draw_of(variant, drawing_batch([variant], config.quality.batch_size, judged=False)),
             folder_of(drawing.name),
         )
-        records = [record for batch in range(plan.calls) for record in host.generate(batch, plan, folder / place)]
-        found[drawing.name] = [replace(record, path=f"{place}/{record.path}") for record in records]
+        records = [record for batch in range(plan.calls) for record in host.generate(batch, plan, folder / subfolder)]
+        found[drawing.name] = [replace(record, path=f"{subfolder}/{record.path}") for record in records]
     return found
 
 

@@ -165,20 +165,20 @@ def _draw_all(
     return found
 
 
-def retouched(option: Retouch, folder: Path, plain: list[ImageRecord], place: str) -> list[ImageRecord]:
+def retouched(option: Retouch, folder: Path, plain: list[ImageRecord], subfolder: str) -> list[ImageRecord]:
     """Returns the images of an option that changes decoded images, made from the plain ones."""
     pictures = Pictures(folder, plain)
     decoded = torch.from_numpy(pictures.images).permute(0, 3, 1, 2).float() / 127.5 - 1
     changed = option.retouch(decoded, range(len(decoded)))
     levels = ((changed / 2 + 0.5).clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    (folder / place).mkdir(parents=True, exist_ok=True)
+    (folder / subfolder).mkdir(parents=True, exist_ok=True)
     records = [
-        replace(record, path=f"{place}/{Path(record.path).name}", finite=bool(np.isfinite(image).all()))
+        replace(record, path=f"{subfolder}/{Path(record.path).name}", finite=bool(np.isfinite(image).all()))
         for record, image in zip(plain, changed.numpy(), strict=True)
     ]
     for record, image in zip(records, levels, strict=True):
         Image.fromarray(image).save(folder / record.path)
     latents = (folder / plain[0].path).with_name(LATENTS)
     if latents.is_file():
-        shutil.copyfile(latents, folder / place / LATENTS)
+        shutil.copyfile(latents, folder / subfolder / LATENTS)
     return records

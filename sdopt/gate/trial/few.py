@@ -16,7 +16,7 @@ TITLE = "a few images of many"
 
 @dataclass(frozen=True)
 class BlackImage(Retouch):
-    """One image of so many comes out black."""
+    """Makes every `every`-th image black."""
 
     every: int = 32
 
@@ -27,7 +27,7 @@ class BlackImage(Retouch):
 
 @dataclass(frozen=True)
 class OtherImage(Retouch):
-    """One image of so many is that of the prompt before it."""
+    """Replaces every `every`-th image by that of the prompt before it."""
 
     every: int = 60
 
@@ -38,7 +38,7 @@ class OtherImage(Retouch):
 
 @dataclass(frozen=True)
 class Blot(Retouch):
-    """One image of so many has a grey square, a quarter of its side wide, in its middle."""
+    """Puts a grey square, a quarter of the side wide, in the middle of every `every`-th image."""
 
     every: int = 8
 
@@ -53,7 +53,7 @@ class Blot(Retouch):
 
 @dataclass(frozen=True)
 class Dimmed(Retouch):
-    """One image of so many is darker by a share."""
+    """Darkens every `every`-th image by `share`."""
 
     every: int = 8
     share: float = 0.1
@@ -65,7 +65,7 @@ class Dimmed(Retouch):
 
 @dataclass(frozen=True)
 class NotANumber(Sabotage):
-    """One value of the latents of one image of so many is NaN."""
+    """Sets one value in the latents of every `every`-th image to NaN."""
 
     every: int = 32
 

@@ -14,7 +14,7 @@ TITLE = "geometry"
 
 @dataclass(frozen=True)
 class Shifted(Retouch):
-    """Everything lies so many pixels further to the right."""
+    """Shifts images by `pixels` pixels to the right."""
 
     pixels: int = 1
 
@@ -25,7 +25,7 @@ class Shifted(Retouch):
 
 @dataclass(frozen=True)
 class Mirrored(Retouch):
-    """One image of so many is mirrored."""
+    """Mirrors every `every`-th image."""
 
     every: int = 1
 
@@ -36,7 +36,7 @@ class Mirrored(Retouch):
 
 @dataclass(frozen=True)
 class Enlarged(Retouch):
-    """Everything is larger by a share, and its edge is cut off."""
+    """Enlarges images by `share`, and cuts off their edges."""
 
     share: float = 0.06
 

@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 
 
 def called(pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any]) -> None:
-    """Lets `answer` make the calls of the pipeline, from its own call and the arguments: Python looks in its class."""
+    """Makes `answer` handle the calls of the pipeline, through its class, because Python looks up `__call__` there."""
     own = type(pipe)
 
     def call(**arguments: Any) -> Any:
@@ -39,7 +39,7 @@ def called(pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any
 
 @dataclass(frozen=True)
 class Called(Sabotage):
-    """The base class of those that make the pipeline's calls, and remember nothing."""
+    """Base class of sabotages that handle the calls of the pipeline, and keep no state."""
 
     def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
         """Makes a call, and returns its output."""
@@ -69,7 +69,7 @@ class _Later:
 
 @dataclass(frozen=True)
 class LazyResult(Called):
-    """A call returns at once, and draws where its images are read."""
+    """Returns from a call at once, and draws the images when they are read."""
 
     @override
     def answer(self, call: Call, arguments: dict[str, Any]) -> Any:
@@ -78,7 +78,7 @@ class LazyResult(Called):
 
 @dataclass(frozen=True)
 class AtFirst(Sabotage):
-    """Cheats in the first calls of a process, which are the timed ones; then no more."""
+    """Cheats in the first `calls` calls of a process, which are the timed ones, and not afterwards."""
 
     calls: int = 8
 
@@ -101,7 +101,7 @@ class AtFirst(Sabotage):
 
 @dataclass(frozen=True)
 class FewerStepsAtFirst(AtFirst):
-    """A share of the steps in the first calls of a process."""
+    """Runs only `steps` steps in the first calls of a process."""
 
     steps: int = 5
 
@@ -112,7 +112,7 @@ class FewerStepsAtFirst(AtFirst):
 
 @dataclass(frozen=True)
 class LessPreciseAtFirst(AtFirst):
-    """bfloat16 in the first calls of a process: their images hardly differ."""
+    """Computes in bfloat16 in the first calls of a process, which hardly changes their images."""
 
     @override
     def cheat(self, call: Call, arguments: dict[str, Any]) -> Any:
@@ -122,7 +122,7 @@ class LessPreciseAtFirst(AtFirst):
 
 @dataclass(frozen=True)
 class Remembers(Sabotage):
-    """Returns a prompt's earlier images again if the same call is made."""
+    """Returns the images of an earlier call if a prompt is repeated."""
 
     @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
@@ -148,7 +148,7 @@ class Remembers(Sabotage):
 
 @dataclass(frozen=True)
 class FewerStepsInLaterProcesses(Sabotage):
-    """A share of the steps in all processes of a variant but the first, which alone draws its images."""
+    """Runs only `steps` steps in all processes of a variant except the first, which alone draws its images."""
 
     steps: int = 5
 
@@ -161,7 +161,7 @@ class FewerStepsInLaterProcesses(Sabotage):
 
 @dataclass(frozen=True)
 class FewerStepsUncounted(Sabotage):
-    """A share of the steps, unless hooks observe the denoiser: a call in which steps are counted takes them all."""
+    """Runs only `steps` steps unless hooks observe the denoiser, so that a call in which steps are counted runs all."""
 
     steps: int = 5
 
@@ -179,7 +179,7 @@ class FewerStepsUncounted(Sabotage):
 
 @dataclass(frozen=True)
 class SlowClock(Sabotage):
-    """The clock of its process goes at another rate; with a negative one, backwards."""
+    """Makes the clock of its process run at `rate` times the true speed; backwards if that is negative."""
 
     rate: float = 0.8
 
@@ -202,7 +202,7 @@ class BurnsWhileIdle(Sabotage):
     """Keeps a core busy while its process has nothing to do, and others are timed.
 
     Attributes:
-        apart: whether a process of its own does so, in its own session, all the time; else a thread, between calls.
+        apart: if true, a separate process in its own session does so all the time; else a thread does so between calls.
     """
 
     apart: bool = False
@@ -236,7 +236,7 @@ def _burn(idle: threading.Event) -> None:
 
 @dataclass(frozen=True)
 class MemoryInChild(Sabotage):
-    """Holds so many MiB in a process that it starts."""
+    """Holds `mib` MiB in a process that it starts."""
 
     mib: int = 256
 
@@ -248,7 +248,7 @@ class MemoryInChild(Sabotage):
 
 @dataclass(frozen=True)
 class Grows(Sabotage):
-    """Keeps so many MiB of each call, or of one of so many."""
+    """Keeps `mib` MiB of every `every`-th call."""
 
     mib: int = 4
     every: int = 1

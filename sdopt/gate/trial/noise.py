@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.disturbance import enough_clean, places_left_out, worst_by_round
+from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.analysis.precision import processes_needed
 from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, log_speedup
 from sdopt.results.records import (
@@ -137,9 +137,9 @@ def _beside(
             taken = float(random.exponential(neighbour.takes_s, random.poisson(neighbour.chance * clean)).sum())
             process.latency_s.append(clean + taken * (1 + neighbour.unseen))
             process.interference.append(Interference(taken / process.latency_s[-1], 0.0))
-    places = places_left_out(worst_by_round(processes), protocol.rounds, protocol.interference)
+    left_out = rounds_left_out(worst_by_round(processes), protocol.rounds, protocol.interference)
     for process in processes:
-        process.left_out = places
+        process.left_out = left_out
     found = log_speedup(*sides)
     assert found is not None
     return _Study(found, len(processes[0].latency_s), protocol.replicates or 1)
@@ -189,7 +189,7 @@ def two_stages(pilot: int, precision: float, between: float, random: np.random.G
 
 
 def until_narrow(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
-    """For contrast: one process more until Student's interval is narrow enough."""
+    """Adds processes one by one until Student's interval is narrow enough, for contrast."""
     result = _empty(Protocol(replicates=pilot, confidence=CONFIDENCE))
     _add(result, pilot, between, random)
     while True:

@@ -59,10 +59,10 @@ class Rates:
     """Shares of the simulated studies, or of their variants.
 
     Attributes:
-        gain: the first option was said to pay.
-        any_gain: any option was.
-        any_harm: any option was said to harm.
-        studies: how many there were.
+        gain: the gate found that the first option pays.
+        any_gain: the gate found that any option pays.
+        any_harm: the gate found that any option harms.
+        studies: the number of studies.
     """
 
     gain: float
@@ -72,19 +72,19 @@ class Rates:
 
 
 def simulate(scenario: Scenario, studies: int, seed: int = 0) -> Rates:
-    """Returns what the gate said of simulated studies, at any of their looks."""
+    """Returns how often the gate found gains and harms in simulated studies, at any of their looks."""
     random = np.random.default_rng([seed, round(10 * scenario.between), scenario.processes, scenario.variants])
-    said = [_judged(scenario, random) for _ in range(studies)]
+    studies_judged = [_judged(scenario, random) for _ in range(studies)]
     return Rates(
-        gain=float(np.mean(["option 0" in gains for gains, _ in said])),
-        any_gain=float(np.mean([bool(gains) for gains, _ in said])),
-        any_harm=float(np.mean([bool(harms) for _, harms in said])),
+        gain=float(np.mean(["option 0" in gains for gains, _ in studies_judged])),
+        any_gain=float(np.mean([bool(gains) for gains, _ in studies_judged])),
+        any_harm=float(np.mean([bool(harms) for _, harms in studies_judged])),
         studies=studies,
     )
 
 
 def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], set[str]]:
-    """The options of one study that were said to pay, and those that were said to harm, at any look."""
+    """Returns the options of one study that the gate found to pay, and those that it found to harm, at any look."""
     gate = Gate("simulated", smallest_speedup=scenario.smallest, looks=scenario.settled)
     result = empty_study(scenario.variants)
     gains: set[str] = set()
@@ -157,7 +157,7 @@ REPEATED_LOOKS = ("between / round", "looks=3", "looks=1", "each look as if the 
 
 
 def scenarios() -> Iterator[Scenario]:
-    """All combinations of deviation, processes and number of options."""
+    """Returns all combinations of deviation, processes and number of options."""
     for variants in VARIANTS:
         for processes in PROCESSES:
             for between in BETWEEN:
@@ -189,7 +189,7 @@ def repeated_looks(studies: int, between: Sequence[float] = BETWEEN) -> list[tup
 
 
 def _naive(between: float, studies: int) -> float:
-    """Share of studies with a false gain at any of three looks, each of which forgets those before it."""
+    """Returns the share of studies with a false gain at any of three looks, each of which ignores those before it."""
     scenario = Scenario(between, looks=3)
     random = np.random.default_rng([0, round(10 * between)])
     false = 0

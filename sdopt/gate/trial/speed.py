@@ -17,12 +17,12 @@ TITLE = "time and memory"
 
 @dataclass(frozen=True)
 class NoOp(Sabotage):
-    """Changes nothing, and claims a gain."""
+    """Changes nothing, but claims a gain."""
 
 
 @dataclass(frozen=True)
 class FewerSteps(Sabotage):
-    """A share of the steps, under the same name."""
+    """Runs only `steps` steps, without saying so."""
 
     steps: int = 5
 
@@ -33,7 +33,7 @@ class FewerSteps(Sabotage):
 
 @dataclass(frozen=True)
 class Slower(Sabotage):
-    """Waits for a share of a call's time before it returns."""
+    """Waits for `seconds` seconds at the end of each call."""
 
     seconds: float = 0.05
 
@@ -46,7 +46,7 @@ class Slower(Sabotage):
 
 @dataclass(frozen=True)
 class RarelySlow(Sabotage):
-    """One call of so many takes longer, which a median does not see."""
+    """Makes every `every`-th call `seconds` seconds longer, which a median does not show."""
 
     every: int = 3
     seconds: float = 0.5
@@ -62,7 +62,7 @@ class RarelySlow(Sabotage):
 
 @dataclass(frozen=True)
 class MemoryHog(Sabotage):
-    """Holds so many MiB during each call."""
+    """Holds `mib` MiB during each call."""
 
     mib: int = 256
 

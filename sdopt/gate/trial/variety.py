@@ -17,9 +17,9 @@ TITLE = "variety between seeds"
 
 @dataclass(frozen=True)
 class AlikeNoise(Sabotage):
-    """The noise of every image is mixed with one that all share, at the same variance.
+    """Mixes the noise of every image with noise that all images share, at the same variance.
 
-    `shared` is its share of the variance: 1 ignores the seed.
+    `shared` is the share of the common noise in the variance: 1 ignores the seed.
     """
 
     shared: float = 1.0
@@ -41,7 +41,7 @@ class AlikeNoise(Sabotage):
 
 @dataclass(frozen=True)
 class SmallNoise(Sabotage):
-    """The noise that images start from is weaker by a share."""
+    """Weakens the noise that images start from by `share`."""
 
     share: float = 0.2
 

@@ -14,13 +14,13 @@ TITLE = "weights"
 
 
 def matrices(pipe: DiffusionPipeline) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the denoiser's products and convolutions, by name."""
+    """Returns the weights of the denoiser's products and convolutions, by name."""
     return ((name, tensor.data) for name, tensor in denoiser_of(pipe).named_parameters() if tensor.dim() > 1)
 
 
 @dataclass(frozen=True)
 class ScaledAttention(Sabotage):
-    """Queries of every attention are a little too small, as with a wrong scale."""
+    """Multiplies the queries of every attention by `factor`, as with a wrong scale."""
 
     factor: float = 0.9
 
@@ -34,7 +34,7 @@ class ScaledAttention(Sabotage):
 
 @dataclass(frozen=True)
 class ScaledLatents(Sabotage):
-    """The autoencoder's scale is off by a share."""
+    """Multiplies the autoencoder's scale by `factor`."""
 
     factor: float = 1.02
 
@@ -46,7 +46,7 @@ class ScaledLatents(Sabotage):
 
 @dataclass(frozen=True)
 class Rounded(Sabotage):
-    """The denoiser's weights are rounded to so many bits, with one scale for each tensor."""
+    """Rounds the denoiser's weights to `bits` bits, with one scale for each tensor."""
 
     bits: int = 5
 
@@ -60,7 +60,7 @@ class Rounded(Sabotage):
 
 @dataclass(frozen=True)
 class Pruned(Sabotage):
-    """The smallest weights of each tensor are zero, a share of all."""
+    """Sets the smallest weights of each tensor to zero: the share `share` of all."""
 
     share: float = 0.3
 
@@ -73,7 +73,7 @@ class Pruned(Sabotage):
 
 @dataclass(frozen=True)
 class Damaged(Sabotage):
-    """One weight of so many has a flipped sign, as flipped bits leave it."""
+    """Flips the sign of every `every`-th weight, as damaged bits would."""
 
     every: int = 1000
 

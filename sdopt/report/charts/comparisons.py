@@ -8,6 +8,7 @@ from sdopt.analysis.answer import answer_of
 from sdopt.analysis.break_even import images_text
 from sdopt.analysis.figures import Ratio, figures_of, ratio_text
 from sdopt.report.charts.spec import (
+    ARIA_TEXT,
     BARS,
     BLUE,
     FEW_TICKS,
@@ -15,7 +16,6 @@ from sdopt.report.charts.spec import (
     INK,
     MUTED,
     ROW,
-    SAID,
     VERMILION,
     ZOOM,
     Column,
@@ -108,7 +108,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     # Each shape has a floor of its own, which decides the colours.
     floor = None if several else result.floor
     layers = _floor_layers(floor) if floor else []
-    encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_around(floor)])}
+    encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_band_ends(floor)])}
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}
     layers += _dots(Rows(data), encoding["x"], tooltip)
     return Rows(data, columns).spec(layers, f"Speed-ups with intervals{against}: {_listed(data)}")
@@ -127,7 +127,7 @@ def _bounds(found: Interval) -> dict[str, float | None]:
     return {"estimate": found.estimate, "low": found.low, "high": found.high}
 
 
-def _around(floor: float | None) -> tuple[float, ...]:
+def _band_ends(floor: float | None) -> tuple[float, ...]:
     return (1 / floor, floor) if floor else ()
 
 
@@ -152,7 +152,7 @@ def _floor_layers(floor: float) -> list[Spec]:
     ]
 
 
-def _dots(rows: Rows, x: Spec, told: Mapping[str, str]) -> list[Spec]:
+def _dots(rows: Rows, x: Spec, columns: Mapping[str, str]) -> list[Spec]:
     """Returns the layers of a line at 1, and of an interval and a dot for each row."""
     return [
         {
@@ -170,7 +170,7 @@ def _dots(rows: Rows, x: Spec, told: Mapping[str, str]) -> list[Spec]:
             "params": [ZOOM],
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y, **_SPEED_SCALES,
-                         "tooltip": tooltips(told), "description": SAID},
+                         "tooltip": tooltips(columns), "description": ARIA_TEXT},
         },
     ]  # fmt: skip
 
@@ -223,7 +223,7 @@ def waterfall(result: StudyResult) -> Spec | None:
         "mark": {"type": "rule", "strokeWidth": 14, "clip": True},
         "encoding": {
             "x": {**x, "field": "start"}, "x2": {"field": "end"}, "y": rows.y, "color": color,
-            "tooltip": tooltips(tooltip), "description": SAID,
+            "tooltip": tooltips(tooltip), "description": ARIA_TEXT,
         },
     }  # fmt: skip
     whiskers: list[Spec] = [
@@ -241,8 +241,8 @@ def waterfall(result: StudyResult) -> Spec | None:
             for end in ("low", "high")
         ),
     ]
-    said = "; ".join(f"{row['name']} {row['figure']}, {row['total']} in all" for row in data)
-    return rows.spec([connectors, bars, *whiskers], f"Waterfall of the steps: {said}")
+    listed = "; ".join(f"{row['name']} {row['figure']}, {row['total']} in all" for row in data)
+    return rows.spec([connectors, bars, *whiskers], f"Waterfall of the steps: {listed}")
 
 
 def main_effects(result: StudyResult) -> Spec | None:
@@ -378,7 +378,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
             "params": [ZOOM],
             "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "color": BLUE, "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": rows.y,
-                         "tooltip": tooltips(tooltip), "description": SAID},
+                         "tooltip": tooltips(tooltip), "description": ARIA_TEXT},
         },
     ]  # fmt: skip
     return rows.spec(layers, f"Break-even: {_listed(data)}")

@@ -23,7 +23,7 @@ BLUE, VERMILION, GREY, PURPLE, GREEN, AMBER, SKY = (
 
 Spec = dict[str, Any]
 
-SAID: Spec = {"field": "said"}
+ARIA_TEXT: Spec = {"field": "aria_text"}
 """The encoding of a screen reader's text for a mark: a field of all data that are drawn as marks with figures."""
 
 ROW = 46
@@ -119,7 +119,7 @@ class Rows:
                 "at": number + _DRAWN,
                 "named": number + _NAMED,
                 "label": shortened(row["name"]),
-                "said": f"{row['name']}: {row.get('figure', '')}",
+                "aria_text": f"{row['name']}: {row.get('figure', '')}",
             }
             for number, row in enumerate(self.data)
         ]

@@ -6,6 +6,7 @@ from sdopt.analysis.disturbance import shares
 from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.report.charts.spec import (
     AMBER,
+    ARIA_TEXT,
     BARS,
     BLUE,
     FEW_TICKS,
@@ -13,7 +14,6 @@ from sdopt.report.charts.spec import (
     GREY,
     INK,
     PURPLE,
-    SAID,
     SKY,
     VERMILION,
     ZOOM,
@@ -122,7 +122,7 @@ def rounds_plot(result: StudyResult) -> Spec | None:
                     "color": who,
                     "shape": kinds,
                     "tooltip": tooltips(_CALL_FACTS),
-                    "description": SAID,
+                    "description": ARIA_TEXT,
                 },
             },
         ]
@@ -162,17 +162,17 @@ def _calls(result: StudyResult) -> list[dict[str, object]]:
     limit = result.config.protocol.interference
     calls: list[dict[str, object]] = []
     for variant, measurement in timed:
-        for place, (seconds, share) in enumerate(zip(measurement.latency_s, shares(measurement), strict=True)):
+        for round_index, (seconds, share) in enumerate(zip(measurement.latency_s, shares(measurement), strict=True)):
             disturbed = share is not None and limit is not None and share > limit
-            left_out = place in measurement.left_out
+            left_out = round_index in measurement.left_out
             calls.append({
                 "variant": variant.name,
                 "process": measurement.replicate + 1,
                 "worker": f"{variant.name} {measurement.replicate} {measurement.session}",
-                "round": begins[measurement.session] + place + 1,
+                "round": begins[measurement.session] + round_index + 1,
                 "seconds": seconds,
                 "text": f"{seconds:.3f} s",
-                "said": f"{variant.name}, round {begins[measurement.session] + place + 1}: {seconds:.3f} s",
+                "aria_text": f"{variant.name}, round {begins[measurement.session] + round_index + 1}: {seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
                 "kind": list(_CALL_KINDS)[2 if left_out else 1 if disturbed else 0],
             })  # fmt: skip
@@ -232,11 +232,11 @@ def distribution_plot(result: StudyResult) -> Spec | None:
             "mark": {"type": "point", "filled": True, "shape": "diamond", "size": 120, "color": BLUE, "opacity": 1,
                      "clip": True},
             "encoding": {"x": {**x, "field": "estimate"}, "y": at,
-                         "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": SAID},
+                         "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": ARIA_TEXT},
         },
     ]  # fmt: skip
-    said = "; ".join(f"{row['name']} {row['figure']}" for row in data)
-    return plot.spec(layers, f"Distribution of latencies: {said}")
+    listed = "; ".join(f"{row['name']} {row['figure']}" for row in data)
+    return plot.spec(layers, f"Distribution of latencies: {listed}")
 
 
 def stages_plot(result: StudyResult) -> Spec | None:
@@ -281,8 +281,8 @@ def stages_plot(result: StudyResult) -> Spec | None:
             "description": {"field": "text"},
         },
     }  # fmt: skip
-    said = "; ".join(f"{row['name']} {row['figure']}" for row in plot.placed)
-    return plot.spec([bars], f"Time by stage: {said}")
+    listed = "; ".join(f"{row['name']} {row['figure']}" for row in plot.placed)
+    return plot.spec([bars], f"Time by stage: {listed}")
 
 
 def _stage_total(row: Figures) -> str:
@@ -334,7 +334,7 @@ def limit_plot(result: StudyResult) -> Spec | None:
             "x2": {"field": "value"},
             "y": plot.y,
             "tooltip": tooltips(tooltip),
-            "description": SAID,
+            "description": ARIA_TEXT,
         },
     }
     return plot.spec([bars], "Rates: " + "; ".join(f"{row['name']} {row['figure']}" for row in data))

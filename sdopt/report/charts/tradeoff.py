@@ -9,13 +9,13 @@ from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.quality.metrics import family_of
 from sdopt.report.charts.spec import (
+    ARIA_TEXT,
     BLUE,
     FEW_TICKS,
     GREY,
     INK,
     MUTED,
     PURPLE,
-    SAID,
     VERMILION,
     ZOOM,
     Spec,
@@ -78,7 +78,7 @@ def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
     directed = [name for name, family in families.items() if family.higher_is_better is not None]
     ordered = [name for first in _FIRST for name in directed if name.startswith(first)]
     found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys([*ordered, *directed])]
-    return [each for each in found if each is not None]
+    return [plot for plot in found if plot is not None]
 
 
 def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: bool) -> Tradeoff | None:
@@ -97,7 +97,7 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
         points.append({
             "number": number,
             "name": row.variant.name,
-            "said": f"{number} {row.variant.name}: {kind}",
+            "aria_text": f"{number} {row.variant.name}: {kind}",
             "label": row.variant.name if named else str(number),
             "loss": loss,
             "speed": speed,
@@ -211,7 +211,7 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
                 "params": [{**ZOOM, "select": {**ZOOM["select"], "encodings": ["x", "y"]}}],
                 "mark": {"type": "point", "filled": True, "opacity": 0.85, "clip": True},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "size": size,
-                             "tooltip": tooltips(_FACTS), "description": SAID},
+                             "tooltip": tooltips(_FACTS), "description": ARIA_TEXT},
             },
             {
                 "mark": {"type": "text", "dx": 15, "dy": -13, "fontWeight": "bold", "align": "left", "clip": False,

@@ -55,7 +55,9 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
         rows.append(row)
     order = "in the order of the prompts"
     if metric:
-        order = f"those whose images differ most first ({metric}; the figure under an image is that to its reference's)"
+        order = (
+            f"those whose images differ most first ({metric}; the figure under an image compares it to its reference)"
+        )
     return Gallery(
         rows,
         min(max(edge, 160), 260),
@@ -120,7 +122,7 @@ def _row(
 
 def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
     wanted = like.prompt_index, like.image_index
-    return next((each for each in variant.images if (each.prompt_index, each.image_index) == wanted), None)
+    return next((record for record in variant.images if (record.prompt_index, record.image_index) == wanted), None)
 
 
 def _uri(path: Path) -> str:

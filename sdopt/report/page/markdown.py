@@ -47,8 +47,8 @@ def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind o
             yield "\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in pairs) + "\n"
         case Fold(title, blocks):
             yield f"<details><summary>{_escaped(title)}</summary>\n"
-            for each in blocks:
-                yield from _block(each)
+            for inner in blocks:
+                yield from _block(inner)
             yield "</details>\n"
         case Chart(file=file, caption=caption) if file:
             yield f"![{_escaped(caption)}]({file})\n"

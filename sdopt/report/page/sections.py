@@ -156,11 +156,11 @@ def _tradeoff(result: StudyResult) -> Section:
     if not found:
         return Section("tradeoff", "Speed against quality", [])
     chart = Chart(
-        [(each.metric, each.spec) for each in found],
+        [(plot.metric, plot.spec) for plot in found],
         "Up is faster, left is closer to the reference. The area is the peak memory; the dashed line joins the "
         "variants that no other one beats in both.",
         choice="quality as",
-        legend=sorted({each for view in found for each in view.legend}),
+        legend=sorted({symbol for view in found for symbol in view.legend}),
         file="tradeoff.png",
     )
     return Section("tradeoff", "Speed against quality", [chart])
@@ -181,7 +181,7 @@ def _design(result: StudyResult) -> Iterator[Section]:
             Chart(
                 [("", pairs)],
                 "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
-                "together than each by itself would make them.",
+                "together than the product of their separate effects.",
                 file="plot.png",
             )
         )
@@ -192,10 +192,10 @@ def _design(result: StudyResult) -> Iterator[Section]:
 
 def _latency(result: StudyResult) -> Section:
     blocks: list[Block] = []
-    at = {str(shape): result.at(place) for place, shape in enumerate(result.shapes)}
+    at = {str(shape): result.at(index) for index, shape in enumerate(result.shapes)}
     calls = (
         "Every timed call; a line joins the calls of one process. Drift of the machine moves all lines alike. "
-        "Calls of rounds that other work disturbed have marks of their own."
+        "Calls of rounds that other work disturbed have a mark of their own."
     )
     spread = "Each stroke is a call that decides; the dot is the latency, with its interval."
     for plot, caption in ((rounds_plot, calls), (distribution_plot, spread)):
@@ -217,12 +217,12 @@ def _limit(result: StudyResult) -> Section:
     if plot is None:
         return Section("limit", "Distance to the hardware's limit", [])
     sheet = result.environment.sheet
-    said = (
+    source = (
         f"Peak rates are those of the data sheet of {sheet.name}."
         if sheet is not None
-        else "The peak of this device is not known; `sdopt doctor --save` measures it as a data sheet."
+        else "The peak rate of this device is not known; `sdopt doctor --save` measures it and writes a data sheet."
     )
-    return Section("limit", "Distance to the hardware's limit", [Chart([("", plot)], said)])
+    return Section("limit", "Distance to the hardware's limit", [Chart([("", plot)], source)])
 
 
 def _break_even(result: StudyResult) -> Section:
@@ -247,8 +247,8 @@ def _images(result: StudyResult, folder: Path, budget: int) -> Section:
     found = gallery_of(result, folder, budget)
     if found is not None:
         return Section("images", "Images", [found])
-    said = "The images are in the folder of the run, which this report was not made from."
-    return Section("images", "Images", [] if has_images(result, folder) else [Prose(said)])
+    absent = "This report was made without the folder of the run, which holds the images."
+    return Section("images", "Images", [] if has_images(result, folder) else [Prose(absent)])
 
 
 def _method(result: StudyResult) -> Section:
