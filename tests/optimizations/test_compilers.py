@@ -85,7 +85,7 @@ class TestConflicts:
         found = " ".join(variant(f"compiler={option}", *choices).conflicts(CPU))
         assert "runs without autocast: choose precision=fp16" in found
         assert "picks its attention kernel itself: choose another than attention=math" in found
-        assert "records nothing for autograd: choose another than grad_mode=enabled" in found
+        assert "records nothing for autograd: choose grad_mode=no_grad or inference_mode" in found
 
     @pytest.mark.parametrize("option", ["inductor", "cuda_graphs"])
     def test_unknown_and_no_targets(self, variant: Compose, option: str) -> None:
@@ -143,8 +143,8 @@ class TestConflicts:
             (["precision=fp16", "attention=vanilla"], "brings its own attention: choose attention=default"),
             (["precision=fp16", "workload.size=768"], "images of up to 512 pixels"),
             (["precision=fp16", "model=sdxl"], "not with SDXL"),
-            (["precision=fp16", "lora=loaded"], "would leave the LoRA out: choose lora=fused"),
-            (["precision=fp16", "grad_mode=enabled"], "choose another than grad_mode=enabled"),
+            (["precision=fp16", "lora=loaded"], "would ignore the LoRA: choose lora=fused"),
+            (["precision=fp16", "grad_mode=enabled"], "choose grad_mode=no_grad or inference_mode"),
             (["precision=fp16", "model=emoji", "model.weights=packaged"], "multiples of 64 latents, and this size"),
         ],
     )

@@ -38,7 +38,7 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(tmp_path: Path
     file.write_text(json.dumps(moved))
     elsewhere = sdopt(tmp_path, *SWEEP, "attention=math")
     assert elsewhere.code == 0, elsewhere.shown
-    assert "measured on another before; begins anew" in elsewhere.err
+    assert "measured on another before; starts over" in elsewhere.err
     assert read_result(file).id != moved["id"]
     assert (file.parent / "result.another.json").is_file()
 
