@@ -44,7 +44,7 @@ CUDA_ONLY = {
     *(("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")),
 }
 ELSEWHERE = {
-    ("precision", "fp16_vae_fix"): "these are weights of SDXL's VAE",
+    ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
     ("precision", "fp8_torchao"): "float8 arithmetic needs a CUDA device",
     ("precision", "fp8_sdnq"): "float8 arithmetic needs a CUDA device",
 }
