@@ -102,7 +102,7 @@ class TestFiles:
             "lora=hotswap", f"lora.path={tmp_path}", "lora.weight_name=a.safetensors", "lora.other=b.safetensors"
         ).conflicts(CPU)
         assert [reason.partition(": ")[2] for reason in found] == [
-            f"{name}.safetensors changes the text encoder too, which cannot be exchanged" for name in ("a", "b")
+            f"{name}.safetensors updates the text encoder too, which cannot be hot-swapped" for name in ("a", "b")
         ]
 
 

@@ -95,7 +95,7 @@ class TestConflicts:
         config.write_text(text)
         for option in ("vae_slicing", "vae_tiling"):
             chosen = variant("model=folder", f"model.path={tmp_path}", f"memory={option}", *BATCH, LARGE)
-            assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL cannot do it"]
+            assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
 
 
 class TestProof:
@@ -178,7 +178,7 @@ class TestTinyVae:
         [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={PACKAGED / 'emoji' / 'vae'}").conflicts(CPU)
         assert found.endswith("is of class AutoencoderKL, and must be an AutoencoderTiny")
         chosen = ("memory.tiny_vae.path=/a", "memory.tiny_vae.hub_id=b/c")
-        assert "give one of them" in variant("memory=tiny_vae", *chosen).conflicts(CPU)[0]
+        assert "set only one of them" in variant("memory=tiny_vae", *chosen).conflicts(CPU)[0]
 
     def test_of_an_untrained_model_is_untrained(self, variant: Compose) -> None:
         sd15 = variant("memory=tiny_vae", "model=sd15", "model.weights=random")

@@ -116,7 +116,7 @@ class TestConflicts:
 
     def test_say_which_precision_a_kernel_takes(self, variant: Compose) -> None:
         [found] = variant("attention=flash").conflicts(cuda(9, 0))
-        assert found.endswith("takes float16 or bfloat16: choose precision=fp16 or bf16")
+        assert found.endswith("needs float16 or bfloat16: choose precision=fp16 or bf16")
 
     def test_inductor_needs_a_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
