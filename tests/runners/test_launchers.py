@@ -65,7 +65,7 @@ class TestSlurm:
         # The launcher stops waiting at the first job that is lost; the others go on.
         ended = process.finish(600)
         assert ended.code == 3, ended.shown
-        assert "did not end by itself" in ended.err
+        assert "ended unexpectedly" in ended.err
         # Of its processes srun may be killed before the job is, which then ends as at SIGTERM.
         [row] = [line for line in (folder / "sweep.md").read_text().splitlines() if line.startswith("| 1 |")]
         assert "the study has not ended" in row or "| interrupted |" in row
