@@ -204,7 +204,7 @@ class Experiment:
     def _say_waiting(self, holder: str, machine: Machine) -> None:
         self.timeline.enter(WAITING)
         where = f"{holder}, which measures on {machine.device.name}"
-        print_problems([f"waiting for {where}; hardware.exclusive=false measures beside it"])
+        print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
 
     def _check_models(self, variants: Sequence[Variant], weights: str) -> None:
         """Checks that models with local weights can be built, since options read their configuration.
@@ -299,12 +299,12 @@ class Experiment:
         missing: dict[str, list[str]] = {}
         for report, error in write_reports(result, self.folder):
             if error is not None:
-                said = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
-                missing.setdefault(said, []).append(report.name)
+                reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+                missing.setdefault(reason, []).append(report.name)
             elif report.is_looked_at:
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
-        print_problems(f"no {', '.join(names)}: {said}" for said, names in missing.items())
+        print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())
 
     def track(self, result: StudyResult) -> None:
         """Logs the result to MLflow if tracking is enabled; a failure is printed and not raised."""

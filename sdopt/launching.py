@@ -90,8 +90,8 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
         if folders.sweep is not None and begun and not isinstance(error, OSError):
             # Jobs record their own errors; this error is from the launcher, for a job that died without a message.
             folders.lost = True
-            said = f"a job of {folders.sweep} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
-            print_problems([f"{said}; `sdopt run resume={folders.sweep} retry_failed=true` measures what is missing"])
+            problem = f"a job of {folders.sweep} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
+            print_problems([f"{problem}; `sdopt run resume={folders.sweep} retry_failed=true` measures the rest"])
             return folders
         explained = _explained(error, folders, begun)
         if explained is error:
@@ -211,8 +211,8 @@ def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
 
 
 def _os_problem(error: OSError, folder: Path | None) -> str:
-    said = error.strerror or str(error)
-    return f"{error.filename or folder}: {said}{'' if ';' in said else way_out(error)}"
+    reason = error.strerror or str(error)
+    return f"{error.filename or folder}: {reason}{'' if ';' in reason else way_out(error)}"
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:

@@ -42,18 +42,18 @@ def require_address_space(what: str, least: int) -> None:
 def limited_address_space() -> str:
     """Returns a sentence about the limit of this process's address space; "" if there is no limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return "" if allowed == resource.RLIM_INFINITY else _said(allowed, "of address space")
+    return "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "of address space")
 
 
 def _too_low(limit: int, flag: str, of_what: str, least: int) -> str | None:
     allowed, _ = resource.getrlimit(limit)
     if allowed == resource.RLIM_INFINITY or allowed >= least:
         return None
-    said = f"{_said(allowed, of_what)}, and {least / 2**20:g} MiB are needed at least"
-    return f"{said}; allow more (ulimit -{flag} unlimited)"
+    problem = f"{_describe(allowed, of_what)}, and {least / 2**20:g} MiB are needed at least"
+    return f"{problem}; allow more (ulimit -{flag} unlimited)"
 
 
-def _said(allowed: int, of_what: str) -> str:
+def _describe(allowed: int, of_what: str) -> str:
     return f"{round(allowed / 2**20, 1):g} MiB {of_what} are allowed"
 
 
@@ -64,8 +64,10 @@ def _tasks_too_few() -> Iterator[str]:
         return  # root has no limit, and counting takes time, which a high limit does not need
     running = _running_tasks()
     if allowed < running + needed:
-        said = f"{allowed} processes and threads are allowed, of which {running} run already, and {needed} are needed"
-        yield f"{said} at least; allow more (ulimit -u), or end other programs"
+        problem = (
+            f"{allowed} processes and threads are allowed, of which {running} run already, and {needed} are needed"
+        )
+        yield f"{problem} at least; allow more (ulimit -u), or end other programs"
 
 
 def _running_tasks() -> int:

@@ -148,11 +148,9 @@ class Sdpa(EquivalentAttention):
         wide = [size for size in head_dimensions(ctx.model) if size > largest or (self.backend == "cudnn" and size % 8)]
         if not wide:
             return []
-        takes = f"up to {largest}" + (", in multiples of 8" if self.backend == "cudnn" else "")
+        supported = f"up to {largest} channels" + (", in multiples of 8" if self.backend == "cudnn" else "")
         sizes = ", ".join(map(str, wide))
-        found = (
-            f"the {self.backend} kernel takes attention heads of {takes} channels here, and this model's have {sizes}"
-        )
+        found = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
         return [f"{found}: choose attention=default or mem_efficient"]
 
     @override

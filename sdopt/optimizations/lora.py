@@ -116,7 +116,7 @@ class Loaded(Lora):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         self._load(pipe, self.names[0])
         pipe.set_adapters(_NAME, adapter_weights=self.scale)
-        return lambda trace: _beside(pipe, trace)
+        return lambda trace: _adapter_finding(pipe, trace)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Hotswap(Lora):
         self._load(pipe, self.names[0])
 
         def proof(trace: Trace) -> Finding:
-            found = _beside(pipe, trace)
+            found = _adapter_finding(pipe, trace)
             graphs, own = _graphs(), trace.images()
             start = time.perf_counter()
             self._load(pipe, self.names[1], hotswap=True)
@@ -216,7 +216,7 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _beside(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
+def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
     """Checks whether LoRA layers exist, are active, and ran."""
     layers = _adapted(denoiser_of(pipe))
     active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)

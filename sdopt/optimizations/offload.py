@@ -293,11 +293,11 @@ def _count_onloads(name: str, groups: Iterable[Any], brought: Counter[str]) -> N
     """Wraps each group's load function to count loads in `brought[name]`."""
 
     def counted(onload: Callable[[], None]) -> Callable[[], None]:
-        def bring() -> None:
+        def count_and_load() -> None:
             brought[name] += 1
             onload()
 
-        return bring
+        return count_and_load
 
     for group in groups:
         group.onload_ = counted(group.onload_)

@@ -57,8 +57,8 @@ class TestHeads:
             assert found == []
         else:
             [reason] = found
-            assert reason.startswith("attention=cudnn: the cudnn kernel takes attention heads of up to 128, in ")
-            assert reason.endswith("this model's have 160: choose attention=default or mem_efficient")
+            assert reason.startswith("attention=cudnn: the cudnn kernel supports heads of up to 128 channels, in ")
+            assert reason.endswith("this model has heads of 160: choose attention=default or mem_efficient")
 
     def test_flash_takes_all_of_these(self, variant: Compose) -> None:
         options = ("model=sd15", "model.weights=random", "precision=fp16", "attention=flash")

@@ -225,7 +225,7 @@ class TestUndone:
 
     def test_larger_attention_slices_than_there_are_heads_are_a_conflict(self, variant: Compose) -> None:
         [found] = variant("attention=sliced", "attention.slice_size=5").conflicts(CPU)
-        assert "attention.slice_size=5: a layer of this model has 4 heads; choose at most 4" in found
+        assert "attention.slice_size=5: a layer of this model has only 4 heads; choose at most 4" in found
         assert variant("attention=sliced", "attention.slice_size=4").conflicts(CPU) == []
 
     def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:
