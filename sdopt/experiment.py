@@ -1,6 +1,6 @@
-"""One study from plan to report: plan, measure, evaluate, judge, report, track.
+"""Runs one study from plan to report: plan, measure, evaluate, judge, report, track.
 
-The command line, a Python program, a launcher in another process and a test all run a study through this module.
+The command line, the Python API, launchers in other processes and tests all run studies through this module.
 """
 
 import os
@@ -52,16 +52,16 @@ from sdopt.worker.machine import Machine, find_machine, planned_machine
 
 @dataclass
 class Experiment:
-    """One study in one folder. `run` takes its steps in order; each step can be read by itself.
+    """One study in one folder. `run` executes the steps in order; each step is a method.
 
     Attributes:
-        composer: composes variants from the overrides of the job.
-        folder: the run's folder, locked by the caller.
+        composer: composes variants from the job's overrides.
+        folder: the run's folder, which the caller has locked.
         context: starts worker processes.
-        timeline: records the time of each step.
-        alone: whether this is not a job of a sweep: then a conflict of all candidates is an error.
-        console: shows progress and tables.
-        brief: whether another program reads the result: then there are no tables and no reports.
+        timeline: records the duration of each step.
+        alone: whether the study is not a job of a sweep; if all its candidates have conflicts, that is an error.
+        console: prints progress and tables.
+        brief: whether to skip tables and reports, because another program reads the result.
     """
 
     composer: HydraComposer
@@ -74,15 +74,15 @@ class Experiment:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration that is common to all variants."""
+        """The configuration common to all variants."""
         return self.composer.current
 
     def run(self) -> StudyResult | None:
-        """Takes all steps; returns the result, or None for a dry run.
+        """Runs all steps; returns the result, or None for a dry run.
 
         Raises:
-            UsageError: the study cannot run as it is configured; nothing was measured.
-            OSError: the result could not be written; the message says where it is instead.
+            UsageError: the study cannot run as configured; nothing was measured.
+            OSError: the result could not be written; the message names its alternative location.
         """
         self._require_free_folder()
         self.timeline.enter("composing and planning")
@@ -109,7 +109,7 @@ class Experiment:
         require_room(plan, result, self.folder, machine, self.context)
         if not self.brief:
             announce(result, self.console)
-        write_result(result, self.folder)  # find a full disk before measuring, not after it
+        write_result(result, self.folder)  # a full disk should fail before measuring, not after
         try:
             self.measure(plan, result, machine)
             self.timeline.enter("quality and verdicts")
@@ -121,22 +121,22 @@ class Experiment:
             self.report(result)
             self.timeline.enter("logging to MLflow")
             self.track(result)
-            with suppress(OSError):  # the result is what counts, and it is written
+            with suppress(OSError):  # the result itself is already written
                 self.timeline.write(self.folder)
         if not self.brief:
             self.console.print(answer_group(result))
         return result
 
     def _continued(self, fresh: StudyResult, plan: Plan) -> StudyResult:
-        """Returns the folder's result, ready to be completed; a sweep's job restarted elsewhere begins anew."""
+        """Returns the folder's result to continue; a sweep job restarted on another host starts over."""
         file = self.folder / "result.json"
         previous = read_result(file)
         if not self.alone and is_elsewhere(previous, fresh):
             host = previous.environment.host
             file.rename(self.folder / f"result.{quote(host, safe='')}.json")
-            print_problems([f"{self.folder}: measured on {host} before; begins anew on {fresh.environment.host}"])
+            print_problems([f"{self.folder}: measured on {host} before; starts over on {fresh.environment.host}"])
             return fresh
-        # Whoever ends a job may have ended its workers first, each of which then counts as failed.
+        # A cluster that ends a job may kill its workers first, and these are then recorded as failed.
         cut_off = not self.config.resume and (previous.status != "finished" or "SLURM_RESTART_COUNT" in os.environ)
         try:
             return merge_resumed(previous, fresh, plan, self.folder, self.config.retry_failed or cut_off)
@@ -146,26 +146,26 @@ class Experiment:
             raise OccupiedError(error.problems) from error
 
     def _require_free_folder(self) -> None:
-        # A sweep's job that is submitted once more goes on with what it has.
+        # A sweep job that is submitted again continues its own result.
         if (self.folder / "result.json").is_file() and self.alone and not self.config.resume:
             raise OccupiedError(
-                f"{self.folder}: holds a result; `sdopt run resume={self.folder}` goes on with it, or choose another"
+                f"{self.folder}: holds a result; continue it with `sdopt run resume={self.folder}`, or choose another"
             )
         (self.folder / "error.json").unlink(missing_ok=True)
-        for left in self.folder.glob("*.tmp"):  # left by a process that was killed while it wrote
+        for left in self.folder.glob("*.tmp"):  # left by a process that was killed while writing
             left.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()
 
     def plan(self, until_done: ExitStack) -> tuple[Plan, StudyResult, Machine]:
-        """Returns the variants and comparisons, the result before anything is measured, and the machine it is for.
+        """Returns the plan of variants and comparisons, the still empty result, and the machine to measure on.
 
         Args:
-            until_done: receives the reservation of the device for this study.
+            until_done: holds the reservation of the device until the study ends.
 
         Raises:
-            UsageError: the design, the device or a model is not what the configuration says, or the gate judges what
-                will not be measured.
+            UsageError: the design, the device or a model does not match the configuration, or the gate has a rule for a
+                metric that will not be measured.
         """
         config = self.config
         plan = config.study.plan(self.composer)
@@ -195,7 +195,7 @@ class Experiment:
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _other_cards(self, machine: Machine) -> list[Machine]:
-        """Returns the machine with each other card that `auto` may take."""
+        """Returns a `Machine` for each other card that `hardware.device=auto` may use."""
         if self.config.hardware.device != "auto":
             return []
         cards = (replace(self.config.hardware, device=f"cuda:{card}") for card in range(1, machine.cards))
@@ -204,15 +204,19 @@ class Experiment:
     def _say_waiting(self, holder: str, machine: Machine) -> None:
         self.timeline.enter(WAITING)
         where = f"{holder}, which measures on {machine.device.name}"
-        print_problems([f"waiting for {where}; hardware.exclusive=false measures beside it"])
+        print_problems([f"waiting for {where}; hardware.exclusive=false measures concurrently"])
 
     def _check_models(self, variants: Sequence[Variant], weights: str) -> None:
-        """Raises UsageError if a model that is by now in the cache cannot be built; options read its configuration."""
+        """Checks that models with local weights can be built, since options read their configuration.
+
+        Raises:
+            UsageError: a model cannot be built.
+        """
         for model in dict.fromkeys(variant.model for variant in variants if variant.model.weights == weights):
             in_process(self.context, require_parts, model, what=f"model={model.name}")
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
-        """Adds what a fully measured study still lacks: scores, verdicts, pictures, tracked runs."""
+        """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         scored = any(row.quality for row in result.variants)
         complete = scored and (result.gate or not self.config.gate.judges)
@@ -224,9 +228,12 @@ class Experiment:
         self.track(result)
 
     def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
-        """Ends a study whose candidates were all skipped: with an error, or in a sweep with a result that says so.
+        """Handles a study whose candidates are all skipped; returns whether the study ends here.
 
-        With `study.skip_conflicts` it goes on with the baseline.
+        A sweep job then ends with a result that records this. With `study.skip_conflicts` the baseline is measured.
+
+        Raises:
+            ConflictError: all candidates are skipped, and the study is not a job of a sweep.
         """
         candidates = [row for row in result.variants if row.role != "control"][1:]
         some = any(row.status is not Status.SKIPPED for row in candidates)
@@ -243,13 +250,13 @@ class Experiment:
         return True
 
     def measure(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
-        """Measures what is missing, in worker processes, and keeps `result.json` up to date meanwhile."""
+        """Runs the missing measurements in worker processes, and updates `result.json` as they complete."""
         config = self.config
         with Progress(self.console, self.timeline) as progress:
             run_study(plan, result, config.protocol, machine, self.context, self.folder, progress, config.quality)
 
     def evaluate(self, result: StudyResult, machine: Machine) -> None:
-        """Scores the images in a process of its own; the measurements are kept if it fails."""
+        """Scores the images in a separate process; a failure does not affect the measurements."""
         config = self.config
         if not config.quality.metrics:
             return
@@ -268,7 +275,7 @@ class Experiment:
         write_at_last(result, self.folder)
 
     def judge(self, result: StudyResult) -> None:
-        """Applies the gate's rules, if a gate is chosen."""
+        """Applies the gate's rules, if there are any."""
         gate = self.config.gate
         if not (gate.judges and self.config.quality.metrics):
             return
@@ -277,7 +284,7 @@ class Experiment:
         append_step_summary(result, result.judgements)
 
     def report(self, result: StudyResult) -> None:
-        """Shows the tables, and writes all reports to the run's folder."""
+        """Prints the tables and writes all reports to the run's folder."""
         if self.brief:
             return
         show(result, self.console, self.folder)
@@ -292,15 +299,15 @@ class Experiment:
         missing: dict[str, list[str]] = {}
         for report, error in write_reports(result, self.folder):
             if error is not None:
-                said = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
-                missing.setdefault(said, []).append(report.name)
+                reason = str(error) if isinstance(error, UnavailableError) else f"{type(error).__name__}: {error}"
+                missing.setdefault(reason, []).append(report.name)
             elif report.is_looked_at:
                 path = self.folder / report.file
                 self.console.print(f"{report.name}: {path}", markup=False, highlight=False, soft_wrap=True)
-        print_problems(f"no {', '.join(names)}: {said}" for said, names in missing.items())
+        print_problems(f"no {', '.join(names)}: {reason}" for reason, names in missing.items())
 
     def track(self, result: StudyResult) -> None:
-        """Logs the result to MLflow, if that is chosen; if the server is down, only the log is lost."""
+        """Logs the result to MLflow if tracking is enabled; a failure is printed and not raised."""
         if self.config.tracking.kind == "none":
             return
         try:

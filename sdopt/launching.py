@@ -1,6 +1,6 @@
-"""Runs what a command line asks for: one study or a sweep, in this process or in those of a launcher.
+"""Runs the study or the sweep of a command line, in this process or in processes of a launcher.
 
-The command line and a Python program begin here; each study is then an `Experiment`.
+This module is the entry point of the command line and of the Python API; `Experiment` runs each study.
 """
 
 import errno
@@ -36,42 +36,42 @@ from sdopt.worker.forkserver import independent_children, start_fork_server
 
 
 def run(*overrides: str, config_dir: str | Path | None = None) -> Outcome:
-    """Measures a study, as `sdopt run` does, and returns its result.
+    """Measures a study like `sdopt run`, and returns its result.
 
-    The result, plots and images are also in a folder of their own below `outputs/runs/`, and in MLflow, as with the
-    command; `tracking=none` and `hydra.run.dir=…` change that. A variant that fails is a row with a status and a
-    reason, not an exception.
+    As with the command, the result, plots and images are also written to a folder in `outputs/runs/` and to MLflow;
+    `hydra.run.dir=…` and `tracking=none` change that. A variant that fails is a row with a status and a reason, not an
+    exception.
 
     Args:
-        overrides: as on the command line, for example `"experiment=quickstart"` and `"protocol.rounds=20"`.
-        config_dir: a folder with groups of your own, as `--config-dir` names it.
+        overrides: command-line overrides, such as `"experiment=quickstart"` and `"protocol.rounds=20"`.
+        config_dir: a folder with additional configuration groups, like `--config-dir`.
 
     Raises:
         UsageError: the overrides cannot be composed, or the study cannot run here; `problems` has a line for each.
-        UnavailableError: the study broke off, for example because the disk is full; nothing measured is lost.
-        KeyboardInterrupt: what was measured until then is kept in the folder.
+        UnavailableError: the study was aborted, for example by a full disk; completed measurements are kept.
+        KeyboardInterrupt: Ctrl-C; completed measurements are kept in the folder.
     """
     argv = [*(("--config-dir", str(config_dir)) if config_dir is not None else ()), *overrides]
     if is_informative(argv) or {"-m", "--multirun"} & set(argv):
-        raise UsageError("sdopt.run measures one study; sweeps, --help and --cfg belong to the command `sdopt run`")
+        raise UsageError("sdopt.run measures one study; for sweeps, --help and --cfg use the command `sdopt run`")
     folder = launch(argv).run
     if folder is None or not (folder / "result.json").is_file():
-        raise UsageError("dry_run=true: a dry run leaves no result; use the command `sdopt run … dry_run=true`")
+        raise UsageError("dry_run=true: a dry run has no result; use the command `sdopt run … dry_run=true`")
     return load_result(folder)
 
 
 def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief: bool = False) -> Folders:
-    """Runs the studies that a command line asks for, and returns where they were written.
+    """Runs the studies of a command line, and returns their folders.
 
     Args:
-        argv: overrides and Hydra's flags; `resume=<folder>` stands for the command line recorded there.
-        ready: called when the first study is about to print, once all is imported and composed.
-        brief: leaves out tables and reports, for a caller that reads the results.
+        argv: overrides and Hydra's flags; `resume=<folder>` expands into the command line recorded in the folder.
+        ready: called before the first study prints, after imports and composition.
+        brief: whether to skip tables and reports, for a caller that reads the results.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
         UnavailableError: a file or a folder could not be read or written.
-        InterruptedStudy: Ctrl-C, with the folders of what had begun.
+        InterruptedStudy: Ctrl-C; the error has the folders of the studies that had started.
     """
     argv = with_resumed(argv)
     reject_null_groups(argv)
@@ -85,13 +85,13 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
     except KeyboardInterrupt as error:
         raise InterruptedStudy(folders) from error
     except Exception as error:
-        # Until a job had a folder it was the command line.
+        # Before a job has a folder, the command line is the cause of an error.
         begun = any(folder.is_dir() for folder in folders.jobs)
         if folders.sweep is not None and begun and not isinstance(error, OSError):
-            # Jobs record their own errors; this one is the launcher's, for a job that ended without a message.
+            # Jobs record their own errors; this error is from the launcher, for a job that died without a message.
             folders.lost = True
-            said = f"a job of {folders.sweep} did not end by itself: {type(error).__name__}: {in_one_line(error)[:300]}"
-            print_problems([f"{said}; `sdopt run resume={folders.sweep} retry_failed=true` measures what is missing"])
+            problem = f"a job of {folders.sweep} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
+            print_problems([f"{problem}; `sdopt run resume={folders.sweep} retry_failed=true` measures the rest"])
             return folders
         explained = _explained(error, folders, begun)
         if explained is error:
@@ -103,13 +103,13 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
 
 
 def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
-    """Returns the error to raise for one that ended a command; an internal error of sdopt stays unchanged."""
+    """Translates an error that ended a command for the user; returns internal errors of sdopt unchanged."""
     cause: BaseException | None = error
-    while cause is not None:  # OmegaConf wraps what a resolver raises
+    while cause is not None:  # OmegaConf wraps errors of resolvers
         if isinstance(cause, UsageError):
             return cause
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, OSError) and error.strerror:  # Hydra's own have none
+    if isinstance(error, OSError) and error.strerror:  # Hydra's own OSErrors have no strerror
         problem = _os_problem(error, folders.run or folders.sweep)
         if begun:
             return UnavailableError(problem)
@@ -117,13 +117,13 @@ def _explained(error: Exception, folders: Folders, begun: bool) -> Exception:
         key = "hydra.sweep.dir" if folders.sweep else "hydra.run.dir"
         if unwritable:
             problem = f"{error.filename or folders.run or folders.sweep}: {error.strerror}"
-            return UsageError(f"{problem}; choose a folder that can be written with {key}=…")
+            return UsageError(f"{problem}; choose a writable folder with {key}=…")
         return UsageError(problem)
     return error if begun or way_out(error) else UsageError(explain(error) or type(error).__name__)
 
 
 class InterruptedStudy(KeyboardInterrupt):
-    """Ctrl-C while studies were measured; `folders` says where they are."""
+    """Raised for Ctrl-C during studies; `folders` has their folders."""
 
     def __init__(self, folders: Folders) -> None:
         super().__init__()
@@ -131,9 +131,9 @@ class InterruptedStudy(KeyboardInterrupt):
 
 
 def job(_cfg: DictConfig) -> Any:
-    """Measures the study of one Hydra job, in any process in which a launcher runs it.
+    """Measures the study of one Hydra job, in the process that the launcher chooses.
 
-    Errors are recorded in the folder's `error.json`, so that a sweep goes on with its other jobs.
+    Errors are recorded in the folder's `error.json`, so that a sweep continues with its other jobs.
 
     Returns:
         The objective for a sweeper, or NaN if there is none.
@@ -145,7 +145,7 @@ def job(_cfg: DictConfig) -> Any:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             composer = HydraComposer.of_this_job()
-            # A sweep's later jobs begin where the one before them ended.
+            # In a sweep, a job starts when the previous one ends, not when the process started.
             timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
             result = Experiment(
                 composer, folder, start_fork_server(), timeline, alone=not in_sweep(), brief=_is_brief()
@@ -163,9 +163,9 @@ def _is_brief() -> bool:
 
 @contextmanager
 def _ends_at_sigterm() -> Iterator[None]:
-    """Lets a job in a launcher's process end at SIGTERM as at Ctrl-C, so that a cluster may run it again.
+    """Makes SIGTERM act like Ctrl-C in a launcher's process, so that a cluster can requeue the job.
 
-    submitit ignores that signal: the job would go on without its workers, and end with a partial result.
+    submitit ignores SIGTERM: the job would continue without its workers, and end with a partial result.
     """
     if current_folders() is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -178,18 +178,18 @@ def _ends_at_sigterm() -> Iterator[None]:
 
 
 def _keep_error(error: Exception, folder: Path) -> None:
-    """Records why a job has no result; a sweep's job prints it at once, a single run's error is raised by `launch`."""
+    """Records the error of a job. A job of a sweep prints the error; `launch` raises the error of a single run."""
     found = _job_error(error, folder, in_sweep())
     folders = current_folders()
     if isinstance(error, OccupiedError):
-        # An error.json there would be taken for the other's.
+        # An error.json would be mistaken for an error of the process that occupies the folder.
         if folders is not None:
             folders.occupied = True
     else:
-        with suppress(OSError):  # a full disk prevents this, too
+        with suppress(OSError):  # the disk may be full
             write_error(found, folder)
     if folders is not None and not in_sweep():
-        # Not raised here: Hydra would print the overrides of the job first.
+        # Raising here would make Hydra print the overrides of the job first.
         folders.error = error
         return
     if not isinstance(error, UsageError | UnavailableError | OSError) and not way_out(error):
@@ -198,7 +198,7 @@ def _keep_error(error: Exception, folder: Path) -> None:
 
 
 def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
-    """Returns the record of an error for `error.json`, with the status that the sweep's table shows for the job."""
+    """Returns the record of an error for `error.json`, with the job's status in the sweep's table."""
     if isinstance(error, UsageError):
         if in_a_sweep and isinstance(error, ConflictError):
             return JobError(0, error.problems, Status.SKIPPED)
@@ -211,14 +211,14 @@ def _job_error(error: Exception, folder: Path, in_a_sweep: bool) -> JobError:
 
 
 def _os_problem(error: OSError, folder: Path | None) -> str:
-    said = error.strerror or str(error)
-    return f"{error.filename or folder}: {said}{'' if ';' in said else way_out(error)}"
+    reason = error.strerror or str(error)
+    return f"{error.filename or folder}: {reason}{'' if ';' in reason else way_out(error)}"
 
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
-    """Returns the metric, or the tuple of metrics, that the last variant of a study has for a sweeper."""
+    """Returns the objective for a sweeper: a metric of the study's last variant, or a tuple of metrics."""
     candidate = [row for row in result.variants if row.role != "control"][-1]
-    # An option that failed, or that took no effect, has nothing that a sweeper should prefer.
+    # A sweeper must not prefer an option that failed or had no effect.
     metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
     missing = [name for name in run_config.objective if name not in metrics]
     if missing and metrics:
@@ -228,7 +228,7 @@ def _objective(run_config: RunConfig, result: StudyResult) -> Any:
 
 
 def summarise_sweep(folder: Path, console: Console) -> int:
-    """Shows the table of a sweep, writes it and the report to its folder, logs both; returns all jobs' exit code."""
+    """Prints, writes and logs the table and the report of a sweep; returns the exit code for all jobs."""
     from sdopt.report.markdown import sweep_markdown
     from sdopt.report.sweep import read_sweep
     from sdopt.report.table import sweep_table
@@ -240,7 +240,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     sweep = read_sweep(folder)
     if not sweep.studies:
         if not sweep.errors:
-            print_problems([f"{folder}: no job has written anything there; do all machines share that folder?"])
+            print_problems([f"{folder}: no job has written a result; do all machines share this folder?"])
             return UnavailableError.exit_code
         return sweep.exit_code
     console.print(sweep_table(sweep.rows, console.width))
@@ -257,7 +257,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     if any(row.status.failure for study in sweep.studies.values() for row in study.variants):
         print_problems([f"`sdopt run resume={folder} retry_failed=true` measures again what failed"])
     studies = list(sweep.studies.values())
-    # A sweep that is resumed may be told to track nothing, which those of its jobs say that were run then.
+    # A resumed sweep may disable tracking, which only the jobs of that run have recorded.
     if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
             log_sweep(studies, folder, sweep_markdown(sweep.rows), studies[0].config.tracking)

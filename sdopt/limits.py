@@ -1,6 +1,6 @@
-"""Compares the limits that a shell or a batch system sets (`ulimit`) with the least that measuring needs.
+"""Checks the resource limits of a shell or a batch system (`ulimit`) against the minimum for a measurement.
 
-Below it, libraries end their process with errors of their own, or measurements cannot be written.
+Below the minimum, libraries abort the process with unrelated errors, or results cannot be written.
 """
 
 import os
@@ -15,18 +15,18 @@ SIZES = (
     (resource.RLIMIT_AS, "v", "of address space", 8 * 2**30),
     (resource.RLIMIT_FSIZE, "f", "in a file", 64 * 2**20),
 )
-"""Limits in bytes: name in `ulimit`, of what, and the least. Importing PyTorch and diffusers takes most of the address
-space; the largest files are a result of many samples, final latents, and MLflow's database."""
+"""Limits in bytes: resource, flag of `ulimit`, description, minimum. Importing PyTorch and diffusers takes most of the
+address space; the largest files are results with many samples, final latents, and MLflow's database."""
 
 _TASKS = 64
-"""Processes and threads of a command that measures a pair of variants, and one for each core."""
+"""Processes and threads of a command that measures two variants, in addition to one per core."""
 
 
 def require_limits() -> None:
     """Checks the limits of this process, which its workers inherit.
 
     Raises:
-        UnavailableError: a line for each that is too low to measure anything.
+        UnavailableError: some limits are too low; the error has a line for each.
     """
     found = (_too_low(*row) for row in SIZES)
     if problems := [*filter(None, found), *_tasks_too_few()]:
@@ -34,26 +34,26 @@ def require_limits() -> None:
 
 
 def require_address_space(what: str, least: int) -> None:
-    """Raises UnavailableError if the address space of this process is too small for it to go on."""
+    """Raises UnavailableError if the address space of this process is limited to less than `least` bytes."""
     if problem := _too_low(resource.RLIMIT_AS, "v", f"of address space for {what}", least):
         raise UnavailableError(problem)
 
 
 def limited_address_space() -> str:
-    """Says how much address space this process may take; "" if there is no limit."""
+    """Returns a sentence about the limit of this process's address space; "" if there is no limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return "" if allowed == resource.RLIM_INFINITY else _said(allowed, "of address space")
+    return "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "of address space")
 
 
 def _too_low(limit: int, flag: str, of_what: str, least: int) -> str | None:
     allowed, _ = resource.getrlimit(limit)
     if allowed == resource.RLIM_INFINITY or allowed >= least:
         return None
-    said = f"{_said(allowed, of_what)}, and {least / 2**20:g} MiB are needed at least"
-    return f"{said}; allow more (ulimit -{flag} unlimited)"
+    problem = f"{_describe(allowed, of_what)}, and {least / 2**20:g} MiB are needed at least"
+    return f"{problem}; allow more (ulimit -{flag} unlimited)"
 
 
-def _said(allowed: int, of_what: str) -> str:
+def _describe(allowed: int, of_what: str) -> str:
     return f"{round(allowed / 2**20, 1):g} MiB {of_what} are allowed"
 
 
@@ -61,18 +61,20 @@ def _tasks_too_few() -> Iterator[str]:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     needed = _TASKS + (os.cpu_count() or 1)
     if os.getuid() == 0 or allowed == resource.RLIM_INFINITY or allowed >= 64 * needed:
-        return  # root has none; and to count beside a limit that is far away takes time
+        return  # root has no limit, and counting takes time, which a high limit does not need
     running = _running_tasks()
     if allowed < running + needed:
-        said = f"{allowed} processes and threads are allowed, of which {running} run already, and {needed} are needed"
-        yield f"{said} at least; allow more (ulimit -u), or end other programs"
+        problem = (
+            f"{allowed} processes and threads are allowed, of which {running} run already, and {needed} are needed"
+        )
+        yield f"{problem} at least; allow more (ulimit -u), or end other programs"
 
 
 def _running_tasks() -> int:
-    """Returns how many processes and threads of this user run."""
+    """Returns the number of this user's processes and threads."""
     found = 0
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # the process ended meanwhile
+        with suppress(OSError):  # the process has ended
             if process.stat().st_uid == os.getuid():
                 found += sum(1 for _ in (process / "task").iterdir())
     return found

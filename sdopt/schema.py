@@ -1,7 +1,7 @@
-"""The typed form of every configuration section: its keys, their types and their ranges.
+"""Typed dataclasses of the configuration sections: keys, types and ranges.
 
-Each class is frozen and does nothing when built. A field's metadata holds its range (`ge`, `gt`, `le`, `lt`) or its
-`choices`; `sdopt.config` checks them, so that an error can name the full key.
+Each class is frozen and has no logic in its constructor. A field's metadata holds its range (`ge`, `gt`, `le`, `lt`) or
+its `choices`; `sdopt.config` checks them, so that an error can name the full key.
 """
 
 import math
@@ -12,52 +12,52 @@ from itertools import product
 from typing import Any
 
 WORK = ("model", "task", "scheduler", "workload")
-"""The sections that say which images are asked for: two variants that agree in all of them do the same work."""
+"""The sections that determine the images: two variants with equal sections do the same work."""
 
 CHOICES = ("scheduler.", "workload.steps", "hardware.threads", "hardware.price_per_hour")
-"""Settings that a candidate may choose: where they differ, that is what is judged."""
+"""Settings that a candidate may change; a difference in them is part of the comparison."""
 
 
 SEEDS = {"ge": 0, "le": 2**53}
-"""The seeds that all of Python, PyTorch, JSON and a browser take for the same number."""
+"""The seeds that Python, PyTorch, JSON and browsers all represent exactly."""
 
 
 def bounded(default: Any = MISSING, **limits: Any) -> Any:
-    """Returns a dataclass field with limits, required if it has no default.
+    """Returns a dataclass field with limits; the field is required if `default` is missing.
 
     Args:
-        default: the field's value where none is given.
-        limits: a range (`ge`, `gt`, `le`, `lt`), or `choices` for the value or for each of a list. `each` holds the
-            range (`multiple_of` too) of a whole number that may also be a list of several, none of them twice.
+        default: the default value of the field.
+        limits: a range (`ge`, `gt`, `le`, `lt`), or `choices` for the value or for each item of a list. `each` holds
+            the range (`multiple_of` too) of a whole number, or of each item of a list of different whole numbers.
     """
     return field(default=default, metadata=limits)
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which text-to-image model is measured.
+    """The text-to-image model to measure.
 
-    `weights`: `packaged` come with sdopt; `hub` are fetched from the Hugging Face Hub once; `path` is a local diffusers
-    folder, or a single file in the original layout; `random` has the model's exact architecture and no training.
+    `weights`: `packaged` weights come with sdopt; `hub` weights are downloaded once from the Hugging Face Hub; `path`
+    is a local diffusers folder, or a single file in the original layout; `random` is the exact architecture, untrained.
     Weights are read from safetensors files only.
     """
 
     name: str = "emoji"
-    """The packaged model, or the architecture of random weights and of a single file."""
+    """Name of the packaged model, or of the architecture for random weights and for a single file."""
     weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
     """Where the weights come from."""
     path: str | None = None
     """For `path`: the folder of a StableDiffusionPipeline or StableDiffusionXLPipeline, or a `.safetensors` file."""
     tokenizer: str | None = None
-    """For a single file, which holds no vocabulary: a folder with CLIP's, as `tokenizer/` of a diffusers folder."""
+    """For a single file, which has no vocabulary: a folder with CLIP's, like `tokenizer/` in a diffusers folder."""
     hub_id: str | None = None
     """For `hub`: the repository, as in `owner/name`."""
     revision: str | None = None
     """For `hub`: a branch, tag or commit; null is `main`."""
     variant: str | None = None
-    """Variant of a folder's or repository's files, such as `fp16` for `….fp16.safetensors`; null: files without one."""
+    """Variant of the weight files, such as `fp16` for `….fp16.safetensors`; null reads files without a variant."""
     size: int = bounded(64, ge=8, le=16384)
-    """Height and width that the model was trained at, in pixels: the default of `workload.size`."""
+    """Height and width of the training images, in pixels: the default of `workload.size`."""
     guidance_scale: float = bounded(7.5, ge=0, le=1000)
     """The default of `workload.guidance_scale`."""
     threads: int | None = bounded(None, ge=1, le=4096)
@@ -66,34 +66,34 @@ class Model:
 
 @dataclass(frozen=True)
 class Task:
-    """What an image is generated from, beside its prompt: noise alone, an image, or an image and a mask."""
+    """The input of an image besides its prompt: noise only, a starting image, or a starting image and a mask."""
 
     kind: str = bounded("txt2img", choices=("txt2img", "img2img", "inpaint"))
     """Text-to-image, image-to-image or inpainting."""
     image: str | None = None
-    """File of the starting image, or `packaged`; every prompt gets the same one, scaled to the workload's size."""
+    """File of the starting image, or `packaged`; all prompts share the image, scaled to the workload's size."""
     mask: str | None = None
-    """For `inpaint`: file of the mask, white where the image is to be replaced, or `packaged`."""
+    """For `inpaint`: file of the mask, or `packaged`; white areas are replaced."""
     strength: float = bounded(1.0, gt=0, le=1)
-    """Share of the steps that are run, from a starting image with as much noise; 1 starts from noise alone."""
+    """Share of the steps to run, and noise level of the starting image; 1 starts from noise only."""
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """The sampler: a class of `diffusers`, and options that replace those of the model's own scheduler."""
+    """The sampler: a scheduler class of diffusers, and options that override the model's own."""
 
     class_name: str = "DDIMScheduler"
     """Name of a scheduler class of diffusers."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the class that replace those of the model's own scheduler."""
+    """Arguments of the class that override the configuration of the model's own scheduler."""
     distilled: bool = False
-    """Whether it is made for a model that was distilled to a few steps: without a LoRA that does so it then is a
-    conflict. Set it to false for a model that is distilled itself."""
+    """Whether the scheduler needs a model distilled to a few steps; a variant without a LoRA is then a conflict. Set
+    this to false if the model itself is distilled."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Size and number of the prompts of one pipeline call."""
+    """Image size and batch size of one pipeline call."""
 
     size: int
     """Height and width in pixels."""
@@ -101,7 +101,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """What metrics are called after, as `512x512b1`."""
+        """The name of the shape in metrics, such as `512x512b1`."""
         return f"{self.size}x{self.size}b{self.batch_size}"
 
     def __str__(self) -> str:
@@ -110,86 +110,87 @@ class Shape:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one timed call does, and which images the generation pass makes."""
+    """The work of one timed call, and the images of the quality pass."""
 
     prompts: Any = "packaged"
-    """`packaged`, a list of prompts, or a file: .csv, .tsv or .jsonl, or text with one prompt a line."""
+    """`packaged`, a list of prompts, or a file: .csv, .tsv, .jsonl, or text with one prompt per line."""
     prompt_column: str | None = None
-    """Column of a .csv, .tsv or .jsonl file; null is the one named prompt, caption or text."""
+    """Column of a .csv, .tsv or .jsonl file; null is the column named prompt, caption or text."""
     prompt_count: int = bounded(8, ge=1, le=1_000_000)
-    """Number of prompts to use, from the first, or from `prompt_start`."""
+    """Number of prompts to use, starting at `prompt_start`."""
     prompt_start: int = bounded(0, ge=0, le=1_000_000_000)
-    """Prompts to leave out, from the first: for images that nothing was decided by before."""
+    """Number of prompts to skip at the start, for images that no earlier decision was based on."""
     images_per_prompt: int = bounded(1, ge=1, le=4096)
-    """Images of each prompt, each from noise of its own."""
+    """Images per prompt, each from different noise."""
     batch_size: Any = bounded(1, each={"ge": 1, "le": 4096})  # noqa: RUF009 (returns a field)
-    """Prompts in one pipeline call; the call makes `batch_size * images_per_prompt` images. A list is as of `size`."""
+    """Prompts per pipeline call, which makes `batch_size * images_per_prompt` images. For a list, see `size`."""
     steps: int = bounded(25, ge=1, le=10_000)
     """Denoising steps."""
     guidance_scale: float | None = bounded(None, ge=0, le=1000)
-    """Null is the model's own; 1 or less runs without guidance."""
+    """Guidance scale; null is `model.guidance_scale`, 1 or less disables guidance."""
     size: Any = bounded(None, each={"ge": 8, "le": 16384, "multiple_of": 8})  # noqa: RUF009 (returns a field)
-    """Height and width in pixels; null is the model's own size. With a list, each process is timed at every size with
-    every `batch_size`; the first of each is the main shape, which images, stages and energy are of."""
+    """Height and width in pixels; null is `model.size`. With a list, each process is timed at every combination of
+    size and `batch_size`; the first of each is the main shape, used for images, stages and energy."""
     seed: int = bounded(0, **SEEDS)
-    """Seed of the noise that images start from; every variant starts from the same."""
+    """Seed of the initial noise, which is the same for all variants."""
     latents: str | None = None
-    """A .pt or .safetensors file with the initial noise, instead of noise drawn from seeds: unit variance, shape (n,
-    channels, height / 8, width / 8), one for all images or one for each, with the images of a prompt together."""
+    """A .pt or .safetensors file with the initial noise, which is otherwise drawn from `seed`: unit variance, shape (n,
+    channels, height / 8, width / 8); n is 1, or the number of images, grouped by prompt."""
 
     def shapes(self, model: Model) -> tuple[Shape, ...]:
-        """Returns the shapes of its calls, each size with each batch size; the first is the main one."""
+        """Returns all combinations of size and batch size; the first is the main shape."""
         sizes, batches = (given if isinstance(given, Sequence) else [given] for given in (self.size, self.batch_size))
         return tuple(Shape(size or model.size, batch_size) for size, batch_size in product(sizes, batches))
 
     def at(self, shape: Shape) -> "Workload":
-        """Returns the same with one shape alone."""
+        """Returns a copy of the workload with one shape."""
         return replace(self, size=shape.size, batch_size=shape.batch_size)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How time is measured. The unit of replication is the process: see `replicates`."""
+    """The measurement protocol. The unit of replication is the process: see `replicates`."""
 
     rounds: int = bounded(4, ge=1, le=100_000)
-    """Timed calls of each process. More of them make each process's mean steadier, and replace no process."""
+    """Timed calls per process. More rounds reduce the noise within a process, but do not replace processes."""
     warmup: int = bounded(1, ge=0, le=100_000)
-    """Untimed calls after the first one, which is reported as the cold start. The last of them is a round that is
-    discarded, so that interleaved processes have one in any case. Memory is measured in it (with 0, in the first call),
-    and once more after the last round."""
+    """Untimed calls after the first call, which is reported as the cold start. The last of them is a discarded round,
+    so that interleaved processes always have one. Memory is measured in that round (with 0, in the first call), and
+    again after the last round."""
     replicates: int | None = bounded(None, ge=1, le=1000)
-    """Processes per variant; null is as many as the gate wants. Below three, no interval is given."""
+    """Processes per variant; null is `gate.replicates`. With fewer than three, no interval is given."""
     precision: float | None = bounded(None, gt=0, lt=1)
-    """Goes on with more processes until the interval of every speed-up is within this share on both sides, as in 0.03;
-    `replicates` are then the pilot, whose deviation decides how many there shall be."""
+    """Target half-width of every speed-up's interval, as a share such as 0.03; processes are added until it is reached.
+    `replicates` is then the size of the pilot, whose standard deviation determines the number of processes."""
     budget_s: float | None = bounded(None, gt=0, le=31_536_000)
-    """Limit for all measuring of a study with `precision`, in seconds; the pilot is measured whatever it takes."""
+    """Time limit for the measurements of a study with `precision`, in seconds; the pilot always completes."""
     estimator: str = bounded("median", choices=("median", "mean", "last", "min"))
-    """How a variant's latency is summarised. Speed-ups are always ratios of geometric means over the same rounds."""
+    """Summary statistic of a variant's latency. Speed-ups are always ratios of geometric means over the same rounds."""
     confidence: float = bounded(0.95, gt=0, lt=1)
     """Confidence level of the intervals in tables."""
     schedule: str = bounded("auto", choices=("auto", "interleaved", "blocks"))
-    """`auto` interleaves all variants where they fit in memory together and falls back to blocks where not."""
+    """`auto` interleaves all variants if they fit in memory together, and otherwise uses blocks."""
     memory_fraction: float = bounded(0.85, gt=0, le=1)
-    """Share of the memory free at the start that the variants may fill together."""
+    """Share of the initially free memory that all variants together may use."""
     shuffle_seed: int = bounded(0, **SEEDS)
     """Seed of the order of the variants within each round."""
     stage_calls: int = bounded(1, ge=0, le=100_000)
-    """Calls of each process in the separate, instrumented pass that gives the time per stage."""
+    """Calls per process in the separate, instrumented pass that measures the time per stage."""
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
-    """Limit for preparing a worker, and for each call of it, in seconds; at most a week."""
+    """Time limit for preparing a worker, and for each of its calls, in seconds; at most a week."""
     interference: float | None = bounded(0.02, ge=0, le=1)
-    """A round is timed again if others took more than this share of the processor (or of the GPU) from any of its
-    calls, or a worker's clock leaves out as much of one; null times none again."""
+    """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls, or
+    if a worker's clock missed this share of a call; null repeats none."""
     extra_rounds: int | None = bounded(None, ge=0, le=100_000)
-    """How many rounds of a process may be timed again; null is half of `rounds`, rounded up."""
+    """Maximum number of repeated rounds per process; null is half of `rounds`, rounded up."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Dense peak rates by the type of the factors, in TFLOP/s (int8 in TOP/s).
+    """Dense peak rates by the type of the operands, in TFLOP/s (int8 in TOP/s).
 
-    `fp16`, `bf16` and `fp8` accumulate in float32, as PyTorch does. Null: the device has no such unit.
+    The rates of `fp16`, `bf16` and `fp8` are with accumulation in float32, as in PyTorch. Null: the device has no such
+    unit.
     """
 
     fp32: float | None = bounded(None, gt=0, le=1e9)
@@ -202,96 +203,96 @@ class Rates:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A data sheet: a card as its vendor describes it, or a machine as `sdopt doctor` measured it."""
+    """A data sheet: the vendor's figures of a card, or the figures that `sdopt doctor` measured on a machine."""
 
     name: str
     device_names: list[str]
-    """The driver's names of it; a leading `NVIDIA` and upper case do not matter."""
+    """The device's names in the driver; case and a leading `NVIDIA` are ignored."""
     memory_gib: float = bounded(gt=0, le=1e6)
-    """Memory that a program finds (`torch.cuda.mem_get_info`): less than advertised, and it differs by driver."""
+    """Memory that a program sees (`torch.cuda.mem_get_info`): less than advertised, and dependent on the driver."""
     bandwidth_gb_s: float = bounded(gt=0, le=1e9)
     compute_capability: float | None = bounded(None, ge=1, le=100)
-    """CUDA's, as in 8.6; null for a CPU."""
+    """CUDA compute capability, such as 8.6; null for a CPU."""
     tdp_w: float | None = bounded(None, gt=0, le=1e6)
     vector: Rates = field(default_factory=Rates)
-    """Rates of the ordinary units: CUDA cores, or a CPU."""
+    """Rates of the vector units: CUDA cores, or a CPU."""
     tensor: Rates = field(default_factory=Rates)
     """Rates of the tensor cores."""
     sources: list[str] = field(default_factory=list)
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """CUDA's compute capability as major and minor version."""
+        """The CUDA compute capability as (major, minor), or None."""
         if self.compute_capability is None:
             return None
         major, minor = divmod(round(10 * self.compute_capability), 10)
         return major, minor
 
     def peak(self, kind: str) -> float | None:
-        """Returns the fastest unit's rate for a type (`fp32`, `tf32`, …), in TFLOP/s; None if the sheet has none."""
+        """Returns the highest rate for a type (`fp32`, `tf32`, …) in TFLOP/s, or None if the sheet has none."""
         known = [rate for rates in (self.tensor, self.vector) if (rate := getattr(rates, kind)) is not None]
         return max(known, default=None)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where to run. `auto` takes the first CUDA device, else the CPU."""
+    """The device to run on. `auto` takes the first CUDA device, or else the CPU."""
 
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     threads: int | None = bounded(None, ge=1, le=4096)
-    """Threads of a worker's CPU operations; null is `model.threads`, or else PyTorch's choice: one for each core."""
+    """CPU threads of a worker; null is `model.threads`, or else PyTorch's default of one per core."""
     price_per_hour: float | None = bounded(None, ge=0, le=1e9)
-    """Price of this machine, in the currency of your choice, for the cost per image."""
+    """Price of this machine per hour, in any currency, for the cost per image."""
     exclusive: bool = True
-    """Waits while another study of this user measures on the device; of several cards `auto` takes one that is free."""
+    """Waits while another study of this user measures on the device; with several cards, `auto` takes a free one."""
     emulate_memory: bool = False
-    """Caps each worker on a larger card to the memory of the sheet's card."""
+    """Limits each worker on a larger card to the memory of the data sheet's card."""
     sheet: Sheet | None = None
-    """Data sheet of the card; null is the packaged sheet of the device's name."""
+    """Data sheet of the card; null is the packaged sheet for the device's name."""
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where results are shown, once `result.json` is written."""
+    """Where results are logged after `result.json` is written."""
 
     kind: str = bounded("mlflow", choices=("mlflow", "none"))
-    """Where results go beside `result.json`."""
+    """Where results are logged, in addition to `result.json`."""
     uri: str = "sqlite:///outputs/mlflow.db"
-    """MLflow's tracking URI: a database, or a server."""
+    """MLflow tracking URI of a database or a server."""
     artifacts: str | None = "outputs/mlartifacts"
-    """Folder for the artifacts of a local store; null leaves the choice to a tracking server."""
+    """Artifact folder of a local store; null leaves the choice to a tracking server."""
     images: bool = True
-    """Also log the images and the contact sheet."""
+    """Whether to log the images and the contact sheet too."""
     tags: dict[str, str] | None = None
-    """Tags of your own on a study's runs, as in `tracking.tags={team: vision}`."""
+    """Additional tags on a study's runs, as in `tracking.tags={team: vision}`."""
     note: str | None = None
-    """A note of your own, above the answer in a study's run."""
+    """A note shown above the answer in a study's run."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """The quality pass: images drawn after timing, same prompts and noise for all variants, and their metrics."""
+    """The quality pass: images generated after timing, from equal prompts and noise for all variants, and metrics."""
 
     metrics: bool = True
-    """Whether metrics are computed from the images."""
+    """Whether to compute metrics from the images."""
     prompt_count: int | None = bounded(None, ge=1, le=1_000_000)
-    """Prompts to draw, from the first of `workload.prompts`; null is as many as the gate wants, else 24, and without
-    metrics none."""
+    """Number of prompts of the quality pass, from the first of `workload.prompts`; null is `gate.prompt_count`, or 0
+    without metrics."""
     batch_size: int | None = bounded(None, ge=1, le=4096)
-    """Prompts drawn in one call, by all variants alike; null is up to 12 for small images, and `workload.batch_size`
-    for large ones, where an option compiled its own, and where a gate judges."""
+    """Prompts per call, for all variants; null is up to 12 for small images, and `workload.batch_size` for large
+    images, if an option is compiled for a batch size, and if a gate judges."""
     floor_prompts: int = bounded(12, ge=2, le=1_000_000)
-    """Prompts, of those above, that the baseline draws once more for each of the two floors."""
+    """Number of those prompts that the baseline repeats for each of the two floors."""
     features: list[str] | None = None
-    """Feature extractors of CLIP score, FID, KID and CMMD; null is the model's own, if it has some."""
+    """Feature extractors for CLIP score, FID, KID and CMMD; null is the model's own, if there are any."""
     reference: str | None = None
-    """What FID, KID and CMMD compare with: `packaged`, `baseline`, a folder of images or a saved reference set; null is
-    `packaged` for the packaged model and `baseline` for others."""
+    """Reference of FID, KID and CMMD: `packaged`, `baseline`, a folder of images or a saved reference set; null is
+    `packaged` for the packaged model and `baseline` for other models."""
     lpips: bool = False
-    """Also compute LPIPS, the learned perceptual distance; it needs the extra `lpips`."""
+    """Whether to compute LPIPS, the learned perceptual distance, too; needs the extra `lpips`."""
     cache: str | None = "outputs/cache/images"
-    """Folder that caches images by everything they depend on, so that none is drawn twice; null caches none."""
+    """Cache folder for images, keyed by everything that determines an image; null disables the cache."""
 
 
 TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact", "rarely", "every")
@@ -301,78 +302,81 @@ TESTS = ("non_inferior", "equivalent", "at_least", "at_most", "within", "exact",
 class Rule:
     """One line of a gate.
 
-    Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (it is within the
-    margin on both sides), `at_least` and `at_most` (the value itself lies beyond `limit`), `within` (it lies between
-    `low` and `high`), `exact` (it is zero for every prompt), `rarely` (no more than `share` of the prompts have a value
-    above `limit`: a mean hides the few that went wrong), `every` (not one prompt has a value above `limit`).
+    Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (the difference
+    is within the margin on both sides), `at_least` and `at_most` (the value is not below, or not above, `limit`),
+    `within` (the value is between `low` and `high`), `exact` (the value is zero for every prompt), `rarely` (at most
+    `share` of the prompts have a value above `limit`; a mean hides a few bad images), `every` (no prompt has a value
+    above `limit`).
     """
 
     metric: str = ""
-    """Without the name of its features, where it has some: the run's own are meant."""
+    """Name of the metric, without the name of its feature extractor; the run's own extractor is used."""
     test: str = bounded("non_inferior", choices=TESTS)
     margin: float | None = bounded(None, ge=0, le=1e9)
-    """Of a difference, in the metric's own unit."""
+    """Allowed difference, in the metric's unit."""
     deviations: float | None = bounded(None, ge=0, le=1e9)
-    """Instead of `margin`: as a share of the standard deviation that the calibration has for one prompt."""
+    """Instead of `margin`: a share of the calibration's standard deviation for one prompt."""
     limit: float | None = bounded(None, ge=-1e9, le=1e9)
     limits: dict[str, float] = field(default_factory=dict)
-    """Instead of `limit`: one by the coarsest type that the reference computes in (`float32`, `float16`, `bfloat16`);
-    two ways to compute the same differ by as much as that type rounds."""
+    """Instead of `limit`: a limit for each coarsest type of the reference's arithmetic (`float32`, `float16`,
+    `bfloat16`), because the rounding of that type sets the difference between two equivalent computations."""
     of_seeds: float | None = bounded(None, ge=0, le=1e9)
-    """Instead of `limit`: as a share of the calibrated mean between two images of a prompt from other noise."""
+    """Instead of `limit`: a share of the calibrated mean between two images of a prompt from different noise."""
     of_floor: float | None = bounded(None, gt=0, le=1e9)
-    """Beside one of these: the limit is at most so many times the numerical floor, the mean by which two baselines
-    differ that compute in another order. Where the two sides chose another precision the floor says nothing, and the
-    limit stays as it is."""
+    """In addition to one of these: the limit is at most this multiple of the numerical floor, the mean difference
+    between two baselines that compute in different orders. The cap does not apply if the two sides differ in
+    precision, where the floor is not meaningful."""
     least: float = bounded(0.0, ge=0, le=1e9)
-    """What `of_seeds`, `deviations` and `of_floor` allow in any case: they are shares of what may be nothing."""
+    """Lower bound of the limit from `of_seeds`, `deviations` and `of_floor`, whose reference values may be zero."""
     share: float | None = bounded(None, gt=0, lt=1)
-    """Of prompts, for `rarely`."""
+    """For `rarely`: allowed share of the prompts."""
     low: float | None = bounded(None, ge=-1e9, le=1e9)
     high: float | None = bounded(None, ge=-1e9, le=1e9)
     confidence: float | None = bounded(0.95, gt=0.5, lt=1)
-    """One-sided; null judges the estimate alone, as benchmarks with published windows do."""
+    """One-sided confidence level; null tests the estimate itself, as benchmarks with published windows do."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A named list of rules by contract, and what a claim of speed or memory must show."""
+    """Named rules by contract, and the requirements for claims of speed or memory."""
 
     name: str = "none"
     rules: dict[str, list[Rule]] = field(default_factory=dict)
-    """By contract (`exact`, `equivalent`, `lossy`)."""
+    """Rules by contract (`exact`, `equivalent`, `lossy`)."""
     must_pay: bool = True
-    """An option that claims latency or memory must gain: beyond the A/A floor, and among all claims of the study."""
+    """Whether an option that claims latency or memory must show a gain: above the A/A floor, and corrected for all
+    claims of the study."""
     smallest_speedup: float = bounded(0.01, ge=0, le=1000)
-    """The smallest change of speed that counts as a gain or as a harm, as a share."""
+    """The smallest change of speed that counts as a gain or a loss, as a share."""
     smallest_memory: float = bounded(0.01, ge=0, le=1000)
-    """The smallest change of peak memory that counts, as a share of the reference's."""
+    """The smallest change of peak memory that counts, as a share of the reference's peak."""
     smallest_memory_mib: float = bounded(16.0, ge=0, le=1e9)
-    """The smallest change of peak memory that counts, in MiB; both must be exceeded."""
+    """The smallest change of peak memory that counts, in MiB; both thresholds must be exceeded."""
     confidence: float = bounded(0.95, gt=0.5, lt=1)
-    """Of all claims of a gain together: the chance that any of them is false is at most what is left."""
+    """Confidence level for all claims of a gain together: any of them is false with a probability of at most
+    1 - `confidence`."""
     looks: int = bounded(1, ge=1, le=1000)
-    """How often a study may be judged as it grows. The chance of error is shared among so many looks, and a study that
-    is extended further cannot pass. The first look settles the number."""
+    """How often a growing study may be judged. The error probability is divided among the looks, and a study that is
+    extended further cannot pass. The first look fixes the number."""
     report_only: bool = False
-    """Verdicts are shown and logged, but the exit code stays 0."""
+    """Whether verdicts are only shown and logged, with exit code 0."""
     replicates: int = bounded(3, ge=1, le=1000)
-    """Processes per variant, where `protocol.replicates` leaves it open."""
+    """Processes per variant if `protocol.replicates` is null."""
     prompt_count: int = bounded(24, ge=1, le=1_000_000)
-    """Prompts of the quality pass, where `quality.prompt_count` leaves it open."""
+    """Prompts of the quality pass if `quality.prompt_count` is null."""
     calibration: str | None = None
-    """A file that `sdopt calibrate` wrote; null is the one that comes with sdopt for the model and its work. One
-    that was measured at other steps, guidance, size or scheduler is applied only if it is named."""
+    """A file written by `sdopt calibrate`; null is the packaged file for the model and workload. A calibration for
+    other steps, guidance, size or scheduler is applied only if it is named here."""
 
     @property
     def judges(self) -> bool:
-        """Whether there is a rule to judge by."""
+        """Whether the gate has any rules."""
         return bool(self.rules)
 
 
 @dataclass(frozen=True)
 class ExplicitEdge:
-    """A comparison written out by hand."""
+    """A user-defined comparison of a candidate with a reference."""
 
     candidate: str
     reference: str
@@ -389,7 +393,10 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
-    """Returns what a value must be, or None if it is within its limits; numbers must be finite without any."""
+    """Returns the violated requirement as text, or None if the value is within its limits.
+
+    Numbers must always be finite.
+    """
     if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
         return "must be a finite number"
     if value is None or not limits:
@@ -415,7 +422,7 @@ def _each_out_of_range(chosen: Sequence[Any], limits: Mapping[str, Any]) -> str 
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Yields the numbers of a value: itself, or those in a list or a mapping of it."""
+    """Yields the numbers in a value, which may be a number, or nested lists and mappings of numbers."""
     if isinstance(value, int | float):
         yield value
     elif isinstance(value, Mapping):
@@ -427,7 +434,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def wrong_name(name: str) -> str | None:
-    """Returns what is wrong with the name of a study, which is also that of folders; None if it is a name."""
+    """Returns why a name cannot name a study and its folders; None if it can."""
     if not name.strip():
         return "must not be empty"
     if len(name) > _LONGEST_NAME:
@@ -438,16 +445,16 @@ def wrong_name(name: str) -> str | None:
 
 
 def wrong_label(name: str) -> str | None:
-    """Returns what is wrong with the name of a variant, which is a line of text; None if it is one."""
+    """Returns why a name cannot name a variant, which must be one line of text; None if it can."""
     return None if name.strip() and name.isprintable() else "must be one line of text, and not empty"
 
 
 _LONGEST_NAME = 120
-"""With a date and a suffix it is still the name of a file."""
+"""Leaves room for a date and a suffix within the 255 bytes of a file name."""
 
 
 def _any_out_of_range(numbers: Sequence[Any], limits: Mapping[str, Any]) -> str | None:
-    """Returns what a whole number, or each of several different ones, must be; None if all are within the limits."""
+    """Returns the violated requirement of one or more distinct whole numbers; None if all are within the limits."""
     if any(type(number) is not int for number in numbers):
         return "must be a whole number, or a list of them"
     if len(set(numbers)) < max(1, len(numbers)):

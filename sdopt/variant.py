@@ -1,4 +1,4 @@
-"""Defines a variant, one point of an ablation, as a worker receives it."""
+"""Defines `Variant`: one point of an ablation, in the form that is sent to a worker."""
 
 import os
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ _THREADS_PER_CORE = 4
 class Variant:
     """A named combination of options, with everything that a worker needs to run it.
 
-    `choices` names the option of each axis (see `sdopt.results.choices`). A key that the user changed is part of the
-    option's name: `inductor(mode=max-autotune)`.
+    `choices` names the option of each axis (see `sdopt.results.choices`). Keys that the user changed are part of the
+    name: `inductor(mode=max-autotune)`.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Variant:
     optimizations: Mapping[str, Optimization]
     prompts: tuple[str, ...]
     pictured: tuple[str, ...] = ()
-    """The prompts of the quality pass; the timed ones come first."""
+    """The prompts of the quality pass, starting with the timed prompts."""
     config: RecordedConfig = field(default_factory=RecordedConfig)
-    """The composed configuration, as results record it."""
+    """The composed configuration as recorded in results."""
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The shapes at which it is timed; the first is the main one."""
+        """The shapes at which the variant is timed; the first is the main shape."""
         return self.workload.shapes(self.model)
 
     @property
@@ -53,40 +53,40 @@ class Variant:
 
     @property
     def guidance_scale(self) -> float:
-        """The weight of the prompt (Ho and Salimans 2022); above 1, every step runs the denoiser on two samples."""
+        """The guidance scale (Ho and Salimans 2022); above 1, every step runs the denoiser on two samples per image."""
         own = self.workload.guidance_scale
         return self.model.guidance_scale if own is None else own
 
     @property
     def work(self) -> tuple[Model | Task | Scheduler | Workload, ...]:
-        """The sections that decide which images are drawn."""
+        """The sections that determine the images."""
         return tuple(getattr(self, section) for section in WORK)
 
     def other_work(self, other: "Variant") -> bool:
-        """Returns whether the two draw different images because of model, task, scheduler or workload."""
+        """Returns whether the two variants differ in model, task, scheduler or workload, and so in their images."""
         return self.work != other.work
 
     @property
     def contract(self) -> Contract:
-        """The weakest promise among its optimizations."""
+        """The weakest contract among the variant's optimizations."""
         order = list(Contract)
         return max((option.contract for option in self.optimizations.values()), key=order.index, default=Contract.EXACT)
 
     @property
     def applied(self) -> list[tuple[str, Optimization]]:
-        """The optimizations with their axes, in the order in which a worker applies them."""
+        """The (axis, optimization) pairs in the order in which a worker applies them."""
         return sorted(self.optimizations.items(), key=lambda item: item[1].stage)
 
     def files(self, fetch: bool) -> list[Path]:
-        """Returns the files that options read beside the model's, downloaded if `fetch` asks for it.
+        """Returns the files that options read in addition to the model's; downloads missing files if `fetch` is true.
 
         Raises:
-            UsageError: they are not there, or cannot be downloaded.
+            UsageError: a file is missing, or cannot be downloaded.
         """
         return [path for option in self.optimizations.values() for path in option.files(self.model, fetch)]
 
     def context(self, device: Device, shape: Shape | None = None) -> Context:
-        """Returns what an optimization may look at to say whether it can run at a shape, by default the main one."""
+        """Returns the context for checking conflicts at a shape, by default the main shape."""
         return Context(
             emulated(device, self.hardware),
             self.model,
@@ -98,7 +98,7 @@ class Variant:
         )
 
     def conflicts(self, device: Device) -> list[str]:
-        """Returns every reason why this variant cannot run on `device`, each with the choice at fault."""
+        """Returns all reasons why this variant cannot run on `device`, each with the choice that causes it."""
         found: dict[str, list[Shape]] = {}
         for shape in self.shapes:
             ctx = self.context(device, shape)
@@ -113,17 +113,17 @@ class Variant:
         ] + [*self._undistilled(), *retired(self.model), *self._crowded(device)]
 
     def _crowded(self, device: Device) -> list[str]:
-        """Returns the conflict of more threads than a machine can run: thousands would wait for each other for ever."""
+        """Returns the conflict, if any, of too many threads: thousands of them would block each other indefinitely."""
         threads, most = self.hardware.threads, _THREADS_PER_CORE * (os.cpu_count() or 1)
         if threads is None or threads <= most or not device.is_here:
             return []
         return [f"hardware.threads={threads}: at most {most} here, {_THREADS_PER_CORE} for each core"]
 
     def _undistilled(self) -> list[str]:
-        """Returns the conflict of a scheduler for few steps with a model that was not distilled to them."""
+        """Returns the conflict, if any, of a few-step scheduler with a model that was not distilled for it."""
         lora = self.optimizations.get("lora")
         if not self.scheduler.distilled or not isinstance(lora, NoLora | None):
             return []
         chosen = as_choice("scheduler", self.choices["scheduler"])
-        way_out = "choose lora=fused with a LoRA that does so, as experiment=lcm_lora, or set scheduler.distilled=false"
-        return [f"{chosen}: is made for a model that was distilled to a few steps: {way_out} if the model itself is"]
+        solution = "choose lora=fused with such a LoRA (see experiment=lcm_lora), or set scheduler.distilled=false"
+        return [f"{chosen}: needs a model distilled to a few steps: {solution} if the model itself is distilled"]

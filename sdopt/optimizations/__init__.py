@@ -1,6 +1,6 @@
-"""The optimizations: one file per group, or a folder where that would be long; a small class per option.
+"""The optimizations: one file or folder per group, and a small class per option.
 
-An option of your own needs one import line: `from sdopt.optimizations import Finding, Optimization, Proof, Stage, …`.
+A custom option needs one import line: `from sdopt.optimizations import Finding, Optimization, Proof, Stage, …`.
 """
 
 from sdopt.measure.trace import Trace

@@ -1,4 +1,4 @@
-"""attention: how the denoiser computes its attention. The text encoder and the VAE keep theirs."""
+"""attention: sets the attention implementation of the denoiser, and not of the text encoder and the VAE."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,23 +33,23 @@ _OPERATORS = {
     "_scaled_dot_product_efficient_attention": "mem_efficient",
     "_scaled_dot_product_cudnn_attention": "cudnn",
 }
-"""Back ends by PyTorch's operators, as `Trace.fused_attention` names them."""
+"""Back ends by PyTorch operator, in the form of `Trace.fused_attention`."""
 
 _KERNELS = {
     "cudnn": ("cudnn_", "_flash_fprop"),
     "flash": ("flash_fwd", "FlashAttnFwd"),
     "mem_efficient": ("fmha_cutlass",),
 }
-"""Back ends by parts of the names of kernels."""
+"""Parts of kernel names, by back end."""
 
 _WIDE_HEADS = {(9, 0)}
 """Compute capabilities on which PyTorch passes heads of more than 128 channels to cuDNN: `check_cudnn_tensor_shapes` in
-sdp_utils.cpp. On Blackwell that is one pair of sizes alone, of 192 for keys and 128 for values."""
+sdp_utils.cpp. On Blackwell, cuDNN supports only one such pair of sizes: 192 for keys and 128 for values."""
 
 
 @dataclass(frozen=True)
 class Default(Optimization):
-    """What diffusers chooses: PyTorch's scaled dot-product attention, with the kernel that PyTorch picks."""
+    """The default of diffusers: PyTorch's scaled dot-product attention, with a kernel that PyTorch selects."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
@@ -65,7 +65,7 @@ class Default(Optimization):
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
             shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
-            # A compiler may have put layers of its own in the place of all of diffusers': these have no processors.
+            # A compiler may have replaced all attention layers by its own, which have no processors.
             return Finding(not kinds or kinds == chosen, shown, {"processors": kinds, "kernels": trace.fused_attention})
 
         return proof
@@ -73,7 +73,7 @@ class Default(Optimization):
 
 @dataclass(frozen=True)
 class EquivalentAttention(Optimization):
-    """Another way to compute the same attention, which differs by rounding alone."""
+    """The base class of other implementations of the same attention, whose results differ only by rounding."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
 
@@ -85,7 +85,7 @@ class EquivalentAttention(Optimization):
 
 @dataclass(frozen=True)
 class Vanilla(EquivalentAttention):
-    """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of the older articles."""
+    """diffusers' `AttnProcessor`: two matrix products and a softmax, the "default attention" of older articles."""
 
     @property
     @override
@@ -112,15 +112,15 @@ class Vanilla(EquivalentAttention):
 
 @dataclass(frozen=True)
 class Sdpa(EquivalentAttention):
-    """PyTorch's scaled dot-product attention with one back end, and no other to fall back on.
+    """PyTorch's scaled dot-product attention with one back end, and no fallback.
 
-    `ModelMixin.set_attention_backend` does nothing on UNets, whose processor never dispatches on it, so the back end is
-    chosen with `torch.nn.attention.sdpa_kernel`, around the denoiser only: the VAE's single head of 512 channels is
-    outside what the flash and cuDNN kernels take.
+    `ModelMixin.set_attention_backend` has no effect on UNets, whose attention processor ignores it, so
+    `torch.nn.attention.sdpa_kernel` selects the back end, and only for the denoiser: the flash and cuDNN kernels do not
+    support the VAE's single head of 512 channels.
     """
 
     backend: str = bounded("math", choices=("math", "flash", "mem_efficient", "cudnn"))
-    """The kernel; PyTorch raises an error where it cannot serve the denoiser."""
+    """The back end; PyTorch raises an error if the back end does not support the denoiser."""
 
     @property
     @override
@@ -135,24 +135,22 @@ class Sdpa(EquivalentAttention):
         if self.backend in kernels and (ctx.device.is_cuda or self.backend != "flash"):
             found += missing(ctx.device, kernels[self.backend])
         if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and _product_type(ctx) == "float32":
-            found.append(f"the {self.backend} kernel takes float16 or bfloat16: choose precision=fp16 or bf16")
+            found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
         if ctx.device.is_cuda:
             found += self._too_wide(ctx)
         return found
 
     def _too_wide(self, ctx: Context) -> list[str]:
-        """Returns the conflict, if any, of the kernel with the model's heads: PyTorch refuses them in sdp_utils.cpp."""
+        """Returns the conflict, if any, of the kernel with the model's head sizes, as checked in sdp_utils.cpp."""
         largest = {"cudnn": _largest_cudnn_head(ctx.device), "flash": 256}.get(self.backend)
         if largest is None:
             return []
         wide = [size for size in head_dimensions(ctx.model) if size > largest or (self.backend == "cudnn" and size % 8)]
         if not wide:
             return []
-        takes = f"up to {largest}" + (", in multiples of 8" if self.backend == "cudnn" else "")
+        supported = f"up to {largest} channels" + (", in multiples of 8" if self.backend == "cudnn" else "")
         sizes = ", ".join(map(str, wide))
-        found = (
-            f"the {self.backend} kernel takes attention heads of {takes} channels here, and this model's have {sizes}"
-        )
+        found = f"the {self.backend} kernel supports heads of {supported} here, and this model has heads of {sizes}"
         return [f"{found}: choose attention=default or mem_efficient"]
 
     @override
@@ -175,21 +173,21 @@ class Sdpa(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             seen = trace.fused_attention
             if self.backend == "math":
-                # A compiler takes this back end apart into its products: then no fused kernel is what shows it.
+                # A compiler decomposes this back end into products; the evidence is then that no fused kernel ran.
                 shown = bool(seen) or is_compiled(denoiser_of(pipe))
                 engaged = all(backend_of(name) == "math" for name in seen) and shown
             else:
                 engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)
-            return Finding(engaged, _kernels(trace) or "products and softmax, nothing fused", {"kernels": seen})
+            return Finding(engaged, _kernels(trace) or "products and softmax, no fused kernel", {"kernels": seen})
 
         return proof
 
 
 @dataclass(frozen=True)
 class Sliced(EquivalentAttention):
-    """Attention computed for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
+    """Computes attention for a few heads at a time (`enable_attention_slicing`), without a fused kernel.
 
-    `slice_size` is the number of (batch × head) rows computed at once: a number, or `auto` for half of the heads.
+    `slice_size` is the number of (batch × head) rows per slice.
     """
 
     @property
@@ -198,7 +196,7 @@ class Sliced(EquivalentAttention):
         return frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1, le=1_000_000)
-    """Rows of batch × heads that are computed at once; null is half of the heads."""
+    """Number of (batch × head) rows per slice; null is half of the heads (`auto` in diffusers)."""
 
     @property
     @override
@@ -211,7 +209,7 @@ class Sliced(EquivalentAttention):
         heads = fewest_heads(ctx.model)
         if self.slice_size is None or heads is None or self.slice_size <= heads:
             return []
-        found = f"attention.slice_size={self.slice_size}: a layer of this model has {heads} heads"
+        found = f"attention.slice_size={self.slice_size}: a layer of this model has only {heads} heads"
         return [f"{found}; choose at most {heads}, or null"]
 
     @override
@@ -222,10 +220,10 @@ class Sliced(EquivalentAttention):
         def proof(trace: Trace) -> Finding:
             kinds = _processors(denoiser)
             sliced = [kind for kind in kinds if "Sliced" in kind]
-            # Of a replayed graph the softmaxes are seen, of which there are as many.
+            # A replayed graph shows only kernels, with as many softmaxes as products.
             softmaxes = sum(count for name, count in trace.kernels.items() if "softmax" in name.lower())
             products = trace.denoiser.operators["aten::baddbmm"] or softmaxes
-            # One product per slice: with no more products than attention layers, nothing was sliced.
+            # There is one product per slice: with only one per attention layer, nothing was sliced.
             calls = trace.attention_calls or len(denoiser.attn_processors) * max(trace.denoiser.calls, 1)
             engaged = kinds == sliced and bool(kinds) and products > calls
             facts = {"processors": kinds, "score_products": products, "attention_calls": calls}
@@ -236,7 +234,7 @@ class Sliced(EquivalentAttention):
 
 @dataclass(frozen=True)
 class Xformers(EquivalentAttention):
-    """xFormers' memory-efficient attention, with the operator that it picks."""
+    """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
     @property
     @override
@@ -253,8 +251,8 @@ class Xformers(EquivalentAttention):
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing(ctx.device, XFORMERS_ATTENTION) or missing_packages(ctx, "xformers", "xformers")
         if not found and ctx.device.attributes.get("xformers") is False:
-            matching = "install the one for them (https://github.com/facebookresearch/xformers#installing-xformers)"
-            found.append(f"this build of xFormers is for another PyTorch, or another CUDA: {matching}")
+            solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
+            found.append(f"this build of xFormers is for another version of PyTorch or CUDA: {solution}")
         if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and _product_type(ctx) == "float32":
             found.append("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
         return found
@@ -263,7 +261,7 @@ class Xformers(EquivalentAttention):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         from diffusers.models.attention_processor import XFormersAttnProcessor
 
-        # `enable_xformers_memory_efficient_attention` does the same, after a try in float32, which not every card can.
+        # `enable_xformers_memory_efficient_attention` first runs a test in float32, which not every card supports.
         denoiser = denoiser_of(pipe)
         denoiser.set_attn_processor(XFormersAttnProcessor())
 
@@ -271,8 +269,8 @@ class Xformers(EquivalentAttention):
             kinds, operators = _processors(denoiser), trace.denoiser.operators
             ran = {name: n for name, n in operators.items() if name.startswith(_XFORMERS_OPERATORS)}
             if not ran and trace.graph_launches:
-                ran = trace.fused_attention  # of a replayed graph kernels alone are seen
-            # PyTorch's own attention runs the same operators of PyTorch, but within one of these.
+                ran = trace.fused_attention  # a replayed graph shows only kernels
+            # PyTorch's own attention uses the same operators, but inside one of these.
             fallen_back = any(name.startswith("aten::_scaled_dot_product") for name in operators)
             engaged = kinds == ["XFormersAttnProcessor"] and bool(ran) and not fallen_back
             shown = ", ".join(f"{name} ×{count}" for name, count in sorted(ran.items())) or "no operator of xFormers"
@@ -282,13 +280,13 @@ class Xformers(EquivalentAttention):
 
 
 _XFORMERS_OPERATORS = ("xformers", "aten::_efficient_attention_forward", "aten::_flash_attention_forward")
-"""What `xformers.ops.memory_efficient_attention` runs, by the beginning of its names; where PyTorch has the same kernel
-it calls that (see `OPERATOR` in xformers/ops/fmha)."""
+"""Prefixes of the operators that `xformers.ops.memory_efficient_attention` runs: its own, or PyTorch's if PyTorch has
+the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 
 
 @dataclass(frozen=True)
 class FusedProjections(EquivalentAttention):
-    """One product for query, key and value, and one for key and value of the text (`fuse_qkv_projections`)."""
+    """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
     @property
     @override
@@ -315,28 +313,28 @@ class FusedProjections(EquivalentAttention):
             apart = sum(count for name, count in ran.items() if name.endswith((".to_k", ".to_v")))
             engaged = kinds == ["FusedAttnProcessor2_0"] and (not ran or (fused == trace.attention_calls and not apart))
             facts = {"processors": kinds, "fused_products": fused, "products_apart": apart}
-            return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} apart", facts)
+            return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} unfused", facts)
 
         return proof
 
 
 def _product_type(ctx: Context) -> str | None:
-    """Returns the type that products are computed in."""
+    """Returns the type of the denoiser's matrix products."""
     precision = ctx.chosen.get("precision")
-    # What layers of 8-bit weights take and give is in the type of all others.
+    # Layers with 8-bit weights have inputs and outputs of type `others`.
     return next(filter(None, (getattr(precision, name, None) for name in ("autocast", "others", "weights"))), None)
 
 
 def backend_of(name: str) -> str | None:
-    """Returns the back end of an operator of PyTorch, or of a kernel of a replayed graph; None for any other name."""
+    """Returns the back end of a PyTorch operator, or of a kernel in a replayed graph; None for any other name."""
     if name in _OPERATORS:
         return _OPERATORS[name]
-    # cuDNN's kernels first: their names also say which algorithm they follow, as in sdpa_sm90_flash_fprop.
+    # Checks cuDNN first, whose kernel names may also contain the algorithm, as in sdpa_sm90_flash_fprop.
     return next((backend for backend, words in _KERNELS.items() if any(word in name for word in words)), None)
 
 
 def _largest_cudnn_head(device: Device) -> int:
-    """Returns the most channels of a head that cuDNN takes: as a probe found it, else what the card could do."""
+    """Returns the largest head size that cuDNN supports: the probed value, or else the card's limit in PyTorch."""
     return int(device.attributes.get("cudnn_head_dimension", 256 if device.capability in _WIDE_HEADS else 128))
 
 

@@ -1,4 +1,4 @@
-"""The contract of an optimization: a frozen dataclass that changes a pipeline and afterwards proves that it did."""
+"""Defines `Optimization`: a frozen dataclass that changes a pipeline and then proves that the change took effect."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Stage(IntEnum):
-    """When an optimization is applied; a later stage may build on an earlier one."""
+    """The order in which optimizations are applied; a later stage may build on an earlier one."""
 
     LOAD = 0
     COMPONENTS = 1
@@ -32,35 +32,35 @@ class Stage(IntEnum):
 
 
 class Contract(StrEnum):
-    """What an optimization promises about the images."""
+    """The promise of an optimization about its images, compared with those of the reference."""
 
     EXACT = "exact"
-    """The same bits."""
+    """Images are identical bit by bit."""
     EQUIVALENT = "equivalent"
-    """The same mathematics in another order: results differ by rounding."""
+    """The mathematics is the same, in another order: images differ by rounding."""
     LOSSY = "lossy"
-    """Something is approximated."""
+    """The computation is approximated."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an optimization may look at to say whether it can run at one shape, before anything is loaded."""
+    """The information from which an option decides, before anything is loaded, whether it can run at one shape."""
 
     device: Device
     model: Model
     workload: Workload
-    """With one size and one batch size; it is asked anew for each shape."""
+    """The workload with a single size and batch size; conflicts are checked once per shape."""
     chosen: Mapping[str, "Optimization"]
-    """All optimizations of the variant by axis (`precision`, `memory.vae_slicing`), this one included."""
+    """All optimizations of the variant, including this one, by axis (`precision`, `memory.vae_slicing`)."""
     scheduler: Scheduler = field(default_factory=Scheduler)
     task: Task = field(default_factory=Task)
     shapes: int = 1
-    """How many shapes one process serves, one after the other."""
+    """Number of shapes that one process runs, one after the other."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Evidence of one optimization: whether it took effect, a line that says so, and the facts behind it."""
+    """Evidence about one optimization: whether it took effect, a summary line, and the underlying facts."""
 
     engaged: bool
     summary: str
@@ -68,23 +68,23 @@ class Finding:
 
 
 Proof = Callable[[Trace], Finding]
-"""Judges an optimization by the trace of one call, made after every optimization was applied."""
+"""Checks from the trace of one call, made after all optimizations were applied, whether an optimization took effect."""
 
 Inputs = dict[str, Any]
-"""Arguments of one call of a pipeline: prompts, size, noise."""
+"""Arguments of one pipeline call: prompts, size, noise."""
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """One choice on one axis. Its fields are the keys of its yaml; a subclass overrides only what it needs.
+    """One option of one axis. Its fields are the keys of its yaml file; a subclass overrides only what it needs.
 
     Attributes:
-        stage: when it is applied.
-        fixed_batch: whether calls of another batch size would be compiled or captured anew, or would draw visibly other
-            images. Those of the quality pass are then drawn in batches of the workload's size.
-        saves_operations: whether the denoiser leaves out operations, so that they are counted with it applied.
-        loads_on_host: whether the pipeline is loaded into the host's memory, from where the option takes its weights
-            to the device. A model that is larger than the device's memory can then run on it.
+        stage: when the option is applied.
+        fixed_batch: whether another batch size would be compiled or captured again, or would give visibly different
+            images. The quality pass then uses the batch size of the workload.
+        saves_operations: whether the denoiser skips operations, so that operations are counted with the option applied.
+        loads_on_host: whether the pipeline is loaded into host memory, from where the option moves its weights to the
+            device. A model that is larger than the device's memory can then run on the device.
     """
 
     stage: ClassVar[Stage] = Stage.CALL
@@ -94,98 +94,99 @@ class Optimization:
 
     @property
     def traced_calls(self) -> int:
-        """How many calls of the denoiser a trace must hold to show that the option took effect."""
+        """Number of denoiser calls that a trace must contain to show that the option took effect."""
         return 2
 
     @property
     def claims(self) -> frozenset[str]:
-        """What the option is for: `latency`, `memory`, both or nothing; a gate checks that each claim pays."""
+        """The gains that the option claims: `latency`, `memory`, both or none; a gate checks each claim."""
         return frozenset()
 
     @property
     def contract(self) -> Contract:
-        """What the option promises about the images; a gate judges it by the rules of this promise."""
+        """The option's promise about the images; a gate applies the rules of this contract."""
         return Contract.EXACT
 
     @property
     def diffusers_lines(self) -> tuple[str, ...]:
-        """Code that does the same by hand to a pipeline `pipe` of diffusers; () where only sdopt has the option.
+        """Equivalent code for a diffusers pipeline `pipe`; () if only sdopt has the option.
 
-        A line that begins with `with` goes around each call of the pipeline.
+        A line that begins with `with` wraps each call of the pipeline.
         """
         return ()
 
     def conflicts(self, ctx: Context) -> list[str]:
-        """Returns why it cannot run on this device, with this model or beside the other choices; [] if it can.
+        """Returns the reasons why the option cannot run with this device, model and other choices; [] if it can.
 
-        `Variant.conflicts` asks every option. A study skips such a variant (`study.plan`); a command without any other
-        variant ends with exit code 2.
+        `Variant.conflicts` collects them from all options. A study skips a variant with conflicts (`study.plan`); if no
+        variant remains, the command ends with exit code 2.
         """
         return []
 
     def ineffective(self, ctx: Context) -> list[str]:
-        """Returns why it would have no effect on a workload as small as this one; [] if it has one."""
+        """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""
         return []
 
     def files(self, model: Model, fetch: bool) -> list[Path]:
-        """Returns the files that it reads beside those of the model.
+        """Returns the files that the option reads in addition to those of the model.
 
         Args:
-            model: the one that it changes.
-            fetch: whether to download what is missing; workers read only what is there.
+            model: the model that the option changes.
+            fetch: whether to download missing files; workers only read local files.
 
         Raises:
-            UsageError: they are not there, or cannot be downloaded.
+            UsageError: a file is missing, or cannot be downloaded.
         """
         return []
 
     def disk_bytes(self, ctx: Context, weights: Callable[[], int]) -> int:
-        """Returns the bytes of temporary files that it keeps on disk in each process, for as long as that lives.
+        """Returns the bytes of temporary files that the option keeps on disk for the lifetime of each process.
 
         Args:
-            ctx: the device, and what else is chosen.
-            weights: returns the bytes of all weights of the pipeline; asking takes seconds.
+            ctx: the device, and the variant's other options.
+            weights: returns the bytes of all weights of the pipeline; a call takes seconds.
         """
         return 0
 
     def parts(self, model: Model, dtype: "torch.dtype") -> dict[str, Any]:
-        """Returns parts of the pipeline, by name, that take the place of the model's own.
+        """Returns the pipeline components, by name, that replace the model's own.
 
         Args:
-            model: the one that is loaded without these parts.
-            dtype: type of the weights of the other parts.
+            model: the model, which is loaded without these components.
+            dtype: type of the weights of the other components.
         """
         return {}
 
     def load_kwargs(self) -> dict[str, Any]:
-        """Returns what it adds to `from_pretrained`."""
+        """Returns the option's keyword arguments for `from_pretrained`."""
         return {}
 
     def call_kwargs(self) -> dict[str, Any]:
-        """Returns what it adds to each call of the pipeline."""
+        """Returns the option's keyword arguments for each pipeline call."""
         return {}
 
     @property
     def prepares_inputs(self) -> bool:
-        """Whether it has something to compute of the prompts before the first call."""
+        """Whether the option computes something from the prompts before the first call."""
         return type(self).prepare_inputs is not Optimization.prepare_inputs
 
     def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs] | None:
-        """Computes what depends on prompts alone, once, after every option was applied and within their contexts.
+        """Computes values that depend on the prompts alone, once, after all options were applied and in their contexts.
 
         Args:
-            pipe: the pipeline; what no call needs any more may be taken out of it.
-            prompts: of all calls to come, each once.
+            pipe: the pipeline; components that calls no longer need may be removed.
+            prompts: the distinct prompts of all later calls.
 
         Returns:
-            a function from the arguments of a call to those that the pipeline gets instead; None changes none.
+            A function from the arguments of a call to the arguments that the pipeline gets instead, or None for no
+            change.
         """
         return None
 
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        """Returns a context manager that is entered around each call of `pipe`; it restores what it changes."""
+        """Returns a context manager that wraps each call of `pipe` and restores the settings that it changes."""
         return nullcontext()
 
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        """Changes the pipeline; returns the proof that judges, by a traced call, whether the change took effect."""
+        """Changes the pipeline; returns a proof that checks, from a traced call, whether the change took effect."""
         raise NotImplementedError

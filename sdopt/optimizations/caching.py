@@ -1,4 +1,4 @@
-"""caching: what the denoiser leaves out or takes over from an earlier step."""
+"""caching: skips computations of the denoiser, or reuses those of an earlier step."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class State(Protocol):
-    """What an option keeps from step to step."""
+    """State that an option keeps between steps."""
 
     def begin(self) -> None:
-        """Forgets everything: the next step is the first one of an image."""
+        """Resets the state: the next step is the first of an image."""
 
 
 @dataclass(frozen=True)
 class WholeSteps(Optimization):
-    """Every step runs the whole denoiser on all samples."""
+    """Runs the whole denoiser on all samples in every step."""
 
     stage: ClassVar[Stage] = Stage.CACHING
 
@@ -50,7 +50,7 @@ class Caching(Optimization):
     stage: ClassVar[Stage] = Stage.CACHING
     saves_operations: ClassVar[bool] = True
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
-    """Those that take only what does not depend on the step, by their names in the group."""
+    """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
 
     @property
     @override
@@ -70,7 +70,7 @@ class Caching(Optimization):
             found.append(f"needs a UNet2DConditionModel as denoiser, not a {config['_class_name']}")
         if compiles(ctx, *self.compilers.values()):
             others = f"eager, {', '.join(self.compilers)}" if self.compilers else "eager, or caching=deepcache"
-            found.append(f"decides at each step what runs, which this compiler would fix: choose compiler={others}")
+            found.append(f"changes from step to step, which this compiler cannot capture: choose compiler={others}")
         return found
 
     @override
@@ -84,7 +84,7 @@ class Caching(Optimization):
 
 @dataclass(frozen=True)
 class DeepCaching(Caching):
-    """Runs the whole UNet on every `interval`-th step, and its outermost layers alone between them (DeepCache)."""
+    """Runs the whole UNet on every `interval`-th step, and only its outer layers on the others (DeepCache)."""
 
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {
         "inductor": Inductor,
@@ -96,9 +96,9 @@ class DeepCaching(Caching):
     }
 
     interval: int = bounded(3, ge=2, le=1000)
-    """Every so many steps the whole UNet runs."""
+    """The whole UNet runs once per this number of steps."""
     branch: int = bounded(0, ge=0, le=1000)
-    """Which layers run on the other steps, numbered as in the paper: 0 is the outermost one alone, and each one more
+    """The layers that run on the other steps, numbered as in the paper: 0 is only the outermost layer; each increment
     adds a layer on the way down and one on the way up."""
 
     @override
@@ -112,11 +112,11 @@ class DeepCaching(Caching):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        return [] if ctx.workload.steps > 1 else ["the first step runs whole: set workload.steps to 2 or more"]
+        return [] if ctx.workload.steps > 1 else ["the first step skips nothing: set workload.steps to 2 or more"]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        # It imports the compiler, which takes seconds that a command of other options need not spend.
+        # This module imports the compiler, which takes seconds that other commands should not spend.
         from sdopt.optimizations.deepcache import DeepCache
 
         unet = denoiser_of(pipe)
@@ -127,10 +127,10 @@ class DeepCaching(Caching):
             calls, ran = trace.denoiser.calls, trace.denoiser.ran
             facts = {"whole": cached.calls["whole"], "outer": cached.calls["outer"]}
             engaged = facts["outer"] > 0 and sum(facts.values()) == calls
-            if ran:  # each layer was seen: those of the middle ran on whole steps only
+            if ran:  # each layer was recorded: the middle layers ran only on whole steps
                 facts["runs_of_the_first_layer"], facts["runs_of_the_middle"] = ran["conv_in"], min(ran.values())
                 engaged = engaged and min(ran.values()) == facts["whole"] < ran["conv_in"] == calls
-            summary = f"of {calls} traced steps {facts['whole']} ran whole, {facts['outer']} the outer layers alone"
+            summary = f"of {calls} traced steps {facts['whole']} ran whole, {facts['outer']} only the outer layers"
             return Finding(engaged, summary, facts)
 
         return proof
@@ -138,16 +138,16 @@ class DeepCaching(Caching):
 
 @dataclass(frozen=True)
 class PyramidAttention(Caching):
-    """Takes the outputs of attention layers over from earlier steps (pyramid attention broadcast)."""
+    """Reuses the outputs of attention layers from earlier steps (pyramid attention broadcast)."""
 
     spatial: int | None = bounded(2, ge=2, le=1000)
-    """Self-attention is computed on every so many steps; null computes it on all."""
+    """Self-attention is computed once per this number of steps; null computes it on every step."""
     cross: int | None = bounded(4, ge=2, le=1000)
-    """Attention to the text is computed on every so many steps; null computes it on all."""
+    """Cross-attention to the text is computed once per this number of steps; null computes it on every step."""
     start: float = bounded(0.2, ge=0, lt=1)
-    """Share of the steps that compute all attention before anything is taken over."""
+    """Share of the steps, at the start, that compute all attention."""
     stop: float = bounded(0.9, gt=0, le=1)
-    """Share of the steps after which all attention is computed again."""
+    """Share of the steps after which all attention is computed again, until the end."""
 
     @property
     @override
@@ -155,7 +155,7 @@ class PyramidAttention(Caching):
         return next((n for n in range(2, 1000) if self._reuses(n)), 2)
 
     def _reuses(self, steps: int) -> bool:
-        """Returns whether any of so many steps takes an output over."""
+        """Returns whether any of `steps` steps reuses an output."""
         every = [number for number in (self.spatial, self.cross) if number is not None]
         return any(self.start < i / steps < self.stop and any(i % n for n in every) for i in range(1, steps))
 
@@ -163,9 +163,9 @@ class PyramidAttention(Caching):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
-            found.append("caching.spatial and caching.cross are both null, so that nothing is taken over: set one")
+            found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
         if getattr(ctx.chosen.get("attention"), "replaces_layers", False):
-            found.append("takes outputs of diffusers' layers over, which attention=deepspeed replaces: choose another")
+            found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
         return found
 
     @override
@@ -173,7 +173,7 @@ class PyramidAttention(Caching):
         if self._reuses(ctx.workload.steps):
             return []
         between = f"{self.start} and {self.stop}"
-        return [f"no step of {ctx.workload.steps} takes anything over between the shares {between}: set more steps"]
+        return [f"no step of {ctx.workload.steps} reuses an output between the shares {between}: set more steps"]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -181,7 +181,7 @@ class PyramidAttention(Caching):
 
         unet = denoiser_of(pipe)
         state = unet.__dict__[STEPS] = _Broadcast(pipe, unet)
-        # The range is in the unit of the callback: shares of the steps do not depend on how a scheduler counts.
+        # The range is in the unit of the callback. Shares of the steps do not depend on the scheduler's timesteps.
         between = (self.start, self.stop)
         chosen = PyramidAttentionBroadcastConfig(
             spatial_attention_block_skip_range=self.spatial,
@@ -193,25 +193,25 @@ class PyramidAttention(Caching):
         apply_pyramid_attention_broadcast(unet, chosen)
 
         def proof(trace: Trace) -> Finding:
-            # The last thing in every attention layer, whatever computes it.
+            # The last module of every attention layer, independent of the attention implementation.
             seen = trace.denoiser.ran.items()
             ran = {kind: sum(n for name, n in seen if name.endswith(f"{kind}.to_out.1")) for kind in _KINDS}
             layers = sum(name.endswith("attn1.to_out.1") for name, _ in unet.named_modules())
             whole = layers * trace.denoiser.calls
             chosen = [kind for kind, every in zip(_KINDS, (self.spatial, self.cross), strict=True) if every is not None]
             engaged = trace.denoiser.calls > 0 and any(ran[kind] < whole for kind in chosen)
-            summary = f"self-attention computed {ran['attn1']}, attention to the text {ran['attn2']} of {whole} times"
+            summary = f"self-attention computed {ran['attn1']}, cross-attention {ran['attn2']} of {whole} times"
             return Finding(engaged, summary, {"self_attention": ran["attn1"], "cross_attention": ran["attn2"]})
 
         return proof
 
 
 _KINDS = ("attn1", "attn2")
-"""What diffusers calls a transformer block's attention to itself and to the text."""
+"""diffusers' names of self-attention and of cross-attention in a transformer block."""
 
 
 class _Broadcast:
-    """Counts the steps for the hooks of pyramid attention broadcast, and makes them forget between images."""
+    """Counts the steps for the hooks of pyramid attention broadcast, and resets these hooks between images."""
 
     def __init__(self, pipe: "DiffusionPipeline", unet: Any) -> None:
         self._pipe, self._unet = pipe, unet
@@ -225,7 +225,7 @@ class _Broadcast:
         HookRegistry.check_if_exists_or_initialize(self._unet).reset_stateful_hooks()
 
     def share(self) -> float:
-        """Returns how much of the steps is done."""
+        """Returns the share of the steps that is done."""
         return self._step / int(self._pipe.num_timesteps)
 
     def _next(self, *_: Any) -> None:
@@ -234,14 +234,14 @@ class _Broadcast:
 
 @dataclass(frozen=True)
 class GuidanceInterval(Caching):
-    """Guides between two shares of the steps only; the others run the denoiser on half of the samples."""
+    """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
 
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
 
     start: float = bounded(0.1, ge=0, lt=1)
     """Share of the steps before guidance begins."""
     stop: float = bounded(0.8, gt=0, le=1)
-    """Share of the steps after which it has ended."""
+    """Share of the steps at which guidance ends."""
 
     def guides(self, step: int, steps: int) -> bool:
         """Returns whether a step, counted from 0, is guided."""
@@ -256,7 +256,7 @@ class GuidanceInterval(Caching):
     def conflicts(self, ctx: Context) -> list[str]:
         found, own = super().conflicts(ctx), ctx.workload.guidance_scale
         if (ctx.model.guidance_scale if own is None else own) <= 1:
-            found.append("there is no guidance to leave out: set workload.guidance_scale above 1")
+            found.append("there is no guidance to skip: set workload.guidance_scale above 1")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")
         return found
@@ -285,10 +285,10 @@ class GuidanceInterval(Caching):
 
 
 class _HalfBatches:
-    """The forward of a denoiser that gets each sample twice, without the prompt and with it, and may run only one.
+    """Replaces a denoiser's forward, and runs steps without guidance on only the half of the batch with the prompt.
 
-    Where it runs those with the prompt alone, it returns the prediction for both: guidance between equals is none, so
-    that the pipeline needs no change.
+    The pipeline passes each sample twice, without and with the prompt. A step without guidance returns its prediction
+    for both, for which the guidance formula has no effect, so that the pipeline needs no change.
     """
 
     def __init__(self, pipe: "DiffusionPipeline", forward: Any, chosen: GuidanceInterval) -> None:
@@ -298,7 +298,7 @@ class _HalfBatches:
     def begin(self) -> None:
         self.guided = self.unguided = 0
 
-    # Its graphs are those of the denoiser, one for each size of batch.
+    # A compiler captures the denoiser itself, with one graph per batch size.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(
         self,
@@ -326,23 +326,23 @@ class _HalfBatches:
 
 @dataclass(frozen=True)
 class TokenMerging(Caching):
-    """Merges tokens that are alike before each self-attention, and takes them apart after it (ToMe, package tomesd)."""
+    """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
 
     ratio: float = bounded(0.5, gt=0, le=0.75)
-    """Share of the tokens that are merged into others."""
+    """Share of the tokens to merge into others."""
     max_downsample: int = bounded(1, choices=(1, 2, 4, 8))
-    """Layers whose latents are at most so many times smaller merge; 1 is the largest ones alone."""
+    """Largest downsampling factor of the layers that merge tokens; 1 is only the layers at full latent size."""
     random: bool = True
-    """Whether the tokens that others are merged into are drawn at random; batches of an odd size never do."""
+    """Whether the tokens to merge into are chosen at random; never in batches of an odd size."""
     seed: int = bounded(0, **SEEDS)
-    """Seed of that draw: each call of the pipeline draws the same."""
+    """Seed of that choice, which is the same in each pipeline call."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         return super().conflicts(ctx) + missing_packages(ctx, "tome", "tomesd")
 
     def left_of(self, tokens: int, level: int) -> int:
-        """Returns how many tokens of a self-attention are left where latents were halved `level` times."""
+        """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""
         return tokens - int(tokens * self.ratio) if 2**level <= self.max_downsample else tokens
 
     @override
@@ -362,7 +362,7 @@ class TokenMerging(Caching):
 
 
 class _Seeded:
-    """Gives tomesd, which would take PyTorch's state and go on from it, the same random numbers for each image."""
+    """Gives tomesd, which would otherwise continue from PyTorch's random state, the same random numbers per image."""
 
     def __init__(self, unet: Any, seed: int) -> None:
         self._unet, self._seed = unet, seed
@@ -375,7 +375,7 @@ class _Seeded:
 
 
 def _branches(config: Any) -> list[tuple[int, int]]:
-    """Returns the block and the layer of each place at which a UNet can be cut, from the outermost one on."""
+    """Returns (block, layer) of each place at which a UNet can be cut, starting with the outermost."""
     blocks, layers = len(config["down_block_types"]), config["layers_per_block"]
     each = layers if isinstance(layers, list | tuple) else [layers] * blocks
     return [(block, layer) for block, count in enumerate(each) for layer in range(count + 1)]

@@ -8,29 +8,29 @@ from torch import Tensor
 from typing_extensions import override
 
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
-"""Latents, timestep, text states, and what distilled models and SDXL take beside them: a UNet's arguments."""
+"""Arguments of a UNet: latents, timestep, text states, and the further conditions of distilled models and of SDXL."""
 
 
 class DeepCache:
-    """The forward that `caching=deepcache` puts in the place of a UNet's.
+    """Replaces the forward function of a UNet for `caching=deepcache`.
 
-    It runs the whole UNet on every `interval`-th step, and the outer layers alone on the others.
+    Runs the whole UNet on every `interval`-th step, and only the outer layers on the others.
 
-    What the inner layers hand back to the outer ones changes little from step to step: it is kept and used again. Which
-    layers are outer ones follows the published implementation (https://github.com/horseee/DeepCache): those that are
-    met, on the way down, before layer `layer` of block `block`, and on the way up after it.
+    The features that the inner layers return to the outer ones change little from step to step, so they are cached. As
+    in the published implementation (https://github.com/horseee/DeepCache), the outer layers are those before layer
+    `layer` of block `block` on the way down, and those after it on the way up.
 
-    Python decides which of the two a step is, outside of both: a compiler finds `whole` and `outer`, each without a
-    branch, and no value has to come from the device.
+    Python chooses between the two kinds of step outside of both modules. Compilers get `whole` and `outer`, each free
+    of branches, and no value is read from the device.
 
     Attributes:
-        whole: computes a step that runs the whole UNet; a compiler may put a graph in its place.
-        outer: computes one of the other steps, likewise.
-        calls: how often each of the two ran since `begin`.
+        whole: computes a step with the whole UNet; a compiler may replace it by a graph.
+        outer: computes a step with the outer layers; a compiler may replace it too.
+        calls: number of runs of each of the two since `begin`.
     """
 
     parts = ("whole", "outer")
-    """The attributes that hold what a compiler may take."""
+    """Names of the attributes that a compiler may replace."""
 
     def __init__(self, unet: Any, interval: int, block: int, layer: int) -> None:
         self._interval = interval
@@ -39,7 +39,7 @@ class DeepCache:
         self.begin()
 
     def begin(self) -> None:
-        """Forgets everything: the next step is the first one of an image."""
+        """Resets the state: the next step is the first of an image."""
         self._step = 0
         self._kept: Tensor | None = None
         self.calls: Counter[str] = Counter()
@@ -55,14 +55,14 @@ class DeepCache:
         return_dict: bool = True,
         **others: Any,
     ) -> Any:
-        """Stands in for `UNet2DConditionModel.forward`. Raises ValueError for inputs of other networks (ControlNet)."""
+        """Replaces `UNet2DConditionModel.forward`. Raises ValueError for inputs from other networks (ControlNet)."""
         unknown = [name for name, value in others.items() if value is not None]
         if unknown:
-            raise ValueError(f"caching=deepcache does not hand on {', '.join(unknown)}")
+            raise ValueError(f"caching=deepcache does not support the argument {', '.join(unknown)}")
         inputs = (sample, timestep, encoder_hidden_states, timestep_cond, added_cond_kwargs)
         if self._kept is None or self._step % self._interval == 0:
             noise, kept = self.whole(inputs)
-            # A CUDA graph that is replayed overwrites what it returned before.
+            # The next replay of a CUDA graph overwrites its outputs.
             self._kept = kept.clone()
             self.calls["whole"] += 1
         else:
@@ -77,12 +77,12 @@ class DeepCache:
 
 
 class _Step(torch.nn.Module):
-    """One of the two ways to compute a step.
+    """The base class of the two kinds of step.
 
     Args:
-        unet: whose layers it runs.
+        unet: the UNet whose layers run.
         block: the block on the way down in which the inner layers begin.
-        layer: the first inner layer in it.
+        layer: the first inner layer in that block.
     """
 
     def __init__(self, unet: Any, block: int, layer: int) -> None:
@@ -95,7 +95,7 @@ class _Step(torch.nn.Module):
         return f"block={self._block}, layer={self._layer}"
 
     def _down(self, inputs: Conditions) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Returns the embedded time, the text states, and the outer layers' last output and outputs on the way down."""
+        """Returns time embedding, text states, and the last and all outputs of the outer layers on the way down."""
         unet = self._unet
         sample, timestep, states, timestep_cond, added = inputs
         temb = unet.time_embedding(unet.get_time_embed(sample=sample, timestep=timestep), timestep_cond)
@@ -112,7 +112,7 @@ class _Step(torch.nn.Module):
         return temb, states, [hidden, *outputs][-1], skips + outputs
 
     def _inner(self, hidden: Tensor, outer: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
-        """Returns what the layers below the outer ones hand back to them; of `outer` it looks at the sizes."""
+        """Returns the features that the inner layers return to the outer ones; uses only the sizes of `outer`."""
         unet, block = self._unet, self._unet.down_blocks[self._block]
         outputs = _layers(block, slice(self._layer, None), hidden, temb, states)
         hidden, skips = [hidden, *outputs][-1], outer + outputs
@@ -131,7 +131,7 @@ class _Step(torch.nn.Module):
         return _up_layers(unet.up_blocks[last], slice(0, inner), hidden, skips, temb, states)
 
     def _up(self, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
-        """Returns the predicted noise from what the inner layers handed back."""
+        """Returns the predicted noise from the features of the inner layers."""
         unet = self._unet
         first = len(unet.up_blocks) - 1 - self._block
         block = unet.up_blocks[first]
@@ -151,7 +151,7 @@ class Whole(_Step):
     """A step that runs every layer."""
 
     def forward(self, inputs: Conditions) -> tuple[Tensor, Tensor]:
-        """Returns the predicted noise, and what the inner layers handed back to the outer ones."""
+        """Returns the predicted noise, and the features of the inner layers."""
         odd = _is_odd(self._unet, inputs[0])
         temb, states, hidden, skips = self._down(inputs)
         kept = self._inner(hidden, skips, temb, states, odd)
@@ -159,16 +159,16 @@ class Whole(_Step):
 
 
 class Outer(_Step):
-    """A step that runs the outer layers alone."""
+    """A step that runs only the outer layers."""
 
     def forward(self, inputs: Conditions, kept: Tensor) -> Tensor:
-        """Returns the predicted noise, with what the inner layers handed back on an earlier step."""
+        """Returns the predicted noise, given the features of the inner layers from an earlier step."""
         temb, states, _, skips = self._down(inputs)
         return self._up(kept, skips, temb, states, _is_odd(self._unet, inputs[0]))
 
 
 def _is_odd(unet: Any, sample: Tensor) -> bool:
-    """Returns whether halving the sides leaves a rest on some level: blocks must then be told the size to return to."""
+    """Returns whether a side is odd on some level, so that upsampling blocks need the target size."""
     return any(side % 2**unet.num_upsamplers for side in sample.shape[2:])
 
 
@@ -177,7 +177,7 @@ def _states_for(block: Any, states: Tensor) -> dict[str, Tensor]:
 
 
 def _layers(block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tensor) -> list[Tensor]:
-    """Returns the outputs of some layers of a block on the way down."""
+    """Returns the outputs of the layers `which` of a down block."""
     outputs = []
     for number in range(len(block.resnets))[which]:
         hidden = _layer(block, number, hidden, temb, states)
@@ -186,7 +186,7 @@ def _layers(block: Any, which: slice, hidden: Tensor, temb: Tensor, states: Tens
 
 
 def _up_layers(block: Any, which: slice, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor) -> Tensor:
-    """Returns the output of some layers of a block on the way up; takes what they need off the end of `skips`."""
+    """Returns the output of the layers `which` of an up block; pops their skip connections from `skips`."""
     for number in range(len(block.resnets))[which]:
         hidden = _layer(block, number, torch.cat([hidden, skips.pop()], dim=1), temb, states)
     return hidden
@@ -200,7 +200,7 @@ def _layer(block: Any, number: int, hidden: Tensor, temb: Tensor, states: Tensor
 
 
 def _up_block(block: Any, hidden: Tensor, skips: list[Tensor], temb: Tensor, states: Tensor, odd: bool) -> Tensor:
-    """Returns the output of a whole block on the way up; takes what it needs off the end of `skips`."""
+    """Returns the output of a whole up block; pops its skip connections from `skips`."""
     count = len(block.resnets)
     taken = tuple(skips[-count:])
     del skips[-count:]

@@ -1,15 +1,17 @@
-"""attention=deepspeed; and DeepSpeed's attention with the weights of diffusers', which its blocks need as well.
+"""attention=deepspeed, and the attention layer that DeepSpeed's transformer blocks (compiler=deepspeed) use too.
 
-What its kernels take for granted, as of DeepSpeed 0.19.8, is checked here or is a conflict:
+The kernels assume the following, as of DeepSpeed 0.19.8. Each assumption is checked here or is a conflict:
 
-- Projections without bias, an output with one, float16 alone, and hidden states (batch, tokens, channels) on CUDA.
-- The Triton kernel (`triton_ops.py`) serves heads of up to 128 channels; wider ones take two products and a softmax. It
-  reads whole tiles of 64 tokens and checks no border. Heads are copied in units of 8 channels (`transform.cu`).
-- The workspace is sized by the layer of number 0, the first one made, for `max_out_tokens` of its configuration. Where
-  less memory is free it is made for fewer, down to `min_out_tokens`, and kernels write beyond its end: both are equal
-  here, so that DeepSpeed raises an error instead. It is no memory of PyTorch's allocator.
-- `pad_transform` leaves the last of an odd number of tokens out: see `ByHead`.
-- Masks and `cross_attention_kwargs` are dropped; nothing in these pipelines sets them.
+- Projections have no bias, the output projection has one, weights are float16, and hidden states are (batch, tokens,
+  channels) on CUDA.
+- The Triton kernel (`triton_ops.py`) handles heads of up to 128 channels; wider heads use two products and a softmax.
+  The kernel reads whole tiles of 64 tokens without a bounds check. Heads are copied in units of 8 channels
+  (`transform.cu`).
+- The layer with number 0, the first to be constructed, allocates the workspace for its `max_out_tokens`. With little
+  free memory, DeepSpeed allocates fewer tokens, down to `min_out_tokens`, and kernels write past the end. Both values
+  are equal here, so that DeepSpeed raises an error instead. PyTorch's allocator does not own the workspace.
+- `pad_transform` drops the last of an odd number of tokens: see `ByHead`.
+- Masks and `cross_attention_kwargs` are ignored; nothing in these pipelines sets them.
 """
 
 import os
@@ -42,21 +44,21 @@ if TYPE_CHECKING:
 
 _TILE, _LARGEST_HEAD, _COPIED = 64, 128, 8
 _KERNEL, _TRANSPOSITION = "_fwd_kernel", "transform_0213"
-"""The beginning of the name of DeepSpeed's attention, and a part of the name of the transposition before it."""
+"""Prefix of the name of DeepSpeed's attention kernel, and part of the name of the transposition kernel before it."""
 
 
 @dataclass(frozen=True)
 class Attention(EquivalentAttention):
-    """DeepSpeed's attention with its own kernels, in place of diffusers' layers; everything else stays as it is.
+    """Replaces diffusers' attention layers by DeepSpeed's, with DeepSpeed's kernels; all other layers stay the same.
 
-    Its kernels take float16 alone, and layers of a multiple of 64 latents. PyTorch compiles some of them when they are
-    first used, with nvcc.
+    The kernels need float16, and a multiple of 64 latents in each layer. PyTorch compiles some of the kernels with
+    nvcc on first use.
     """
 
-    # Another batch size would free the workspace and allocate it anew.
+    # Another batch size would free and reallocate the workspace.
     fixed_batch: ClassVar[bool] = True
     replaces_layers: ClassVar[bool] = True
-    """Whether what hooks or patches were put on the layers of diffusers before is gone."""
+    """Whether the option removes hooks and patches on diffusers' attention layers."""
 
     @property
     @override
@@ -78,7 +80,7 @@ class Attention(EquivalentAttention):
         names = [name for name, layer in denoiser.named_modules() if isinstance(layer, kind)]
         for name in names:
             if missing := [what for what, lacking in lacks(denoiser.get_submodule(name)).items() if lacking]:
-                raise ValueError(f"DeepSpeed's attention needs {', '.join(missing)}, and the layer {name} has none")
+                raise ValueError(f"DeepSpeed's attention needs {', '.join(missing)}, which the layer {name} lacks")
         compile_kernels("InferenceBuilder")
         begin_a_model()
         for name in names:
@@ -89,7 +91,7 @@ class Attention(EquivalentAttention):
             kept = sum(isinstance(layer, kind) for layer in denoiser.modules())
             ran = {name: n for name, n in trace.kernels.items() if name.startswith(_KERNEL) or _TRANSPOSITION in name}
             facts = {"replaced": replaced, "kept": kept, "kernels": ran}
-            summary = f"{replaced} of {replaced + kept} layers replaced; {sum(ran.values())} kernels of DeepSpeed ran"
+            summary = f"{replaced} of {replaced + kept} layers replaced; {sum(ran.values())} DeepSpeed kernels ran"
             return Finding(replaced == len(names) > 0 and not kept and bool(ran), summary, facts)
 
         return proof
@@ -99,7 +101,7 @@ class Layer(torch.nn.Module):
     """DeepSpeed's attention with the weights and the arguments of a layer of diffusers.
 
     Args:
-        layer: the `diffusers.models.attention_processor.Attention` that it replaces.
+        layer: the `diffusers.models.attention_processor.Attention` to replace.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -112,10 +114,10 @@ class Layer(torch.nn.Module):
         encoder_hidden_states: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the attention's output, of the shape of `hidden_states`. Raises ValueError for a mask."""
+        """Returns the output of the attention, of the shape of `hidden_states`. Raises ValueError for a mask."""
         if attention_mask is not None:
             raise ValueError("attention=deepspeed takes no mask")
-        # The size of the workspace, which the first layer of a model allocates: it has the most latents.
+        # The first layer of a model allocates the workspace, and has the most latents.
         config = self.attention.config
         config.max_out_tokens = config.min_out_tokens = hidden_states.shape[1]
         output: torch.Tensor = self.attention(hidden_states, context=encoder_hidden_states)
@@ -123,23 +125,23 @@ class Layer(torch.nn.Module):
 
 
 class ByHead(torch.nn.Module):
-    """Takes queries, keys and values apart by heads, in place of DeepSpeed's `pad_transform`.
+    """Splits queries, keys and values into heads, as a replacement for DeepSpeed's `pad_transform`.
 
-    That copies `padded_seq_len / 2` pairs of tokens (`transform.cu`): of the 77 tokens of a text, the last one would be
-    what was left in the workspace.
+    `pad_transform` copies `padded_seq_len / 2` pairs of tokens (`transform.cu`): of the 77 tokens of a prompt, the last
+    would be stale data from the workspace.
     """
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, _padded: bool
     ) -> list[torch.Tensor]:
-        """Returns each as (batch, heads, tokens, channels of a head)."""
+        """Returns query, key and value, each as (batch, heads, tokens, channels of a head)."""
         return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (query, key, value)]
 
 
 def misfits(ctx: Context) -> list[str]:
-    """Returns why DeepSpeed's attention cannot run: the card, packages, tools, other options, or the layers' sizes."""
+    """Returns the conflicts of DeepSpeed's attention with card, packages, tools, other options and layer sizes."""
     what = "DeepSpeed's attention"
-    # Its Triton kernel takes up to 96 KiB of shared memory: Turing has 64, and there it would take 128.
+    # The Triton kernel takes up to 96 KiB of shared memory. On Turing, which has 64 KiB, it would take 128 KiB.
     found = ctx.device.needs_cuda(what, (8, 0)) or missing_packages(ctx, "deepspeed", "deepspeed", "triton", "ninja")
     if ctx.device.is_cuda and ctx.device.is_here and not _has_nvcc():
         found.append("DeepSpeed compiles its kernels with nvcc: install the CUDA toolkit, and set CUDA_HOME")
@@ -152,7 +154,7 @@ def misfits(ctx: Context) -> list[str]:
 
 
 def _has_nvcc() -> bool:
-    """Returns whether nvcc is where PyTorch looks for it (`torch.utils.cpp_extension`)."""
+    """Returns whether PyTorch finds nvcc (`torch.utils.cpp_extension`)."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home is None and shutil.which("nvcc"):
         return True
@@ -160,13 +162,13 @@ def _has_nvcc() -> bool:
 
 
 def _beyond_tiles(ctx: Context) -> list[str]:
-    """Returns the conflicts of layers whose latents are no whole number of tiles, or whose heads are cut off."""
+    """Returns the conflicts of layers whose latents do not fill whole tiles, or whose heads would be truncated."""
     side, wrong, found = (ctx.workload.size or ctx.model.size) // 8, [], []
-    # What merges tokens leaves fewer of them.
+    # Token merging reduces the number of tokens.
     left_of: Callable[[int, int], int] = getattr(ctx.chosen.get("caching"), "left_of", lambda latents, level: latents)
     what = "DeepSpeed's attention takes"
     for level, channels in head_dimensions_by_level(ctx.model).items():
-        # A convolution halves the side and rounds up.
+        # A downsampling convolution halves the side and rounds up.
         latents = (-(-side // 2**level)) ** 2
         if channels > _LARGEST_HEAD:
             continue
@@ -183,7 +185,7 @@ def _beyond_tiles(ctx: Context) -> list[str]:
 
 
 def lacks(layer: Any) -> dict[str, bool]:
-    """Returns, for each thing that DeepSpeed's attention needs of a layer of diffusers, whether that lacks it."""
+    """Returns, for each requirement of DeepSpeed's attention, whether a diffusers layer violates it."""
     norms = ("group_norm", "spatial_norm", "norm_q", "norm_k", "norm_cross", "add_k_proj")
     return {
         "projections without bias": any(getattr(layer, f"to_{name}").bias is not None for name in "qkv"),
@@ -195,17 +197,17 @@ def lacks(layer: Any) -> dict[str, bool]:
 
 
 def compile_kernels(*builders: str) -> None:
-    """Compiles kernels of DeepSpeed that are not compiled yet, in one process at a time.
+    """Compiles those DeepSpeed kernels that are not compiled yet, in one process at a time.
 
-    PyTorch keeps other processes waiting by a file, which outlives a process that is killed while it compiles: without
-    another lock, which no dead process holds, all that came after would wait for ever.
+    PyTorch's lock is a file that outlives a process killed during compilation, so that all later processes would wait
+    forever. The lock here is released when its process ends, so a leftover file can be deleted.
 
     Args:
         builders: names of classes in `deepspeed.ops.op_builder`.
     """
     from torch.utils.cpp_extension import _get_build_directory
 
-    # DeepSpeed fails at an architecture such as 9.0a, which images for Hopper name, and sets this variable itself.
+    # DeepSpeed cannot parse an architecture such as 9.0a, which container images for Hopper set.
     if torch.cuda.is_available():
         os.environ["TORCH_CUDA_ARCH_LIST"] = ".".join(map(str, torch.cuda.get_device_capability()))
     for builder in _builders(builders):
@@ -221,16 +223,18 @@ def _builders(names: tuple[str, ...]) -> list[Any]:
 
 
 def begin_a_model() -> None:
-    """Makes the layer that is made next the one that allocates the workspace of all: it must be the first that runs."""
+    """Makes the next layer to be constructed allocate the shared workspace; that layer must also run first."""
     _classes()[0].layer_id = 0
 
 
 def attention_of(layer: Any, tokens: int = 1) -> Any:
-    """Returns DeepSpeed's attention with the weights of diffusers': to itself, with one product for all three.
+    """Returns DeepSpeed's attention with the weights of a diffusers layer.
+
+    Self-attention computes query, key and value in one product.
 
     Args:
-        layer: the `diffusers.models.attention_processor.Attention` whose weights it takes.
-        tokens: how many the workspace has to hold, if this layer allocates it; may be set before a call.
+        layer: the `diffusers.models.attention_processor.Attention` with the weights.
+        tokens: capacity of the workspace, if this layer allocates it; may be set before a call.
     """
     kind, configure = _classes()
     weight, is_first = layer.to_q.weight, kind.layer_id == 0
@@ -247,7 +251,7 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
     made.pad_transform_func = ByHead()
     if is_first:
         made.allocate_workspace = _counted(made.allocate_workspace)
-    # It multiplies from the right: its weights are those of diffusers, transposed.
+    # DeepSpeed multiplies from the right, so the weights are transposed.
     own = {f"attn_{name}w": getattr(layer, f"to_{name}").weight.T for name in "qkv"}
     if not layer.is_cross_attention:
         own = {"attn_qkvw": torch.cat([*own.values()], dim=1)}
@@ -260,7 +264,7 @@ def attention_of(layer: Any, tokens: int = 1) -> Any:
 
 
 def _counted(allocate: Callable[[torch.Size], None]) -> Callable[[torch.Size], None]:
-    """Makes the allocation of the workspace count as memory; it is asked for in every call, and grows by the batch."""
+    """Wraps the workspace's allocation, which each call requests and the batch size determines, to count its memory."""
     known: set[torch.Size] = set()
 
     def counted(size: torch.Size) -> None:

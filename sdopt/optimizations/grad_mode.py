@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GradMode(Optimization):
-    """Sets whether and how autograd records a call."""
+    """Sets the gradient mode of a call."""
 
     stage: ClassVar[Stage] = Stage.CALL
 
     mode: str = bounded("no_grad", choices=("enabled", "no_grad", "inference_mode"))
-    """`no_grad` is what diffusers' pipelines do; `enabled` takes that away; `inference_mode` adds to it."""
+    """`no_grad` is the default of diffusers' pipelines; `enabled` removes it; `inference_mode` is stricter."""
 
     @property
     @override
@@ -33,7 +33,7 @@ class GradMode(Optimization):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        # diffusers' pipelines turn recording off within each call, which nothing around it can undo.
+        # diffusers' pipelines disable recording inside each call, which a surrounding context cannot undo.
         return () if self.mode == "enabled" else ("import torch", f"with torch.{self.mode}():")
 
     @override
@@ -60,12 +60,12 @@ class GradMode(Optimization):
 
 
 def _undecorate(pipe: "DiffusionPipeline") -> None:
-    # A pipeline's __call__ is decorated with torch.no_grad(), which would win over any mode around it.
+    # A pipeline's __call__ is decorated with torch.no_grad(), which would override any surrounding mode.
     cls: Any = type(pipe)
     pipe.__class__ = type(cls.__name__, (cls,), {"__call__": cls.__call__.__wrapped__})
     decode = pipe.vae.decode
 
-    # The pipeline turns the image into an array, which a tensor with a graph refuses.
+    # The pipeline converts the image to an array, which fails for a tensor that requires gradients.
     def detached(*args: Any, **kwargs: Any) -> Any:
         output = decode(*args, **kwargs)
         return tuple(part.detach() for part in output) if isinstance(output, tuple) else _detach_fields(output)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout(Optimization):
-    """Lays out the weights of the denoiser's and the VAE's convolutions."""
+    """Sets the memory format of the convolution weights of the denoiser and the VAE."""
 
     stage: ClassVar[Stage] = Stage.LAYOUT
 
     memory_format: str = bounded("contiguous", choices=("contiguous", "channels_last"))
-    """PyTorch's own NCHW, or NHWC."""
+    """`contiguous` is PyTorch's default, NCHW; `channels_last` is NHWC."""
 
     @property
     @override
@@ -52,7 +52,7 @@ class Layout(Optimization):
                 layer.weight
                 for module in modules
                 for layer in module.modules()
-                # A 1×1 or single-channel kernel is laid out the same either way.
+                # A 1×1 or single-channel kernel has the same layout in both formats.
                 if isinstance(layer, torch.nn.Conv2d) and min(layer.weight.shape[1:]) > 1
             ]
             last = sum(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
@@ -62,7 +62,7 @@ class Layout(Optimization):
             summary = f"{last} of {len(weights)} kernels laid out channels-last"
             if ran:
                 summary += f"; {ran_last} of {ran} convolutions gave channels-last"
-            # Outputs of 1×1 kernels and of one channel are ambiguous, so it is enough if most are as wanted.
+            # Outputs of 1×1 kernels and with one channel are ambiguous, so a majority is enough.
             as_wanted = not ran or (ran_last > ran / 2) == (self.memory_format == "channels_last")
             return Finding(last == wanted and as_wanted, summary, facts)
 

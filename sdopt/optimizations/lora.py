@@ -1,4 +1,4 @@
-"""lora: low-rank updates of the denoiser's weights, beside them, added to them, or exchanged while it runs."""
+"""lora: low-rank updates of the denoiser's weights: as separate layers, fused into the weights, or hot-swapped."""
 
 import time
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _NAME = "sdopt"
-"""What diffusers calls the adapter."""
+"""The adapter name in diffusers."""
 
 
 @dataclass(frozen=True)
 class NoLora(Optimization):
-    """The model's own weights."""
+    """Uses the model's own weights, without a LoRA."""
 
     stage: ClassVar[Stage] = Stage.WEIGHTS
 
@@ -48,13 +48,13 @@ class Lora(Optimization):
 
     stage: ClassVar[Stage] = Stage.WEIGHTS
     beside_the_weights: ClassVar[bool] = True
-    """Whether the updates stay layers of their own, which what joins or replaces weights would leave out."""
+    """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
     path: str | None = None
-    """A .safetensors file, a folder, or a repository on the hub (`owner/name`); null is the folder of the two styles
-    that come with the packaged model."""
+    """A .safetensors file, a folder, or a Hugging Face Hub repository (`owner/name`); null is the folder of the two
+    packaged style LoRAs."""
     weight_name: str | None = None
-    """The file within a folder or repository; null is `fxemoji.safetensors` of those two."""
+    """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs."""
 
     @property
     @override
@@ -63,7 +63,7 @@ class Lora(Optimization):
 
     @property
     def names(self) -> tuple[str | None, ...]:
-        """The names of all files that are used."""
+        """The names of all LoRA files that the option reads."""
         return (self._named(self.weight_name, "fxemoji.safetensors"),)
 
     def _named(self, name: str | None, packaged: str) -> str | None:
@@ -87,7 +87,7 @@ class Lora(Optimization):
         return [lora_file(self.path, name, fetch) for name in self.names]
 
     def _lines(self, *then: str) -> tuple[str, ...]:
-        """Returns diffusers' code that loads the LoRA, and what follows it; () for the packaged ones."""
+        """Returns diffusers code that loads the LoRA, and then the lines `then`; () for packaged LoRAs."""
         if self.path is None:
             return ()
         file = f", weight_name={self.weight_name!r}" if self.weight_name else ""
@@ -102,10 +102,10 @@ class Lora(Optimization):
 
 @dataclass(frozen=True)
 class Loaded(Lora):
-    """A LoRA in layers of its own, beside those that it updates: it can be taken out, and costs two products each."""
+    """Loads a LoRA as separate layers, which can be unloaded and cost two extra products per layer."""
 
     scale: float = bounded(1.0, ge=-100, le=100)
-    """How strongly it is applied."""
+    """Scale of the update."""
 
     @property
     @override
@@ -116,17 +116,17 @@ class Loaded(Lora):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         self._load(pipe, self.names[0])
         pipe.set_adapters(_NAME, adapter_weights=self.scale)
-        return lambda trace: _beside(pipe, trace)
+        return lambda trace: _adapter_finding(pipe, trace)
 
 
 @dataclass(frozen=True)
 class Fused(Lora):
-    """A LoRA that is added to the weights once, so that a call costs what it does without one."""
+    """Adds a LoRA to the weights once, so that calls cost the same as without a LoRA."""
 
     beside_the_weights: ClassVar[bool] = False
 
     scale: float = bounded(1.0, ge=-100, le=100)
-    """How strongly it is applied."""
+    """Scale of the update."""
 
     @property
     @override
@@ -147,7 +147,7 @@ class Fused(Lora):
             now = _sums(denoiser)
             changed = sum(_differ(now[name], before[name]) for name in fused & now.keys())
             left = len(_adapted(denoiser))
-            summary = f"{changed} weights are the model's own and the LoRA's in one; {left} layers beside them"
+            summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
             return Finding(0 < changed == len(fused & now.keys()) and not left, summary, {"weights": changed})
 
         return proof
@@ -155,16 +155,16 @@ class Fused(Lora):
 
 @dataclass(frozen=True)
 class Hotswap(Lora):
-    """A LoRA whose numbers another one's replace while the model runs, without compiling anything again.
+    """Loads a LoRA that another LoRA can replace at run time without recompilation.
 
-    The layers get the highest rank of any LoRA to come, and are filled up with zeros: another one then changes numbers
-    and no shape. diffusers cannot exchange those of a text encoder.
+    The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
+    diffusers cannot hot-swap the LoRA of a text encoder.
     """
 
     other: str | None = None
-    """The file, in the same folder or repository, that takes its place to show that it can; null is the other style."""
+    """A file in the same folder or repository, swapped in to verify hot-swapping; null is the other packaged style."""
     target_rank: int | None = bounded(None, ge=1, le=100_000)
-    """The highest rank of any LoRA to come; null is that of the two."""
+    """The highest rank of all LoRAs to be swapped in; null is the highest rank of the two files."""
 
     @property
     @override
@@ -178,7 +178,7 @@ class Hotswap(Lora):
             return found
         files = [lora_file(self.path, name) for name in self.names]
         found += [
-            f"{file.name} changes the text encoder too, which cannot be exchanged"
+            f"{file.name} updates the text encoder too, which cannot be hot-swapped"
             for file in files
             if trains_text_encoder(file)
         ]
@@ -194,7 +194,7 @@ class Hotswap(Lora):
         self._load(pipe, self.names[0])
 
         def proof(trace: Trace) -> Finding:
-            found = _beside(pipe, trace)
+            found = _adapter_finding(pipe, trace)
             graphs, own = _graphs(), trace.images()
             start = time.perf_counter()
             self._load(pipe, self.names[1], hotswap=True)
@@ -204,7 +204,7 @@ class Hotswap(Lora):
             changed = not np.array_equal(own, others)
             facts = {**found.facts, "recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
             engaged = found.engaged and changed and np.array_equal(own, back) and not compiled
-            summary = f"{found.summary}; another took its place in {swap_s:.2f} s with {compiled} graphs compiled anew"
+            summary = f"{found.summary}; swapped for another LoRA in {swap_s:.2f} s with {compiled} recompilations"
             return Finding(engaged, summary, facts)
 
         return proof
@@ -216,17 +216,15 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def _beside(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
-    """Judges whether the layers of a LoRA are there, switched on, and were run."""
+def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
+    """Checks whether LoRA layers exist, are active, and ran."""
     layers = _adapted(denoiser_of(pipe))
     active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
     ran = {name for name in trace.denoiser.ran if ".lora_A." in name}
-    # Within compiled code no layer is seen.
+    # Hooks see no layers inside compiled code.
     engaged = bool(layers) and active == len(layers) and (not trace.denoiser.ran or bool(ran))
     facts = {"layers": len(layers), "active": active, "ran": len(ran)}
-    return Finding(
-        engaged, f"{active} of {len(layers)} layers have a LoRA switched on, {len(ran)} were seen to run", facts
-    )
+    return Finding(engaged, f"{active} of {len(layers)} LoRA layers are active, {len(ran)} were seen to run", facts)
 
 
 def _adapted(denoiser: Any) -> list[Any]:
@@ -236,20 +234,20 @@ def _adapted(denoiser: Any) -> list[Any]:
 
 
 def _sums(denoiser: Any) -> dict[str, float]:
-    """Returns a number for each weight that changes if the weight does; none for weights that are kept elsewhere."""
+    """Returns the sum of each weight by name, to detect changes; leaves out weights on the meta device."""
     with _from_disk(unwrapped(denoiser)) as network:
         weights = {name: weight.detach() for name, weight in network.named_parameters() if weight.device.type != "meta"}
         return {name: float(_plain(weight).double().sum()) for name, weight in weights.items()}
 
 
 def _plain(weight: torch.Tensor) -> torch.Tensor:
-    """Returns a weight as the numbers that it stands for: TorchAO's own kinds of tensors have no sum."""
+    """Returns a weight as a plain tensor, since TorchAO's tensors do not support `sum`."""
     return weight if type(weight) is torch.Tensor else weight.dequantize()
 
 
 @contextmanager
 def _from_disk(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Brings weights that `memory=group_offload` keeps on disk; what stands in their place says nothing of them."""
+    """Loads weights that `memory=group_offload` keeps on disk, for the duration of the context."""
     hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
     groups = {id(hook.group): hook.group for hook in hooks if hook is not None and hook.group.offload_to_disk_path}
     for group in groups.values():
@@ -262,5 +260,5 @@ def _from_disk(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _differ(one: float, other: float | None) -> bool:
-    """Returns whether two sums differ by more than their order of summation can make."""
+    """Returns whether two sums differ by more than the error from the order of summation."""
     return other is None or abs(one - other) > 1e-9 * max(abs(one), abs(other), 1.0)

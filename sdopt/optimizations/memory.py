@@ -1,6 +1,6 @@
-"""memory: less of it, by what is decoded at once, kept, replaced or stored in fewer bits. The options combine.
+"""memory: decodes in pieces, replaces or frees networks, or stores weights in fewer bits. The options combine.
 
-Those that keep weights elsewhere until they are used are in `offload`.
+Options that keep weights off the device until they are used are in `offload`.
 """
 
 import gc
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _WHOLE_ONLY = "AsymmetricAutoencoderKL"
-"""The one VAE of Stable Diffusion pipelines that diffusers can only run on whole batches of whole images."""
+"""The only VAE of Stable Diffusion pipelines that diffusers cannot run in slices or tiles."""
 
 
 @dataclass(frozen=True)
 class VaeInPieces(Optimization):
-    """The base class of options that hand the VAE its input in pieces."""
+    """The base class of options that pass the VAE its input in pieces."""
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
 
@@ -52,12 +52,12 @@ class VaeInPieces(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         config = part_config(ctx.model, "vae") or {}
-        return [f"diffusers' {_WHOLE_ONLY} cannot do it"] if config.get("_class_name") == _WHOLE_ONLY else []
+        return [f"diffusers' {_WHOLE_ONLY} does not support it"] if config.get("_class_name") == _WHOLE_ONLY else []
 
 
 @dataclass(frozen=True)
 class VaeSlicing(VaeInPieces):
-    """Decodes a batch one image at a time: the peak of memory does not grow with the batch."""
+    """Decodes a batch one image at a time, so that peak memory does not grow with the batch."""
 
     @property
     @override
@@ -72,7 +72,7 @@ class VaeSlicing(VaeInPieces):
     @override
     def ineffective(self, ctx: Context) -> list[str]:
         images = ctx.workload.batch_size * ctx.workload.images_per_prompt
-        return [] if images > 1 else ["slices a batch of images: set workload.batch_size to 2 or more"]
+        return [] if images > 1 else ["needs a batch of several images: set workload.batch_size to 2 or more"]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -90,10 +90,10 @@ class VaeSlicing(VaeInPieces):
 
 @dataclass(frozen=True)
 class VaeTiling(VaeInPieces):
-    """Decodes an image in overlapping tiles and blends them: the peak of memory does not grow with the image."""
+    """Decodes an image in overlapping, blended tiles, so that peak memory does not grow with the image."""
 
     tile_size: int | None = bounded(None, ge=64, le=16384)
-    """The side of a tile in pixels; null leaves it to the VAE: the size of the images that it was trained on."""
+    """Height and width of a tile in pixels; null is the VAE's default, the size of its training images."""
 
     @property
     @override
@@ -112,17 +112,17 @@ class VaeTiling(VaeInPieces):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.tile_size is not None and self.tile_size % 8:
-            found.append(f"memory.vae_tiling.tile_size={self.tile_size}: choose a multiple of 8, the VAE's factor")
+            found.append(f"memory.vae_tiling.tile_size={self.tile_size}: must be a multiple of 8, the VAE's factor")
         return found + self._cannot_encode(ctx)
 
     def _cannot_encode(self, ctx: Context) -> list[str]:
-        """Returns the conflict, if any, of a start image with a tiny VAE, whose encoder in tiles has four channels."""
+        """Returns the conflict, if any, of a start image with a tiny VAE, whose tiled encoder assumes four channels."""
         tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
         channels = (part_config(ctx.model, "vae") or {}).get("latent_channels", _TILED_CHANNELS)
         if not tiny or ctx.task.kind == "txt2img" or channels == _TILED_CHANNELS:
             return []
-        found = f"diffusers encodes a start image in tiles of {_TILED_CHANNELS} channels with memory.tiny_vae"
-        return [f"{found}, and this model has {channels}: leave out one of the two"]
+        found = f"with memory.tiny_vae, diffusers encodes tiles of a start image to {_TILED_CHANNELS} channels"
+        return [f"{found}, and this model has {channels}: choose one of the two options"]
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
@@ -150,34 +150,34 @@ class VaeTiling(VaeInPieces):
 
 
 _TILED_CHANNELS = 4
-"""What `AutoencoderTiny._tiled_encode` takes every latent to have."""
+"""The number of latent channels that `AutoencoderTiny._tiled_encode` assumes."""
 
 
 def _default_tile(ctx: Context) -> int | None:
-    """Returns the side of the VAE's own tiles in pixels; None if its configuration is not local."""
+    """Returns the VAE's default tile size in pixels, or None if its configuration is not local."""
     tiny = any(isinstance(option, TinyVae) for option in ctx.chosen.values())
     config = {} if tiny else part_config(ctx.model, "vae")
     if config is None:
         return None
-    # AutoencoderTiny has no such key.
+    # AutoencoderTiny has no `sample_size`.
     size = config.get("sample_size", 512)
     return int(size[0] if isinstance(size, list) else size)
 
 
 @dataclass(frozen=True)
 class TinyVae(Optimization):
-    """Decodes with a small autoencoder that was trained to imitate the model's own: faster, with less memory.
+    """Decodes with a small autoencoder that was distilled from the model's own, to save time and memory.
 
-    The packaged model has one of its own. For Stable Diffusion 1.x and 2.x it is TAESD, for SDXL TAESDXL
-    (https://github.com/madebyollin/taesd). A model with random weights gets one with random weights.
+    The packaged model comes with such an autoencoder. Stable Diffusion 1.x and 2.x use TAESD, and SDXL uses TAESDXL
+    (https://github.com/madebyollin/taesd). A model with random weights gets a tiny autoencoder with random weights.
     """
 
     stage: ClassVar[Stage] = Stage.LOAD
 
     path: str | None = None
-    """A folder with an `AutoencoderTiny` of diffusers, instead of the one that goes with the model."""
+    """Folder with a diffusers `AutoencoderTiny`, instead of the model's default."""
     hub_id: str | None = None
-    """A repository with an `AutoencoderTiny` of diffusers, as in `owner/name`, instead of that one."""
+    """Hugging Face Hub repository with a diffusers `AutoencoderTiny`, as in `owner/name`, instead of the default."""
 
     @property
     @override
@@ -192,18 +192,18 @@ class TinyVae(Optimization):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         if self.path and self.hub_id:
-            return ["memory.tiny_vae.path and memory.tiny_vae.hub_id: give one of them"]
+            return ["memory.tiny_vae.path and memory.tiny_vae.hub_id: set only one of them"]
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            return [f"memory.tiny_vae.path={self.path}: holds no config.json of an AutoencoderTiny"]
+            return [f"memory.tiny_vae.path={self.path}: the folder has no config.json of an AutoencoderTiny"]
         try:
             tiny, own = network_config(self._folder(ctx.model, fetch=False)), part_config(ctx.model, "vae")
         except UsageError:
-            return []  # it is fetched, or said to be missing, once it is clear that it is needed
+            return []  # `files` fetches it, or reports that it is missing, once it is needed
         if tiny["_class_name"] != "AutoencoderTiny":
-            return [f"memory.tiny_vae: {tiny['_class_name']} is given, and an AutoencoderTiny is wanted"]
+            return [f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"]
         if own is not None and own["latent_channels"] != tiny["latent_channels"]:
             channels = f"{tiny['latent_channels']} channels, and this model has {own['latent_channels']}"
-            return [f"memory.tiny_vae: decodes latents of {channels}; give memory.tiny_vae.path of one that fits"]
+            return [f"memory.tiny_vae: decodes latents of {channels}; set memory.tiny_vae.path to one that fits"]
         return []
 
     @override
@@ -233,7 +233,7 @@ class TinyVae(Optimization):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             kind, seen = type(pipe.vae).__name__, trace.stages[VAE_DECODER]
-            # What a full decoder has and a tiny one has not.
+            # A full decoder has group norms, and a tiny one has none.
             norms = seen.operators["aten::native_group_norm"]
             size = sum(parameter.numel() for parameter in pipe.vae.decoder.parameters())
             engaged = kind == "AutoencoderTiny" and seen.calls > 0 and not norms
@@ -248,15 +248,14 @@ class TinyVae(Optimization):
 
 
 _EMBEDDINGS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
-"""What `encode_prompt` returns, by the arguments of a call that take it; SDXL has the last two as well."""
+"""The call arguments for the outputs of `encode_prompt`, in order; only SDXL has the last two."""
 
 
 @dataclass(frozen=True)
 class PrecomputedEmbeddings(Optimization):
-    """Encodes all prompts before the first call, and then frees the text encoders: calls get embeddings.
+    """Encodes all prompts before the first call and frees the text encoders; calls get embeddings.
 
-    Calls leave out the time of the text encoders, too: what is measured is how a prompt is drawn again, or drawn after
-    others were encoded with it.
+    Calls then exclude the time of the text encoders: the measurement applies to prompts that were encoded before.
     """
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
@@ -269,7 +268,7 @@ class PrecomputedEmbeddings(Optimization):
     @property
     @override
     def contract(self) -> Contract:
-        # Each prompt is encoded alone: a batch of them computes in another order.
+        # Each prompt is encoded alone, and a batch computes in another order.
         return Contract.EQUIVALENT
 
     @override
@@ -280,13 +279,13 @@ class PrecomputedEmbeddings(Optimization):
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
-        # Where models are offloaded, the hooks of the text encoders hold them.
+        # With model offloading, hooks hold references to the text encoders.
         pipe.maybe_free_model_hooks()
         gc.collect()
 
         def embedded(inputs: Inputs) -> Inputs:
             if unknown := [prompt for prompt in inputs["prompt"] if prompt not in encoded]:
-                raise UsageError(f"memory=precomputed_embeddings: '{unknown[0]}' was not among the prompts to encode")
+                raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
             rows = [encoded[prompt] for prompt in inputs["prompt"]]
             rest = {name: value for name, value in inputs.items() if name != "prompt"}
             return rest | {name: torch.cat([row[name] for row in rows]).to(device) for name in rows[0]}
@@ -297,29 +296,29 @@ class PrecomputedEmbeddings(Optimization):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
             left, calls = len(text_encoders_of(pipe)), trace.stages[TEXT_ENCODER].calls
-            summary = f"{left} text encoders left, which ran {calls} times in the call"
+            summary = f"{left} text encoders left; text encoders ran {calls} times in the call"
             return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
 
         return proof
 
 
 def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns a prompt's embeddings, by the arguments of a call, on the CPU: there may be thousands of prompts."""
+    """Returns a prompt's embeddings by call argument, on the CPU, since there may be thousands of prompts."""
     found = pipe.encode_prompt(prompt, device=device, num_images_per_prompt=1, do_classifier_free_guidance=True)
     return {name: tensor.detach().cpu() for name, tensor in zip(_EMBEDDINGS, found, strict=False)}
 
 
 @dataclass(frozen=True)
 class LayerwiseCasting(Optimization):
-    """Stores the denoiser's weights in 8-bit floating point, and casts each layer's for the time that it computes.
+    """Stores the denoiser's weights in 8-bit floating point, and casts each layer's weights while it computes.
 
-    Layers of normalisation keep their type, as diffusers recommends (`enable_layerwise_casting`).
+    Normalization layers keep their type, as diffusers recommends (`enable_layerwise_casting`).
     """
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
 
     storage: str = bounded("float8_e4m3fn", choices=("float8_e4m3fn", "float8_e5m2"))
-    """The type of stored weights: 3 bits of mantissa, or 2 and a wider range."""
+    """The type of stored weights: 3 bits of mantissa, or 2 bits with a wider range."""
 
     @property
     @override
@@ -339,7 +338,7 @@ class LayerwiseCasting(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = "its hooks cast weights within what would be compiled: choose compiler=eager"
+        found = "its hooks would cast weights inside compiled code: choose compiler=eager"
         return [found] if compiles(ctx) else []
 
     @override

@@ -1,4 +1,4 @@
-"""memory: weights that wait in the host's memory, or on disk, until they are used. One of these at a time."""
+"""memory: keeps weights in host memory or on disk until they are used. These options exclude each other."""
 
 import shutil
 import tempfile
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 _AUTOENCODER = ["quant_conv", "post_quant_conv", "encoder", "decoder"]
-"""What diffusers' `AutoencoderKL` names as its blocks; an `AutoencoderTiny` has the last two of them."""
+"""The blocks that diffusers' `AutoencoderKL` declares; an `AutoencoderTiny` has only the last two."""
 
 
 @dataclass(frozen=True)
 class Offload(Optimization):
-    """The base class of options that keep weights elsewhere until they are used: the arithmetic stays the same."""
+    """The base class of options that keep weights off the device until they are used; the arithmetic is unchanged."""
 
     stage: ClassVar[Stage] = Stage.OFFLOAD
     loads_on_host: ClassVar[bool] = True
@@ -49,17 +49,17 @@ class Offload(Optimization):
         found = []
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, Offload) and option != self]
         if others:
-            found.append(f"offloads what {', '.join(others)} offloads: choose one of them")
+            found.append(f"offloads the same weights as {', '.join(others)}: choose one of them")
         if compiles(ctx):
-            found.append("its hooks move weights within what would be compiled: choose compiler=eager")
+            found.append("its hooks would move weights inside compiled code: choose compiler=eager")
         return found
 
 
 @dataclass(frozen=True)
 class ModelOffload(Offload):
-    """Keeps each network in the host's memory, and moves it to the device as a whole while it is used.
+    """Keeps each network in host memory, and moves the whole network to the device while it is used.
 
-    diffusers' `enable_model_cpu_offload`: text encoder, denoiser and VAE take turns, so that the device holds one.
+    This is diffusers' `enable_model_cpu_offload`: the device holds one of text encoder, denoiser and VAE at a time.
     """
 
     @property
@@ -80,7 +80,7 @@ class ModelOffload(Offload):
         def proof(trace: Trace) -> Finding:
             networks = list(networks_of(pipe).values())
             hooked = sum(isinstance(getattr(network, "_hf_hook", None), CpuOffload) for network in networks)
-            what = f"{hooked} of {len(networks)} networks take turns"
+            what = f"{hooked} of {len(networks)} networks offloaded"
             return _finding(pipe, trace, hooked == len(networks), what, {"networks": len(networks), "hooked": hooked})
 
         return proof
@@ -88,9 +88,9 @@ class ModelOffload(Offload):
 
 @dataclass(frozen=True)
 class SequentialOffload(Offload):
-    """Keeps all weights in the host's memory, and moves those of one layer at a time to the device.
+    """Keeps all weights in host memory, and moves one layer at a time to the device.
 
-    diffusers' `enable_sequential_cpu_offload`: the least memory of all, and by far the slowest.
+    This is diffusers' `enable_sequential_cpu_offload`, which needs the least memory and is by far the slowest.
     """
 
     @property
@@ -104,9 +104,9 @@ class SequentialOffload(Offload):
         precision = ctx.chosen.get("precision")
         inference = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "inference_mode"
         if getattr(precision, "autocast", None) and getattr(precision, "weights", None) == "float32" and not inference:
-            # It keeps what it casts of such a parameter until the call ends, and accelerate makes a new one each time;
-            # PyTorch keeps nothing in inference mode: https://github.com/pytorch/pytorch/issues/158232
-            copies = "autocast would keep a copy of each layer for each time that it is brought"
+            # Autocast caches the cast of each parameter until the call ends, and accelerate creates new parameters on
+            # each load. Nothing is cached in inference mode: https://github.com/pytorch/pytorch/issues/158232
+            copies = "autocast would keep a copy of a layer each time that it is loaded"
             found.append(f"{copies}: choose precision=fp16, bf16 or fp32, or grad_mode=inference_mode")
         return found
 
@@ -117,7 +117,7 @@ class SequentialOffload(Offload):
         def proof(trace: Trace) -> Finding:
             layers = [layer for network in networks_of(pipe).values() for layer in layers_with_weights(network)]
             hooked = sum(_offloads(getattr(layer, "_hf_hook", None)) for layer in layers)
-            what = f"{hooked} of {len(layers)} layers are brought one by one"
+            what = f"{hooked} of {len(layers)} layers loaded one by one"
             return _finding(pipe, trace, hooked == len(layers) > 0, what, {"layers": len(layers), "hooked": hooked})
 
         return proof
@@ -125,20 +125,20 @@ class SequentialOffload(Offload):
 
 @dataclass(frozen=True)
 class GroupOffload(Offload):
-    """Keeps weights elsewhere, and brings those of a group of layers at a time: diffusers' `enable_group_offload`.
+    """Keeps weights off the device, and loads one group of layers at a time: diffusers' `enable_group_offload`.
 
-    On a GPU they wait in the host's memory, and a stream brings the next group while one computes. On a CPU they wait
-    on disk, which leaves the host's memory to one group at a time.
+    For a GPU, weights stay in host memory, and a CUDA stream loads the next group while the current one computes. For a
+    CPU, weights stay on disk, so that host memory holds one group at a time.
     """
 
     offload_type: str = bounded("leaf_level", choices=("leaf_level", "block_level"))
-    """What a group is: a single layer, or so many blocks of the denoiser as `num_blocks_per_group` says."""
+    """The group: a single layer, or `num_blocks_per_group` blocks of the denoiser."""
     num_blocks_per_group: int = bounded(1, ge=1, le=10_000)
-    """Blocks of a group, with `block_level` and without a stream."""
+    """Number of blocks per group, for `block_level` without a stream."""
     use_stream: bool | None = None
-    """Whether a stream of its own brings the next group meanwhile; null is yes on a GPU."""
+    """Whether a separate CUDA stream prefetches the next group; null is true on a GPU."""
     wait_in: str | None = bounded(None, choices=("memory", "disk"))
-    """Where weights wait; null is the host's memory on a GPU, and the disk (of temporary files) on a CPU."""
+    """Where the weights stay; null is host memory for a GPU, and disk (temporary files) for a CPU."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -146,8 +146,7 @@ class GroupOffload(Offload):
         waits, streams = self._plan(ctx.device.type)
         if not ctx.device.is_cuda and waits == "memory":
             found.append(
-                "memory.group_offload.wait_in=memory: a CPU computes in the memory where weights would wait; "
-                "choose wait_in=disk"
+                "memory.group_offload.wait_in=memory: a CPU computes from host memory anyway; choose wait_in=disk"
             )
         if not ctx.device.is_cuda and streams:
             found.append("memory.group_offload.use_stream=true: needs a CUDA device")
@@ -156,22 +155,22 @@ class GroupOffload(Offload):
                 f"memory.group_offload.num_blocks_per_group={self.num_blocks_per_group}: groups of several blocks need "
                 "offload_type=block_level and use_stream=false"
             )
-        # A stream brings the layer that followed in the first call; one that is passed over stays on the device.
+        # The stream prefetches in the order of the first call; a layer that is skipped later stays on the device.
         kinds = (VaeTiling, DeepCaching, PyramidAttention)
         others = [axis for axis, option in ctx.chosen.items() if isinstance(option, kinds)] if streams else []
-        order = "the order of layers, which a stream follows, changes with"
+        order = "a stream needs a fixed order of layers, which changes with"
         found += [f"{order} {axis}: set memory.group_offload.use_stream=false" for axis in others]
         if streams and self.offload_type == "block_level" and "memory.tiny_vae" in ctx.chosen:
-            # Hooks that wait for a stream are put on a network that has more than a list of blocks.
-            found.append("no layer of memory.tiny_vae waits for a stream: set memory.group_offload.use_stream=false")
+            # diffusers adds hooks that synchronize with a stream only to networks with layers outside of block lists.
+            found.append("memory.tiny_vae does not wait for a stream: set memory.group_offload.use_stream=false")
         if waits == "disk" or streams:
             found += _upcast(ctx)
         if isinstance(ctx.chosen.get("lora"), Hotswap):
-            found.append("each group is read anew from where it waited before lora=hotswap: choose lora=loaded")
+            found.append("each load would restore the weights from before lora=hotswap: choose lora=loaded")
         if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
-            found.append("safetensors cannot store what TorchAO quantizes: choose another precision")
+            found.append("safetensors cannot store TorchAO's quantized weights: choose another precision")
         if waits == "disk" and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
-            found.append("safetensors stores weights in one layout on disk: choose layout=contiguous")
+            found.append("safetensors stores only contiguous weights: choose layout=contiguous")
         return found
 
     @override
@@ -179,7 +178,7 @@ class GroupOffload(Offload):
         return weights() if self._plan(ctx.device.type)[0] == "disk" else 0
 
     def _plan(self, device: str) -> tuple[str, bool]:
-        """Returns where weights wait, and whether a stream brings them, on a type of device."""
+        """Returns where weights stay (`memory` or `disk`) and whether a stream is used, for a type of device."""
         on_gpu = device == "cuda"
         waits = self.wait_in or ("memory" if on_gpu else "disk")
         return waits, on_gpu if self.use_stream is None else self.use_stream
@@ -199,26 +198,27 @@ class GroupOffload(Offload):
                 offload_type=self.offload_type,
                 num_blocks_per_group=self.num_blocks_per_group if self.offload_type == "block_level" else None,
                 use_stream=streams,
-                # A tiny VAE does not say where its blocks are; hooks on the VAE itself never run, which is not called.
+                # AutoencoderTiny does not declare its blocks, and hooks on a VAE itself never run, since only its
+                # encoder and decoder are called.
                 block_modules=_AUTOENCODER if name == "vae" else None,
-                # Layers of two networks have the same names, after which files are named.
+                # Files are named after layers, whose names repeat between networks.
                 offload_to_disk_path=None if folder is None else str(folder / name),
             )
-        # Not the groups themselves, which would keep the weights of a text encoder that is taken out.
+        # Stores ids: a reference to a group would keep the weights of a removed text encoder alive.
         groups = {name: [id(group) for group in _groups(network)] for name, network in networks_of(pipe).items()}
         brought = Counter[str]()
         for name, network in networks_of(pipe).items():
             _count_onloads(name, _groups(network), brought)
 
         def proof(trace: Trace) -> Finding:
-            # Text encoders may have been taken out since.
+            # Text encoders may have been removed since.
             whole = all(
                 [id(group) for group in _groups(part)] == groups[name] for name, part in networks_of(pipe).items()
             )
             whole = whole and all(brought[name] for name in networks_of(pipe))
             number = sum(len(groups[name]) for name in networks_of(pipe))
             facts = {"groups": number, "brought": brought.total()}
-            what = f"{number} groups of layers, brought {brought.total()} times so far"
+            what = f"{number} groups of layers, loaded {brought.total()} times so far"
             if folder is None:
                 return _finding(pipe, trace, whole, what, facts)
             stored = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) / 2**30
@@ -231,27 +231,27 @@ class GroupOffload(Offload):
 
 
 def _offloads(hook: Any) -> bool:
-    """Returns whether a hook of accelerate, or one of those that it runs in a row, brings weights."""
+    """Returns whether an accelerate hook, or a hook in a sequence of hooks, offloads weights."""
     return any(_offloads(inner) for inner in getattr(hook, "hooks", ())) or bool(getattr(hook, "offload", False))
 
 
 def _needs_a_gpu(device: Device) -> list[str]:
     return [
-        f"{reason}, where weights are in that memory already; memory=group_offload takes them to disk"
-        for reason in device.needs_cuda("offloading to the host's memory")
+        f"{reason}, where weights already are in host memory; memory=group_offload moves them to disk"
+        for reason in device.needs_cuda("offloading to host memory")
     ]
 
 
 def _upcast(ctx: Context) -> list[str]:
-    """Returns the conflict, if any, with diffusers' own cast of SDXL's VAE to float32, which offloaded weights miss."""
+    """Returns the conflict, if any, with diffusers' cast of SDXL's VAE to float32, which misses offloaded weights."""
     if not upcasts_vae(ctx):
         return []
-    found = "diffusers casts this model's VAE to float32 in each call, which weights that wait elsewhere do not follow"
+    found = "diffusers casts this model's VAE to float32 in each call, which does not reach offloaded weights"
     return [f"{found}: choose precision=fp16_vae_fp32, fp16_vae_fix or bf16"]
 
 
 def _finding(pipe: "DiffusionPipeline", trace: Trace, hooked: bool, what: str, facts: dict[str, Any]) -> Finding:
-    """Judges weights that wait in memory: between calls none is on the device, and yet the call ran there."""
+    """Checks offloading to host memory: the call ran on the device, and no weights stay there between calls."""
     device = device_of(pipe)
     ran = pipe._execution_device.type == device.type and (device.type != "cuda" or bool(trace.kernels))
     resting = sum(_size(network, device.type) for network in networks_of(pipe).values())
@@ -260,15 +260,15 @@ def _finding(pipe: "DiffusionPipeline", trace: Trace, hooked: bool, what: str, f
 
 
 def _size(network: torch.nn.Module, device: str | None = None) -> int:
-    """Returns the bytes of a network's parameters, or of those on one type of device."""
+    """Returns the bytes of a network's parameters, optionally only those on one type of device."""
     held = [tensor for weight in network.parameters() for tensor in _held(weight)]
     return sum(tensor.numel() * tensor.element_size() for tensor in held if device in (None, tensor.device.type))
 
 
 def _held(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the tensors that hold a weight: its own, or those within a quantized one.
+    """Returns the plain tensors that store a weight: the weight itself, or the inner tensors of a quantized weight.
 
-    diffusers moves those within alone, so that the device that a quantized weight itself names may not be theirs.
+    diffusers moves only the inner tensors, so the device that a quantized weight reports may be wrong.
     """
     if not hasattr(weight, "__tensor_flatten__"):
         return [weight]
@@ -277,27 +277,27 @@ def _held(weight: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _folder_for(pipe: "DiffusionPipeline") -> Path:
-    """Returns a new folder for the weights of a pipeline, which goes with it."""
+    """Returns a new folder for the weights of a pipeline; the folder is deleted with the denoiser."""
     folder = tempfile.mkdtemp(prefix="offload-", dir=own_folder())
     weakref.finalize(denoiser_of(pipe), shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def _groups(network: torch.nn.Module) -> list[Any]:
-    """Returns the groups in which diffusers brings a network's layers, each once."""
+    """Returns the distinct groups in which diffusers loads a network's layers."""
     hooks = [hook_of(layer, "group_offloading") for layer in network.modules()]
     return list({id(hook.group): hook.group for hook in hooks if hook is not None}.values())
 
 
 def _count_onloads(name: str, groups: Iterable[Any], brought: Counter[str]) -> None:
-    """Counts how often groups of a network are brought, by the network's name."""
+    """Wraps each group's load function to count loads in `brought[name]`."""
 
     def counted(onload: Callable[[], None]) -> Callable[[], None]:
-        def bring() -> None:
+        def count_and_load() -> None:
             brought[name] += 1
             onload()
 
-        return bring
+        return count_and_load
 
     for group in groups:
         group.onload_ = counted(group.onload_)

@@ -1,4 +1,4 @@
-"""precision: the type of the weights, of the arithmetic under autocast, and TensorFloat-32."""
+"""precision: the types of weights and arithmetic, autocast, and TensorFloat-32."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,10 +27,10 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Precision(Optimization):
-    """Weights in one type, arithmetic in it or, with autocast, in another.
+    """Sets the type of the weights, and the type of the arithmetic with autocast and TensorFloat-32.
 
-    `tf32`: `default` leaves PyTorch's settings (TF32 in cuDNN's convolutions only), `on` allows it in matrix products
-    too, `off` forbids it everywhere.
+    `tf32`: `default` keeps PyTorch's settings (TF32 only in cuDNN convolutions), `on` allows TF32 in matrix products
+    too, `off` disables TF32 everywhere.
     """
 
     stage: ClassVar[Stage] = Stage.LOAD
@@ -38,9 +38,9 @@ class Precision(Optimization):
     weights: str = bounded("float32", choices=_FLOATS)
     """The type of all parameters."""
     autocast: str | None = bounded(None, choices=_FLOATS[1:])
-    """The type that `torch.autocast` computes in; null leaves it off."""
+    """The type of arithmetic under `torch.autocast`; null disables autocast."""
     tf32: str = bounded("default", choices=("default", "on", "off"))
-    """TensorFloat-32: PyTorch's settings, in matrix products as well, or nowhere."""
+    """TensorFloat-32: PyTorch's defaults, also in matrix products, or disabled."""
 
     @property
     @override
@@ -101,7 +101,7 @@ class Precision(Optimization):
             products = dict(trace.denoiser.product_dtypes)
             wanted = self.autocast or self.weights
             engaged = weights == [self.weights] and trace.denoiser.autocast_dtype == self.autocast
-            # Compiled products may be kernels without an operator: then types of weights and autocast decide.
+            # Compiled products may appear as kernels without an operator; then the other two checks decide.
             engaged = engaged and (not products or max(products, key=lambda name: products[name]) == wanted)
             summary = f"weights {', '.join(weights)}; products in {', '.join(sorted(products)) or 'compiled kernels'}"
             rounded = convolved = None
@@ -111,10 +111,10 @@ class Precision(Optimization):
                         products_are_rounded(device_of(pipe)),
                         convolutions_are_rounded(device_of(pipe)),
                     )
-                # Convolutions are rounded without any choice, so that only forbidding it shows in them.
+                # Convolutions use TF32 by default, so they only show whether TF32 is off.
                 engaged = engaged and (rounded if self.tf32 == "on" else not (rounded or convolved))
                 summary += f"; float32 products {_in_words(rounded)}, convolutions {_in_words(convolved)}"
-            # Without a choice cuDNN's convolutions are rounded, on a device that can.
+            # By default, cuDNN convolutions use TF32 on a device that supports it.
             reduced = _rounds_convolutions(device_of(pipe)) if rounded is None else bool(rounded or convolved)
             facts = {
                 "weights": weights,
@@ -130,11 +130,11 @@ class Precision(Optimization):
 
 @dataclass(frozen=True)
 class FullVae(Precision):
-    """Half precision, but the VAE in float32: its weights are loaded so, and it casts what it takes and gives.
+    """Runs the pipeline in half precision, but the VAE in float32, with casts of the VAE's inputs and outputs.
 
-    For SDXL diffusers does something like it by itself: in each call it casts the VAE to float32 and back, from weights
-    that were rounded to half precision. Here nothing is rounded or cast back and forth, and the VAE takes twice the
-    memory between calls. For other models diffusers decodes in half precision, which may overflow.
+    For SDXL, diffusers casts the VAE to float32 and back in each call, from weights rounded to half precision. Here the
+    weights are loaded in float32 and never cast, and the VAE takes twice the memory between calls. For other models,
+    diffusers decodes in half precision, which may overflow.
     """
 
     @property
@@ -146,9 +146,9 @@ class FullVae(Precision):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.weights == "float32":
-            found.append("precision.weights=float32: the VAE is in float32 without it; choose precision=fp32")
+            found.append("precision.weights=float32: the VAE is already in float32; choose precision=fp32")
         if self.autocast:
-            found.append(f"precision.autocast={self.autocast}: would run the VAE in it; choose precision.autocast=null")
+            found.append(f"precision.autocast={self.autocast}: would apply to the VAE; choose precision.autocast=null")
         return found + _other_vae(ctx)
 
     @override
@@ -159,7 +159,7 @@ class FullVae(Precision):
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         proof_of_others = super().apply(pipe)
         upcast = bool(pipe.vae.config.get("force_upcast")) and "XL" in type(pipe).__name__
-        # diffusers would cast the VAE in each call, and to half precision after it.
+        # Otherwise diffusers casts the VAE in each call, and back to half precision.
         pipe.vae.register_to_config(force_upcast=False)
         _run_in_own_type(pipe.vae)
 
@@ -171,16 +171,16 @@ class FullVae(Precision):
 
 @dataclass(frozen=True)
 class FixedVae(Precision):
-    """Half precision throughout, with a VAE for SDXL whose activations fit into it, so that none is cast to float32.
+    """Runs all of SDXL in half precision, with a VAE whose activations do not overflow in float16.
 
-    The weights are those of https://huggingface.co/madebyollin/sdxl-vae-fp16-fix, which decode nearly the same images.
-    A model with random weights keeps its own, and only decodes in half precision.
+    The weights are https://huggingface.co/madebyollin/sdxl-vae-fp16-fix, which decode nearly the same images. A model
+    with random weights keeps its own VAE, in half precision.
     """
 
     path: str | None = None
-    """The folder of the VAE, instead of a repository."""
+    """Folder of the VAE, which takes precedence over `hub_id`."""
     hub_id: str = "madebyollin/sdxl-vae-fp16-fix"
-    """The repository of the VAE, as in `owner/name`."""
+    """Hugging Face Hub repository of the VAE, as in `owner/name`."""
 
     @property
     @override
@@ -191,11 +191,11 @@ class FixedVae(Precision):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if not is_sdxl(ctx.model):
-            found.append("these are weights of SDXL's VAE, and this model has another: choose precision=fp16")
+            found.append("this VAE is for SDXL, and the model is not SDXL: choose precision=fp16")
         if self.weights == "float32":
-            found.append("precision.weights=float32: needs no such VAE; choose precision=fp32")
+            found.append("precision.weights=float32: does not need this VAE; choose precision=fp32")
         if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            found.append(f"precision.path={self.path}: holds no config.json of a VAE")
+            found.append(f"precision.path={self.path}: the folder has no config.json of a VAE")
         return found + _other_vae(ctx)
 
     @override
@@ -227,13 +227,13 @@ class FixedVae(Precision):
 
 
 def _other_vae(ctx: Context) -> list[str]:
-    return ["tiny_vae takes the place of this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
+    return ["memory=tiny_vae replaces this VAE: choose one of them"] if "memory.tiny_vae" in ctx.chosen else []
 
 
 def _with_decoder(
     found: Finding, pipe: "DiffusionPipeline", trace: Trace, wanted: str, facts: dict[str, Any]
 ) -> Finding:
-    """Adds to what was found of the denoiser whether the VAE is stored, and computed, in the type that is wanted."""
+    """Extends the denoiser's finding with whether the VAE is stored in, and computes in, the type `wanted`."""
     stored, products = computing_types(pipe.vae), sorted(trace.stages[VAE_DECODER].product_dtypes)
     summary = f"{found.summary}; VAE stored in {', '.join(stored)}, decoded in {', '.join(products) or 'no products'}"
     engaged = found.engaged and stored == [wanted] == products
@@ -241,7 +241,7 @@ def _with_decoder(
 
 
 def _run_in_own_type(vae: Any) -> None:
-    """Makes a VAE cast what it is given to the type of its weights, and the latents that it gives to the other type."""
+    """Makes a VAE cast its inputs to the type of its weights, and encoded latents back to the type of the image."""
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
     encode, decode = vae.encode, vae.decode

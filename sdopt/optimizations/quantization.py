@@ -1,4 +1,4 @@
-"""precision: weights of the denoiser in 8 bits, by the libraries that quantize them."""
+"""precision: stores weights of the denoiser in 8 bits, with TorchAO or SDNQ."""
 
 import os
 from collections import Counter
@@ -27,24 +27,24 @@ _PRODUCTS = {
     "int8": ("aten::_int_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
     "float8_e4m3fn": ("aten::_scaled_mm", "sdnq::triton_mm", "sdnq::scaled_mm"),
 }
-"""Operators that multiply 8-bit numbers: PyTorch's, and SDNQ's own on a GPU."""
+"""Operators that multiply 8-bit numbers: PyTorch's, and on a GPU SDNQ's."""
 
 
 @dataclass(frozen=True)
 class Quantized(Optimization):
-    """The base class of options that store weights of the denoiser in 8 bits; all others are in another type."""
+    """The base class of options that store weights of the denoiser in 8 bits, and all other weights in another type."""
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
-    # Rounding to 8 bits makes large differences of the small ones between batches.
+    # Rounding to 8 bits amplifies the small differences between batch sizes.
     fixed_batch: ClassVar[bool] = True
     package: ClassVar[str]
 
     weights: str = bounded("int8", choices=("int8", "float8_e4m3fn"))
     """The type of the quantized weights."""
     others: str = bounded("bfloat16", choices=("float32", "float16", "bfloat16"))
-    """The type of all other weights and of what layers take and give."""
+    """The type of all other weights, and of the inputs and outputs of layers."""
     activations: bool = True
-    """Whether layers quantize what they take too and multiply in 8 bits; if not, weights are expanded for each use."""
+    """Whether layers quantize inputs too and multiply in 8 bits; otherwise weights are dequantized for each use."""
 
     @property
     @override
@@ -61,14 +61,14 @@ class Quantized(Optimization):
         found = missing_packages(ctx, self.package, self.package)
         if self.activations and (ctx.device.is_cuda or self.weights != "int8"):
             lacking = missing(ctx.device, INT8 if self.weights == "int8" else FP8)
-            found += [f"{reason}; precision.activations=false only stores weights so" for reason in lacking]
+            found += [f"{reason}; precision.activations=false quantizes only weights" for reason in lacking]
         if self.others == "bfloat16" and ctx.device.is_cuda:
             found += [f"{reason}; choose precision.others=float16" for reason in missing(ctx.device, BFLOAT16)]
         if "memory.layerwise_casting" in ctx.chosen:
-            found.append("layerwise_casting would cast the quantized weights: choose one of them")
+            found.append("memory=layerwise_casting would cast the quantized weights: choose one of them")
         found += records_autograd(ctx, "a quantized weight")
         if isinstance(ctx.chosen.get("lora"), Hotswap):
-            found.append("quantizes a LoRA's weights too, which another one's cannot replace: choose lora=fused")
+            found.append("quantizes the LoRA too, and another LoRA cannot replace quantized weights: choose lora=fused")
         return found
 
     @override
@@ -97,7 +97,7 @@ class Quantized(Optimization):
                 if name not in done and id(layer) in weighted and kinds.get(name) in ("Linear", "Conv2d")
             )
             ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
-            # Compiled products may be kernels without an operator: then what is stored decides.
+            # Compiled products may appear as kernels without an operator; then the stored weights are the evidence.
             multiplied = bool(ran) == self.activations or is_compiled(denoiser_of(pipe))
             shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
             shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
@@ -117,7 +117,7 @@ class Quantized(Optimization):
         return proof
 
     def _quantize(self, denoiser: Any) -> None:
-        """Replaces weights of the denoiser, or the layers that hold them."""
+        """Quantizes weights of the denoiser in place, or replaces their layers."""
         raise NotImplementedError
 
     def _is_quantized(self, layer: torch.nn.Module) -> bool:
@@ -127,11 +127,11 @@ class Quantized(Optimization):
 
 @dataclass(frozen=True)
 class TorchAo(Quantized):
-    """Quantizes linear layers with TorchAO, one scale for each row; convolutions keep their type.
+    """Quantizes linear layers with TorchAO, with one scale per row; convolutions keep their type.
 
-    Layers that embed the time step keep theirs too: they take fewer rows than a product of 8-bit numbers needs. So do
-    those of a LoRA whose rank is no multiple of 8. TorchAO changes settings of Inductor as it recommends for such
-    products (tuning by coordinate descent, and scales that join a product), which a compiler beside it then has.
+    Layers that embed the timestep keep their type too, because they have fewer rows than an 8-bit product needs, and so
+    do LoRA layers whose rank is not a multiple of 8. TorchAO also changes Inductor's settings for such products
+    (coordinate descent tuning, and scales fused into a product), which affects `compiler=inductor`.
     """
 
     package: ClassVar[str] = "torchao"
@@ -140,11 +140,11 @@ class TorchAo(Quantized):
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.activations and self.weights == "float8_e4m3fn" and self.others != "bfloat16":
-            found.append("products of rows in fp8 give bfloat16 alone: choose precision.others=bfloat16")
+            found.append("row-wise fp8 products return only bfloat16: choose precision.others=bfloat16")
         graphs = ctx.chosen.get("compiler")
         captured = isinstance(graphs, CudaGraphs) and "denoiser" in graphs.targets
         if captured and self.activations and self.weights == "int8":
-            # `safe_int_mm` looks for FakeTensor in what Python prints of each input, whose numbers that fetches.
+            # `safe_int_mm` searches the repr of each input for FakeTensor, which copies its values to the host.
             found.append("TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor")
         return found
 
@@ -170,7 +170,7 @@ class TorchAo(Quantized):
 
 
 def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
-    """Returns whether cuBLAS has a product of 8-bit numbers for a layer; TorchAO moves all others to the host."""
+    """Returns whether cuBLAS supports an 8-bit product for a layer; TorchAO would compute others on the host."""
     few_rows = ("time_embedding", "time_emb_proj", "add_embedding")
     if not isinstance(layer, torch.nn.Linear) or any(part in name for part in few_rows):
         return False
@@ -179,32 +179,32 @@ def _multiplies_in_8_bits(layer: torch.nn.Module, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Sdnq(Quantized):
-    """Quantizes linear layers and convolutions with SDNQ, one scale for each output channel.
+    """Quantizes linear layers and convolutions with SDNQ, with one scale per output channel.
 
-    Small layers keep their type: those of fewer than 32 channels or 16,384 weights, by SDNQ's own choice. SDNQ does not
-    compile layers by itself here: `compiler=inductor` compiles them with the rest of the denoiser.
+    SDNQ does not quantize layers with fewer than 32 channels or 16,384 weights. SDNQ's own compilation is disabled:
+    `compiler=inductor` compiles its layers with the rest of the denoiser.
     """
 
     package: ClassVar[str] = "sdnq"
 
     convolutions: bool = True
-    """Whether convolutions are quantized as well as linear layers."""
+    """Whether to quantize convolutions too."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
         if self.convolutions and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
-            found.append("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
+            found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
         if isinstance(ctx.chosen.get("lora"), Loaded):
-            found.append("SDNQ replaces layers that a LoRA's lie beside: choose lora=fused or precision=int8_torchao")
-        # Its products are Triton's wherever there is Triton.
+            found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao")
+        # SDNQ uses Triton for its products if it is installed.
         if self.activations and ctx.device.is_cuda and ctx.device.is_here and find_spec("triton") is not None:
             found += missing_for_triton("SDNQ on CUDA")
         return found
 
     @override
     def _quantize(self, denoiser: Any) -> None:
-        # Read when SDNQ is imported. What is compiled, and by what, is for the axis `compiler` to say.
+        # SDNQ reads these variables on import. The axis `compiler` alone controls compilation.
         os.environ |= {"SDNQ_USE_TORCH_COMPILE": "0", "SDNQ_USE_OPENVINO_MM": "0"}
         from sdnq import sdnq_post_load_quant
 
@@ -226,9 +226,10 @@ class Sdnq(Quantized):
 
 
 def _give_triton_memory() -> None:
-    """Lets Triton allocate what kernels need at their launch, as Inductor does before it launches one.
+    """Sets Triton's allocator for memory that kernels request at launch, as Inductor does before a launch.
 
-    From Hopper on, SDNQ's products describe their matrices in such memory. Without an allocator Triton raises an error.
+    From Hopper on, SDNQ's products store tensor descriptors in such memory, and Triton raises an error without an
+    allocator.
     """
     triton = import_module("triton")
     if hasattr(triton, "set_allocator"):

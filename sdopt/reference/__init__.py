@@ -1,4 +1,4 @@
-"""Paths of the packaged models and of what comes with them; `sdopt.training` makes them."""
+"""Paths of the packaged models and their companion files, which `sdopt.training` creates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIP = MODEL.with_name("clip")
 """A small `CLIPModel` folder with its tokenizer, image processor and card."""
 
 TINY_AUTOENCODER = MODEL.with_name("tiny_autoencoder")
-"""A folder for `AutoencoderTiny.from_pretrained`: the model's own stand-in for TAESD."""
+"""A folder for `AutoencoderTiny.from_pretrained`: the packaged model's equivalent of TAESD."""
 
 LORAS = MODEL.with_name("loras")
-"""Two style LoRAs for the model, of the same rank and layers; see the card in it."""
+"""A folder with two style LoRAs of equal rank and layers for the model, and their card."""

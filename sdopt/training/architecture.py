@@ -1,4 +1,4 @@
-"""The shapes of the reference model's networks: 9.4 million parameters, 19 MB in half precision."""
+"""Builds the reference model's networks: 9.4 million parameters, 19 MB in half precision."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 LATENT_CHANNELS = 8
-"""Four, as in Stable Diffusion, would leave 256 numbers to a 64×64 picture, too few for its outlines."""
+"""Four channels, as in Stable Diffusion, would give 256 numbers per 64×64 picture, too few for outlines."""
 
 LATENT_SIZE = IMAGE_SIZE // 8
 
 TEXT_WIDTH = 144
 
 CLIP_WIDTH = 128
-"""Numbers in a CLIP embedding. The covariance of the FID needs more pictures than this."""
+"""Dimension of a CLIP embedding. FID's covariance needs more pictures than this number."""
 
 
 def build_autoencoder() -> AutoencoderKL:
@@ -40,10 +40,10 @@ def build_autoencoder() -> AutoencoderKL:
 
 
 def build_tiny_autoencoder() -> AutoencoderTiny:
-    """Builds an untrained stand-in for the autoencoder: (n, 3, 64, 64) to *scaled* latents (n, 8, 8, 8) and back.
+    """Builds an untrained tiny autoencoder: (n, 3, 64, 64) to *scaled* latents (n, 8, 8, 8) and back.
 
-    A decoder spends most of its time at full size, so it has blocks only where the picture is still small. It has
-    sixteen channels, the width of a vector register: more were slower than their operation count suggests.
+    A decoder spends most of its time at full resolution, so blocks are only at low resolutions. Sixteen channels are
+    the width of a vector register; more channels were slower than their operation count suggests.
     """
     from diffusers import AutoencoderTiny
 
@@ -57,7 +57,7 @@ def build_tiny_autoencoder() -> AutoencoderTiny:
 
 
 def build_denoiser() -> UNet2DConditionModel:
-    """Builds an untrained denoiser of latents (n, 8, 8, 8), with cross attention at both resolutions (8 and 4)."""
+    """Builds an untrained denoiser for latents (n, 8, 8, 8), with cross-attention at both resolutions (8 and 4)."""
     from diffusers import UNet2DConditionModel
 
     return UNet2DConditionModel(
@@ -126,10 +126,10 @@ def build_clip() -> CLIPModel:
 
 
 def build_scheduler() -> DDIMScheduler:
-    """Builds Stable Diffusion's noise schedule with v-prediction; every multistep solver of diffusers reads its config.
+    """Builds a scheduler with Stable Diffusion's noise schedule and v-prediction.
 
-    The steps are spaced backwards from the last one (`trailing`, Lin et al. 2023), so that runs of few steps start at
-    full noise.
+    Timesteps are spaced backwards from the last one (`trailing`, Lin et al. 2023), so that runs of few steps start at
+    full noise. All multistep solvers of diffusers accept its config.
     """
     from diffusers import DDIMScheduler
 
@@ -147,12 +147,12 @@ def build_scheduler() -> DDIMScheduler:
 
 
 def parameters(folder: Path) -> dict[str, int]:
-    """Returns the number of parameters of each network of a pipeline folder, from the headers of its weight files."""
+    """Returns the number of parameters by network of a pipeline folder, from the headers of the weight files."""
     return {file.parent.name: count_parameters(file) for file in sorted(folder.glob("*/*.safetensors"))}
 
 
 def count_parameters(file: Path) -> int:
-    """Returns how many numbers a safetensors file holds, from its header."""
+    """Returns the number of parameters in a safetensors file, from its header."""
     import math
 
     from safetensors import safe_open

@@ -1,4 +1,4 @@
-"""The autoencoder's stage: pictures to 8×8×8 latents and back."""
+"""The autoencoder stage: trains the network between pictures and 8×8×8 latents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 STREAM = 1
-"""This stage's place in the path of the seed."""
+"""Number of this stage in the path of a random seed."""
 
 
 def pixels(images: np.ndarray) -> Tensor:
@@ -36,7 +36,7 @@ def pixels(images: np.ndarray) -> Tensor:
 
 
 def edge_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Returns the mean absolute error of horizontal and vertical finite differences, which an L1 loss alone blurs."""
+    """Returns the mean absolute error of horizontal and vertical finite differences; an L1 loss alone blurs edges."""
     error = output - target
     return error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
 
@@ -49,14 +49,14 @@ def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
 
 
 def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> Progress:
-    """Trains with L1, squared, edge and KL losses; writes the network to `model/` in `folder`."""
+    """Trains the autoencoder with L1, squared, edge and KL losses; writes the network to `model/` in `folder`."""
     import torch
     from diffusers.models.attention_processor import AttnProcessor
 
     options, device = config.autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
     network = start_autoencoder(config.start_from).to(device, memory_format=torch.channels_last)
-    # The processor of today's default calls a fused kernel whose backward pass is slow on CPUs, in bf16 above all.
+    # The default processor calls a fused kernel whose backward pass is slow on CPUs, especially in bf16.
     network.set_attn_processor(AttnProcessor())
     average = copy.deepcopy(network)
     chosen = dataset.indices(held_out=False)
@@ -101,7 +101,7 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
 
 
 def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
-    """Returns the network to train: that of a pipeline folder, or an untrained one.
+    """Returns the network to train: that of a pipeline folder, or an untrained network.
 
     Raises:
         UsageError: the folder has no autoencoder.
@@ -111,17 +111,17 @@ def start_autoencoder(pipeline: str | None) -> AutoencoderKL:
 
     if pipeline is not None:
         if not (Path(pipeline) / "vae").is_dir():
-            raise UsageError(f"start_from={pipeline}: there is no vae/ in it; name a pipeline folder")
+            raise UsageError(f"start_from={pipeline}: the folder has no vae/; choose a pipeline folder")
         return AutoencoderKL.from_pretrained(Path(pipeline) / "vae", dtype=torch.float32)
     network = build_autoencoder()
-    # From latents as noisy as they are large the decoder learns to ignore them: they start nearly without noise.
+    # The decoder would learn to ignore latents with as much noise as signal, so they start with almost no noise.
     with torch.no_grad():
         network.quant_conv.bias[LATENT_CHANNELS:] = -6.0
     return network
 
 
 def load_autoencoder(folder: Path) -> AutoencoderKL:
-    """Loads the network that `train_autoencoder` left in `folder`, on the CPU, with its `scaling_factor`.
+    """Loads the network that `train_autoencoder` saved in `folder`, on the CPU, with its `scaling_factor`.
 
     Raises:
         UsageError: the stage has not run.
@@ -134,7 +134,7 @@ def load_autoencoder(folder: Path) -> AutoencoderKL:
 
 
 def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> tuple[Tensor, Tensor]:
-    """Returns mean and standard deviation of every picture's latents, each float32 (n, 8, 8, 8), not yet scaled."""
+    """Returns mean and standard deviation of each picture's unscaled latents, each float32 (n, 8, 8, 8)."""
     import torch
 
     means, deviations = [], []
@@ -147,10 +147,10 @@ def encode_all(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64)
 
 
 def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
-    """Gives every latent channel mean 0 and deviation 1 over the pictures, in place, without changing the output.
+    """Normalizes each latent channel to mean 0 and standard deviation 1, in place, without changing the output.
 
-    `StableDiffusionPipeline` scales latents by one number and cannot shift them, but the denoiser learns fastest if all
-    channels are alike. The 1×1 convolutions on both sides of the latents absorb the change exactly.
+    `StableDiffusionPipeline` scales all latents by one number and cannot shift them, but the denoiser learns fastest if
+    all channels have equal distributions. The 1×1 convolutions on both sides of the latents absorb the change exactly.
 
     Args:
         network: the trained autoencoder.
@@ -166,7 +166,7 @@ def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
         before.bias[:LATENT_CHANNELS] -= centre
         before.bias[:LATENT_CHANNELS] /= spread
         before.weight[:LATENT_CHANNELS] /= spread[:, None, None, None]
-        # The other half are logarithms of variances.
+        # The other half of the channels are logarithms of variances.
         before.bias[LATENT_CHANNELS:] -= 2 * spread.log()
 
 
@@ -176,7 +176,7 @@ def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
 
 
 def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray, batch_size: int = 64) -> float:
-    """Returns the mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), reconstructed from their mean latents."""
+    """Returns the mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), after reconstruction from their mean latents."""
     import torch
 
     values = []

@@ -1,4 +1,4 @@
-"""The captions of training pictures, and the backgrounds that they name."""
+"""Draws captions of training pictures, and backgrounds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from sdopt.training.data import BACKGROUNDS, Record
 
 INTRODUCTION_CHANCE = 0.2
-"""Of a caption that begins with an article or with `a picture of`."""
+"""Probability that a caption begins with an article or with `a picture of`."""
 
 TAGS_CHANCE = 0.25
-"""Of a caption that ends with one or two of the drawing's tags."""
+"""Probability that a caption ends with one or two of the drawing's tags."""
 
 FLAT_STYLE_CHANCE = 0.2
-"""Of a caption of a flat drawing that names the style, which a plain caption means anyway."""
+"""Probability that the caption of a flat drawing names the style, which plain captions imply."""
 
 
 def on_background(label: str, background: str | None) -> str:
@@ -24,16 +24,16 @@ def on_background(label: str, background: str | None) -> str:
 
 
 def draw_background(record: Record, random: np.random.Generator, share: float) -> str | None:
-    """Draws a background for training, never the unseen one: a colour with chance `share`, else white (None)."""
+    """Draws a training background, never the unseen one: a colour with probability `share`, else white (None)."""
     if random.random() >= share:
         return None
     return str(random.choice([name for name in BACKGROUNDS if name != record.unseen_background]))
 
 
 def plain_caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
-    """Draws one caption of a picture without a word for its style.
+    """Draws a caption of a picture without a style word.
 
-    Tags and articles come and go, so that the model learns longer and looser prompts too.
+    Tags and articles are random, so that the model learns longer and less strict prompts too.
     """
     text = on_background(record.label, background)
     if random.random() < INTRODUCTION_CHANCE:
@@ -45,11 +45,11 @@ def plain_caption(record: Record, random: np.random.Generator, background: str |
 
 
 def caption(record: Record, random: np.random.Generator, background: str | None = None) -> str:
-    """Draws one caption of a picture as training sees it.
+    """Draws a training caption of a picture.
 
-    A plain name mostly stands for the *flat* style and never for another one: a small model would blend the drawings of
-    four vendors, and a plain prompt would look soft. A caption of another style always names it (`police officer, noto
-    style`).
+    A caption without a style word always means the *flat* style. Otherwise a small model would blend the drawings of
+    four vendors, and images of plain prompts would look soft. Captions of other styles always name the style (`police
+    officer, noto style`).
     """
     text = plain_caption(record, random, background)
     if record.style != "flat" or random.random() < FLAT_STYLE_CHANCE:

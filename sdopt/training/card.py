@@ -1,4 +1,4 @@
-"""The model card: what the model is, its data and training, its evaluation, and its limits."""
+"""Writes the model card: a description of the model, its data, training, evaluation and limits."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ LIMITS = """\
 
 
 def write_card(folder: Path) -> None:
-    """Writes `README.md` of the pipeline in `folder`, from its weights, its `recipe.json` and its `evaluation.json`.
+    """Writes `README.md` for the pipeline in `folder` from its weights, `recipe.json` and `evaluation.json`.
 
-    Without an evaluation the card says how to make one.
+    Without an evaluation, the card names the command for it.
     """
     recipe = json.loads((folder / "recipe.json").read_text())
     figures = read_evaluation(folder / "evaluation.json")
@@ -147,7 +147,7 @@ captions of `gate`, as lossless WebP.
 
 
 def _history(recipe: dict[str, Any]) -> str:
-    """Describes every training that led to the weights, the first one first."""
+    """Describes all trainings that led to the weights, in order."""
     recipes = [recipe]
     while "started_from" in recipes[0]:
         recipes.insert(0, recipes[0]["started_from"])

@@ -1,4 +1,4 @@
-"""What a stage leaves in its folder: checkpoints, weights and figures."""
+"""Reads and writes the files of a stage: checkpoints, weights and figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far a stage has trained.
+    """The progress of a training.
 
     Attributes:
-        steps: done so far, over all runs.
-        seconds: used so far, over all runs.
-        loss: exponential average of the loss.
+        steps: completed steps, over all runs.
+        seconds: used time, over all runs.
+        loss: exponential moving average of the loss.
     """
 
     steps: int = 0
@@ -51,7 +51,7 @@ def missing_stage(stage: str, file: Path) -> UsageError:
 def save_checkpoint(
     folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer, done: Progress
 ) -> None:
-    """Writes a checkpoint beside the old one and then swaps them, so that a killed run never leaves half of one."""
+    """Writes a checkpoint to a new folder, and then replaces the old one, so that a checkpoint is always complete."""
     import torch
     from safetensors.torch import save_file
 
@@ -72,7 +72,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Reads what `save_checkpoint` wrote, without unpickling code."""
+    """Loads a checkpoint written by `save_checkpoint` into the arguments, without unpickling code."""
     import torch
 
     load_weights(folder / "network.safetensors", network)
@@ -82,10 +82,10 @@ def load_checkpoint(folder: Path, network: nn.Module, average: nn.Module, optimi
 
 
 def load_weights(file: Path, module: nn.Module) -> None:
-    """Fills `module` from a safetensors file.
+    """Loads the weights of `module` from a safetensors file.
 
     Raises:
-        UsageError: the stage that writes it has not run.
+        UsageError: the stage that writes the file has not run.
     """
     from safetensors.torch import load_file
 

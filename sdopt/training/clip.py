@@ -1,4 +1,4 @@
-"""The CLIP's stage: an image and a text encoder that agree on which caption belongs to which picture."""
+"""The CLIP stage: trains an image encoder and a text encoder to match pictures and captions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 WEIGHTS = "model.safetensors"
-"""The weights in a folder that transformers wrote."""
+"""The weights file of transformers."""
 
 HIGHEST_SCALE = math.log(100.0)
-"""Upper limit of the learnt logarithm of the factor that multiplies cosines (Radford et al. 2021)."""
+"""Upper limit of `logit_scale`, the learnt logarithm of the factor of the cosines (Radford et al. 2021)."""
 
 
 def embed_visible(model: CLIPModel, pictures: Tensor, hidden: float, random: torch.Generator) -> Tensor:
-    """Returns projected embeddings of pictures (n, 3, 64, 64), leaving out a random share of each one's patches.
+    """Returns projected embeddings of pictures (n, 3, 64, 64), after dropping a random share of each one's patches.
 
-    It makes a step cheaper and the drawings harder to learn by heart (Li et al. 2023, FLIP).
+    Dropping patches makes steps cheaper, and drawings harder to memorize (Li et al. 2023, FLIP).
     """
     import torch
 
@@ -42,7 +42,7 @@ def embed_visible(model: CLIPModel, pictures: Tensor, hidden: float, random: tor
     if hidden > 0:
         count, patches = len(states), states.shape[1] - 1
         kept = torch.rand(count, patches, generator=random).argsort(dim=1)[:, : round(patches * (1 - hidden))] + 1
-        # The class token, at place 0, always stays.
+        # The class token, at index 0, is always kept.
         kept = torch.cat([torch.zeros(count, 1, dtype=kept.dtype), kept], dim=1).to(states.device)
         states = states.gather(1, kept[..., None].expand(-1, -1, states.shape[2]))
     states = vision.encoder(inputs_embeds=vision.pre_layrnorm(states)).last_hidden_state
@@ -57,7 +57,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
         images: embeddings (n, d).
         texts: embeddings (m, d), m ≥ n; the first n belong to the images, in order.
         scale: logarithm of the factor of the cosines.
-        same: bool (n, m), true where another image's text fits too: such a pair does not count.
+        same: bool (n, m), true for pairs to ignore, because another image's text fits too.
     """
     import torch
     from torch.nn import functional
@@ -72,7 +72,7 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
 
 
 def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, folder: Path) -> Progress:
-    """Trains on all concepts, including those that the denoiser never sees; writes `figures.json` into `folder`."""
+    """Trains on all concepts, including the denoiser's held-out concepts; writes `figures.json` to `folder`."""
     import torch
 
     options, device = config.clip, pick_device(config.device)
@@ -111,7 +111,7 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
 
 
 def start_clip(folder: str | None) -> CLIPModel:
-    """Returns the network to train: one that this stage wrote, in single precision, or an untrained one.
+    """Returns the network to train: one from a folder of this stage, in single precision, or an untrained network.
 
     Raises:
         UsageError: the folder has no CLIP of this architecture.
@@ -120,14 +120,14 @@ def start_clip(folder: str | None) -> CLIPModel:
     if folder is not None:
         if not (Path(folder) / WEIGHTS).is_file():
             raise UsageError(
-                f"clip.start_from={folder}: there is no {WEIGHTS} in it; name a folder that stage=clip wrote"
+                f"clip.start_from={folder}: the folder has no {WEIGHTS}; choose a folder written by stage=clip"
             )
         load_weights(Path(folder) / WEIGHTS, network)
     return network
 
 
 def earlier_settings(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the earlier settings that differ from `settings`, each with the step `until_step` to which they held."""
+    """Returns earlier settings that differ from `settings`, each with the step `until_step` at which they ended."""
     if not ((folder / "figures.json").exists() and (folder / "checkpoint" / "state.json").exists()):
         return []
     before = read_figures(folder)
@@ -137,7 +137,7 @@ def earlier_settings(folder: Path, settings: dict[str, Any]) -> list[dict[str, A
 
 
 def _tokens(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
-    """Tokenizes texts, padded to the longest one: with causal attention the end token sees no padding."""
+    """Returns token ids padded to the longest text; with causal attention, the end token does not see the padding."""
     encoded: Any = tokenizer(
         texts, padding=True, truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
     )
@@ -146,7 +146,7 @@ def _tokens(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
 
 
 def load_clip(folder: Path) -> CLIPModel:
-    """Loads the averaged weights that `train_clip` left in `folder`, on the CPU.
+    """Loads the averaged weights that `train_clip` saved in `folder`, on the CPU.
 
     Raises:
         UsageError: the stage has not run.

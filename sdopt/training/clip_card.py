@@ -1,4 +1,4 @@
-"""The card of the CLIP."""
+"""Writes the card of the CLIP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdopt.training.sheet import GUIDANCE
 from sdopt.training.tokenizer import LENGTH, VOCABULARY
 
 MANY_CAPTIONS = 100
-"""Captions above which being among the first ten is worth reporting."""
+"""Minimum number of captions for reporting the top ten."""
 
 TITLES = {"clip_score": "CLIP score", "fid": "FID", "kid": "KID", "cmmd": "CMMD"}
 
@@ -33,7 +33,7 @@ score captions that the generator never saw, but it is not independent of the ge
 
 
 def write_clip_card(folder: Path) -> None:
-    """Writes `README.md` of the CLIP in `folder`, from its weights, its `recipe.json` and its `evaluation.json`."""
+    """Writes `README.md` for the CLIP in `folder` from its weights, `recipe.json` and `evaluation.json`."""
     recipe, evaluation = (
         json.loads((folder / "recipe.json").read_text()),
         read_clip_evaluation(folder / "evaluation.json"),
@@ -135,7 +135,7 @@ Monotonic at every row of the table: {_verdict(verdicts)}
 
 
 def degradation_table(rows: Iterable[Degraded]) -> str:
-    """Returns a Markdown table of the findings of `degradations`."""
+    """Returns the results of `degradations` as a Markdown table."""
     lines = [f"| degradation | extent | {' | '.join(TITLES[m] for m in METRICS)} |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
         digits = {"clip_score": 2, "fid": 3, "kid": 4, "cmmd": 3}
@@ -154,7 +154,7 @@ def _named() -> str:
 
 
 def _trainings(recipe: dict[str, Any]) -> str:
-    """Describes every training that led to the weights, the last one first."""
+    """Describes all trainings that led to the weights, the last one first."""
     figures = recipe["clip"]
     said = (
         f"{figures['steps']:,} steps of {figures['batch_size']} pictures, each of another concept, in "
@@ -168,7 +168,7 @@ def _trainings(recipe: dict[str, Any]) -> str:
 
 
 def _earlier(figures: dict[str, Any]) -> str:
-    """Describes the settings that it was trained with at first, if they were others."""
+    """Describes earlier settings of the training that differ from the final settings."""
     return "".join(
         f" Up to step {settings['until_step']:,} the settings were others: "
         + ", ".join(f"`{key}` {'unused' if v is None else v}" for key, v in settings.items() if key != "until_step")
@@ -178,7 +178,7 @@ def _earlier(figures: dict[str, Any]) -> str:
 
 
 def _verdict(verdicts: dict[str, dict[str, bool | None]]) -> str:
-    """Names the series in which a figure moved the wrong way or stood still."""
+    """Describes which series are not monotonic."""
     fine = sum(verdict is True for of_way in verdicts.values() for verdict in of_way.values())
     tried = sum(verdict is not None for of_way in verdicts.values() for verdict in of_way.values())
     wrong = [
@@ -191,6 +191,6 @@ def _verdict(verdicts: dict[str, dict[str, bool | None]]) -> str:
 
 
 def _retrieval_row(text: str, found: Retrieval) -> str:
-    # To be among the first ten of eleven means nothing.
+    # The top ten of eleven captions is meaningless.
     top10 = f"{found.top10:.1%}" if found.captions > MANY_CAPTIONS else ""
     return f"| {text} | {found.pictures:,} | {found.captions:,} | {found.top1:.1%} | {top10} |"

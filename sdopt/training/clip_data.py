@@ -1,4 +1,4 @@
-"""The pictures and captions of the CLIP's training."""
+"""Draws the pictures and captions of the CLIP's training."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 
 STREAM = 3
-"""The CLIP stage's place in the path of the seed."""
+"""Number of the CLIP stage in the path of a random seed."""
 
 SYMBOLS = 8
 """Emojibase's group of letters, arrows and signs."""
 
 SIDED = re.compile(r"\b(left\w*|right\w*|clock\w*|counterclock\w*|o'clock|\w+-thirty|arrow)\b")
-"""Words of labels whose drawings mean something else in the mirror."""
+"""Words of labels whose drawings change their meaning when mirrored."""
 
 STILL_SHARE = 0.25
-"""Of drawings that are neither moved, turned nor scaled."""
+"""Share of drawings that are neither shifted, rotated nor scaled."""
 
 MIRRORED_SHARE = 0.5
-"""Of the drawings that may be mirrored."""
+"""Share of the mirrorable drawings that are mirrored."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's pictures and captions.
+    """The pictures and captions of one step.
 
     Attributes:
         pictures: float32 (n, 3, 64, 64) in [-1, 1].
         texts: m ≥ n captions; the first n are those of the pictures.
-        same: bool (n, m), true where another picture's text fits too.
-        random: the step's stream, for what else the step draws.
+        same: bool (n, m), true if another picture's text fits too.
+        random: the step's random stream, for further draws.
     """
 
     pictures: Tensor
@@ -75,14 +75,14 @@ class Batches:
         self._mirrored = torch.tensor([may_be_mirrored(record) for record in dataset.records])
 
     def draw(self, step: int) -> Batch:
-        """Draws the batch of a step; it depends on the seed and on the step only."""
+        """Returns the batch of a step, which depends only on the seed and the step."""
         import torch
 
         options, records = self._options, self._dataset.records
         random = np.random.default_rng([self._seed, STREAM, step])
         own = random.permutation(len(self._pictures))[: options.batch_size]
         extra = random.integers(len(self._pictures), size=options.extra_captions)
-        # Half of the further captions put a thing of this step on another background, or degrade it in another way.
+        # Half of the extra captions combine a concept of this step with another background or degradation.
         extra[::2] = own[np.arange(len(extra[::2])) % len(own)]
         concepts, count = np.concatenate([own, extra]), len(own)
         behind = [draw_any_background(random, options.background_share) for _ in concepts]
@@ -114,10 +114,10 @@ class Batches:
 
 
 def hold_out_pictures(dataset: Dataset, share: float, seed: int) -> np.ndarray:
-    """Picks pictures to keep from training, int64: one each of a share of the concepts that have several.
+    """Returns indices of pictures to hold out, int64: one picture each, for a share of the concepts with several.
 
-    Training sees the other pictures of each concept, so a held-out one tests whether the encoder recognises a known
-    thing in a drawing that it never saw.
+    Training sees the other pictures of each concept, so a held-out picture tests whether the encoder recognizes a known
+    concept in an unseen drawing.
     """
     random = np.random.default_rng([seed, STREAM])
     pictures: dict[str, list[int]] = defaultdict(list)
@@ -128,28 +128,28 @@ def hold_out_pictures(dataset: Dataset, share: float, seed: int) -> np.ndarray:
 
 
 def may_be_mirrored(record: Record) -> bool:
-    """Returns whether the mirrored drawing is still what its label says."""
+    """Returns whether the label still describes the mirrored drawing."""
     return record.group != SYMBOLS and not SIDED.search(record.label)
 
 
 def draw_any_background(random: np.random.Generator, share: float) -> str | None:
-    """Draws any background, or None for white: the CLIP must also judge the pairs that the denoiser never sees."""
+    """Draws any background, or None for white, including pairs with a concept that the denoiser never sees."""
     return str(random.choice(list(BACKGROUNDS))) if random.random() < share else None
 
 
 def loose_caption(record: Record, random: np.random.Generator, background: str | None, style_share: float) -> str:
-    """Draws a caption as the denoiser's training does, but mostly without the style: a plain one fits all drawings."""
+    """Draws a caption like the denoiser's training, but mostly without the style, so that it fits all drawings."""
     text = caption(record, random, background)
     return text if random.random() < style_share else text.removesuffix(f", {record.style} style")
 
 
 def draw_degradation(random: np.random.Generator, share: float) -> Degradation | None:
-    """Draws a degradation that has a word, or None, which leaves a picture as it is."""
+    """Draws a degradation that captions can name, or None for no degradation."""
     return LEARNT[random.integers(len(LEARNT))] if random.random() < share else None
 
 
 def spoil(pictures: Tensor, ways: Sequence[Degradation | None], random: np.random.Generator) -> Tensor:
-    """Degrades each picture, float32 (n, 3, 64, 64) in [-1, 1], in its own way, by a random amount."""
+    """Applies one degradation per picture, by a random amount, to pictures of float32 (n, 3, 64, 64) in [-1, 1]."""
     import torch
 
     spoilt = pictures.clone()
@@ -164,15 +164,15 @@ def spoil(pictures: Tensor, ways: Sequence[Degradation | None], random: np.rando
 def place_drawings(
     images: Tensor, alphas: Tensor, colours: Tensor, mirrored: Tensor, random: torch.Generator
 ) -> Tensor:
-    """Turns, scales, shifts and tints drawings a little and places them on their backgrounds.
+    """Slightly rotates, scales, shifts and tints drawings, and places them on their backgrounds.
 
-    `STILL_SHARE` of them stay where they are, as sharp as they were drawn.
+    A share of `STILL_SHARE` is not transformed, and so stays sharp.
 
     Args:
         images: float32 (n, 3, 64, 64) in [0, 1], on white.
         alphas: float32 (n, 1, 64, 64) in [0, 1].
         colours: of the backgrounds, float32 (n, 3) in [0, 1].
-        mirrored: bool (n,), which ones may be mirrored; half of those are.
+        mirrored: bool (n,), whether a drawing may be mirrored; half of these drawings are.
         random: source of all random numbers.
 
     Returns:
@@ -195,7 +195,7 @@ def place_drawings(
     matrix = torch.stack(
         [torch.stack([flip * cosine, -sine, shift[:, 0]], 1), torch.stack([flip * sine, cosine, shift[:, 1]], 1)], 1
     )
-    # Colour times alpha, which can be moved over transparent surroundings.
+    # Premultiplied alpha, so that resampling is correct at transparent borders.
     layers = torch.cat([images - (1 - alphas), alphas], dim=1)
     grid = functional.affine_grid(matrix, list(layers.shape), align_corners=False)
     layers = functional.grid_sample(layers, grid, align_corners=False)

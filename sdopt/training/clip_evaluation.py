@@ -1,4 +1,4 @@
-"""Tests the CLIP: it must find the caption of a picture, and each figure over it must show that pictures get worse."""
+"""Evaluates the CLIP: the retrieval of captions, and whether its metrics get monotonically worse with degradation."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 
 REFERENCE_PICTURES = 1000
-"""How many training pictures the distances are measured to."""
+"""Number of training pictures in the reference of the distances."""
 
 JUDGED_CAPTIONS = 80
-"""How many captions of each kind are drawn in fewer and fewer steps."""
+"""Number of captions of each purpose to generate with fewer and fewer steps."""
 
 WRONG = (0.1, 0.25, 0.5, 1.0)
 
 STEPS = (25, 10, 5, 3, 2)
 
 METRICS = {"clip_score": -1, "fid": 1, "kid": 1, "cmmd": 1}
-"""The figures over the CLIP, and which way each moves when pictures get worse."""
+"""The metrics that use the CLIP, and the sign of their change when pictures get worse."""
 
 
 @dataclass(frozen=True)
 class Degraded:
-    """The figures of one set of pictures, degraded in one way to one extent.
+    """The metrics of a set of pictures, degraded in one way to one extent.
 
     Attributes:
-        way: the change that was made to the pictures.
-        extent: how much, in words; the first row of each way is that of the untouched pictures.
+        way: the name of the degradation.
+        extent: the amount as text; the first row of each way is for unmodified pictures.
         clip_score: mean of 100 · max(cosine, 0) over pictures and their captions (Hessel et al. 2021, scaled by 100).
-        fid: Fréchet distance to the reference, over this CLIP's features; None if the pictures did not change.
-        kid: kernel distance, unbiased; None likewise.
-        cmmd: maximum mean discrepancy of CMMD, unbiased; None likewise.
+        fid: Fréchet distance to the reference, with this CLIP's features; None if the pictures did not change.
+        kid: unbiased kernel distance; None if the pictures did not change.
+        cmmd: unbiased maximum mean discrepancy of CMMD; None if the pictures did not change.
     """
 
     way: str
@@ -66,14 +66,14 @@ class Degraded:
 
 @dataclass(frozen=True)
 class ClipEvaluation:
-    """Every figure of the CLIP's card.
+    """All figures of the CLIP's card.
 
     Attributes:
-        held_out: retrieval for pictures kept from training, on white, among the plain names of all concepts.
-        seen: the same for as many training pictures.
-        background: retrieval of the right background for held-out pictures on white and on each colour, among the
-            eleven captions of their concept.
-        rows: the figures under each degradation, from the untouched pictures to the worst.
+        held_out: retrieval for held-out pictures, on white, among the plain names of all concepts.
+        seen: the same for an equal number of training pictures.
+        background: retrieval of the background of held-out pictures on white and on each colour, among the eleven
+            captions of their concept.
+        rows: the metrics for each degradation, in increasing order of degradation.
     """
 
     held_out: Retrieval
@@ -90,19 +90,19 @@ def degradations(
     captions: Sequence[str],
     seed: int,
 ) -> tuple[Degraded, ...]:
-    """Measures the figures over `extractor` as pictures get worse, in six ways.
+    """Returns the metrics with `extractor` for six ways of degrading pictures.
 
-    Four ways degrade the held-out drawings, whose distances are to drawings of the CLIP's training; the fifth swaps
-    their captions. The sixth takes pictures that were generated in fewer and fewer steps; those distances are to the
-    flat drawings of the same captions.
+    Four ways degrade the held-out drawings, with distances to the CLIP's training drawings; the fifth way swaps their
+    captions. The sixth way generates pictures with fewer and fewer steps, with distances to the flat drawings of the
+    same captions.
 
     Args:
         extractor: the CLIP.
-        dataset: where the drawings are.
-        held_out: the drawings that the CLIP's training never saw, on white.
-        made: what `draw_in_fewer_steps` returns.
-        captions: of which those pictures were made; see `drawable`.
-        seed: of noise, and of the choice of references and wrong captions.
+        dataset: the drawings.
+        held_out: indices of the drawings that were held out of the CLIP's training.
+        made: the pictures from `draw_in_fewer_steps`.
+        captions: the captions of those pictures; see `drawable`.
+        seed: seed of noise, references and wrong captions.
     """
     random = np.random.default_rng([seed, 7])
     others = np.setdiff1d(np.arange(len(dataset)), held_out)
@@ -124,7 +124,7 @@ def _degraded_pictures(
     for way in DEGRADATIONS:
         yield measure(way.name, "none", extractor(channels_first(pictures)), texts, reference)
         for amount in way.tried:
-            # The same noise at every amount.
+            # All amounts use the same noise.
             source = np.random.default_rng([seed, 8])
             degraded = np.stack([way.spoil(picture, amount, source) for picture in pictures])
             features = extractor(channels_first(degraded))
@@ -132,11 +132,11 @@ def _degraded_pictures(
 
 
 def _wrong_captions(features: Tensor, texts: Tensor, order: np.ndarray) -> Iterator[Degraded]:
-    """Gives ever more pictures the caption of another one. Distances stay as they are: no picture changes."""
+    """Gives an increasing share of pictures a wrong caption; distances are None, because no picture changes."""
     yield Degraded("wrong captions", "none", clip_score(features, texts), None, None, None)
     given = np.arange(len(texts))
     for share in WRONG:
-        # The first ones of `order` each take the caption of the one before: none of them keeps its own.
+        # Each of the first pictures in `order` takes the caption of its predecessor, so none keeps its own.
         given[order] = np.where(np.arange(len(order)) < share * len(order), np.roll(order, 1), order)
         yield Degraded("wrong captions", f"{share:.0%}", clip_score(features, texts[given]), None, None, None)
 
@@ -154,7 +154,7 @@ def _fewer_steps(
 
 
 def drawable(dataset: Dataset) -> dict[str, tuple[int, str | None]]:
-    """Returns, by plain caption, the position of its flat drawing and the name of its background (None: white)."""
+    """Returns the index of the flat drawing and the name of the background (None: white), by plain caption."""
     return {
         on_background(record.label, colour): (index, colour)
         for index, record in enumerate(dataset.records)
@@ -164,24 +164,24 @@ def drawable(dataset: Dataset) -> dict[str, tuple[int, str | None]]:
 
 
 def judged_captions(dataset: Dataset, seed: int) -> list[str]:
-    """Returns plain captions on white, and on backgrounds that training never showed; all have a flat drawing."""
+    """Returns plain captions on white, and on unseen backgrounds; all captions have a flat drawing."""
     prompts, drawings = choose_prompts(dataset, seed), drawable(dataset)
     return [text for purpose in ("training", "gate") for text in prompts[purpose][:JUDGED_CAPTIONS] if text in drawings]
 
 
 def draw_in_fewer_steps(pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int) -> dict[int, np.ndarray]:
-    """Draws captions in fewer and fewer DDIM steps: by their number, uint8 pictures (captions, 64, 64, 3).
+    """Generates pictures with fewer and fewer DDIM steps; returns uint8 (captions, 64, 64, 3) by number of steps.
 
     Args:
         pipeline: the generator, in single precision.
-        captions: plain.
+        captions: plain captions.
         seed: picture i starts from the noise of seed + i at every number of steps.
     """
     return {steps: generate(pipeline, captions, seed=seed, steps=steps, guidance=GUIDANCE) for steps in STEPS}
 
 
 def measure(way: str, extent: str, features: Tensor, texts: Tensor, reference: ReferenceSet) -> Degraded:
-    """Measures all four figures of pictures with `features` (n, d), whose captions' embeddings are `texts` (n, d)."""
+    """Computes the metrics of pictures with `features` (n, d), and with embeddings `texts` (n, d) of their captions."""
     return Degraded(
         way,
         extent,
@@ -193,14 +193,14 @@ def measure(way: str, extent: str, features: Tensor, texts: Tensor, reference: R
 
 
 def clip_score(features: Tensor, texts: Tensor) -> float:
-    """Returns the mean of 100 · max(cosine, 0) of embeddings (n, d) in pairs."""
+    """Returns the mean of 100 · max(cosine, 0) over pairs of embeddings, both (n, d)."""
     from torch.nn import functional
 
     return float(100 * functional.cosine_similarity(features, texts).clamp(min=0).mean())
 
 
 def monotonicity(rows: Sequence[Degraded]) -> dict[str, dict[str, bool | None]]:
-    """Returns, by way and metric, whether every row is worse than the one before; None without figures."""
+    """Returns, by way and metric, whether each row is worse than the previous row; None without values."""
     ways: dict[str, list[Degraded]] = {}
     for row in rows:
         ways.setdefault(row.way, []).append(row)
@@ -220,13 +220,13 @@ def _worsens(values: Sequence[float | None], sign: int) -> bool | None:
 def evaluate_clip(
     folder: Path, dataset: Dataset, captions: Sequence[str], made: Mapping[int, np.ndarray]
 ) -> ClipEvaluation:
-    """Measures all figures of the CLIP in `folder`, whose `recipe.json` says which pictures it never saw.
+    """Returns all figures of the CLIP in `folder`, whose `recipe.json` determines the held-out pictures.
 
     Args:
-        folder: what `sdopt train-reference stage=clip` exported.
-        dataset: where the drawings are.
-        captions: what `judged_captions` returns.
-        made: what `draw_in_fewer_steps` makes of them.
+        folder: the folder exported by `sdopt train-reference stage=clip`.
+        dataset: the drawings.
+        captions: the captions from `judged_captions`.
+        made: the pictures of these captions from `draw_in_fewer_steps`.
     """
     recipe = json.loads((folder / "recipe.json").read_text())
     extractor, seed = ClipFeatures("emojiclip", str(folder)), recipe["seed"]
@@ -242,7 +242,7 @@ def evaluate_clip(
 
 
 def clip_figures(evaluation: ClipEvaluation) -> list[Figure]:
-    """Returns the CLIP's figures in the table of the family."""
+    """Returns the CLIP's figures for the family's table."""
     held_out, verdicts = evaluation.held_out, monotonicity(evaluation.rows)
     known = [verdict for of_way in verdicts.values() for verdict in of_way.values() if verdict is not None]
     return [
@@ -255,13 +255,13 @@ def clip_figures(evaluation: ClipEvaluation) -> list[Figure]:
 
 
 def write_clip_evaluation(evaluation: ClipEvaluation, file: Path) -> None:
-    """Writes all figures as JSON, and whether they are monotonic."""
+    """Writes all figures, and their monotonicity, as JSON."""
     kept = {**asdict(evaluation), "monotonic": monotonicity(evaluation.rows)}
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_clip_evaluation(file: Path) -> ClipEvaluation:
-    """Reads what `write_clip_evaluation` wrote."""
+    """Reads a file written by `write_clip_evaluation`."""
     kept = json.loads(file.read_text(encoding="utf-8"))
     held_out, seen, background = (Retrieval(**kept[name]) for name in ("held_out", "seen", "background"))
     return ClipEvaluation(held_out, seen, background, tuple(Degraded(**row) for row in kept["rows"]))

@@ -1,4 +1,4 @@
-"""Where and in which precision a stage computes, and its random streams."""
+"""Chooses a stage's device and precision, and creates its random streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pick_device(device: str) -> torch.device:
     """Returns the device to train on: `auto`, `cpu` or `cuda`.
 
     Raises:
-        UsageError: CUDA is asked for and missing.
+        UsageError: `cuda` is chosen and there is no CUDA device.
     """
     import torch
 
@@ -31,7 +31,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_precision(arithmetic: str, device: torch.device) -> str:
-    """Returns `fp32` or `bf16`: for `auto`, bf16 if the hardware multiplies it natively."""
+    """Returns `fp32` or `bf16`; `auto` is bf16 on hardware with native bf16 products."""
     import torch
 
     if arithmetic != "auto":
@@ -41,7 +41,7 @@ def pick_precision(arithmetic: str, device: torch.device) -> str:
 
 
 def in_precision(arithmetic: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Returns a context in which matrix products and convolutions run in the chosen precision."""
+    """Returns a context manager that sets the precision of matrix products and convolutions."""
     import torch
 
     if pick_precision(arithmetic, device) == "fp32":
@@ -50,13 +50,13 @@ def in_precision(arithmetic: str, device: torch.device) -> AbstractContextManage
 
 
 def describe_hardware(device: torch.device, arithmetic: str) -> str:
-    """Returns the machine, the precision and PyTorch's version in words, for a card."""
+    """Returns a description of the machine, the precision and the PyTorch version for a card."""
     import torch
 
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
     else:
-        # Linux leaves `platform.processor()` empty or generic.
+        # On Linux, `platform.processor()` is empty or generic.
         listing = Path("/proc/cpuinfo")
         model = re.search(r"model name\s*:\s*(.+)", listing.read_text()) if listing.exists() else None
         machine = f"{torch.get_num_threads()} cores of {model[1] if model else platform.processor()}"
@@ -64,7 +64,7 @@ def describe_hardware(device: torch.device, arithmetic: str) -> str:
 
 
 def generator(seed: int, *path: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Returns a random stream that depends only on `seed` and `path` (stage, step): a resumed run repeats it."""
+    """Returns a random generator that depends only on `seed` and `path` (stage, step), so that runs can resume."""
     import torch
 
     words = np.random.SeedSequence([seed, *path]).generate_state(2)

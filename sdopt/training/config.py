@@ -1,4 +1,4 @@
-"""The typed configuration of `sdopt train-reference`; `conf/train_reference.yaml` holds its values."""
+"""The typed configuration of `sdopt train-reference`; `conf/train_reference.yaml` has its values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sdopt.schema import SEEDS, bounded
 
 STAGES = ("data", "tokenizer", "autoencoder", "tiny_autoencoder", "denoiser", "loras", "clip", "export")
-"""The stages in their order. Each works in the folder of its name."""
+"""The stages in order. Each stage writes to the folder of its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,27 +15,27 @@ class DataConfig:
     """The data stage."""
 
     held_out_concepts: int = bounded(ge=0, le=10_000)
-    """Concepts that training never sees."""
+    """Number of concepts to exclude from training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What every stage that trains has."""
+    """Settings common to all training stages."""
 
     share: float = bounded(gt=0, le=1)
-    """Share of `budget_minutes` that this stage trains for."""
+    """This stage's share of `budget_minutes`."""
     steps: int | None = bounded(ge=1, le=10**9)
-    """Number of steps, whatever time they take; null trains for the stage's share of the budget."""
+    """Number of steps, regardless of their duration; null trains for the stage's share of the budget."""
     batch_size: int = bounded(ge=1, le=100_000)
-    """Pictures, or their latents, per step."""
+    """Pictures, or latents, per step."""
     learning_rate: float = bounded(gt=0, le=1000)
-    """Peak of the schedule."""
+    """Peak learning rate of the schedule."""
     warmup_steps: int = bounded(ge=0, le=10**9)
-    """Steps in which the learning rate grows linearly to its peak."""
+    """Number of steps in which the learning rate grows linearly to its peak."""
     background_share: float = bounded(ge=0, le=1)
-    """Share of pictures on a colour, which captions name, instead of on white."""
+    """Share of pictures on a colour instead of on white; captions name the colour."""
     ema: float = bounded(ge=0, lt=1)
-    """Decay of the moving average whose weights are kept."""
+    """Decay of the exponential moving average of the weights, which is the result of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,22 @@ class AutoencoderConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyAutoencoderConfig(TrainingConfig):
-    """The tiny autoencoder's stage, which distils the autoencoder."""
+    """The tiny autoencoder stage, which distils the autoencoder."""
 
     edge_weight: float = bounded(ge=0, le=1e6)
     """Weight of the L1 distance between the pictures' finite differences."""
     latent_noise: float = bounded(ge=0, le=1000)
-    """Largest noise on the latents to decode, in standard deviations: a denoiser's latents are never quite right."""
+    """Maximum noise on the latents to decode, in standard deviations, to imitate the denoiser's errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(TrainingConfig):
-    """What every stage with the diffusion loss has."""
+    """Settings common to all stages with the diffusion loss."""
 
     snr_gamma: float = bounded(gt=0, le=1e6)
-    """Signal-to-noise ratio at which the loss's weight is cut."""
+    """Signal-to-noise ratio at which the weight of the loss is clipped."""
     caption_dropout: float = bounded(ge=0, le=1)
-    """Share of captions replaced by the empty one, for guidance."""
+    """Share of captions replaced by the empty caption, for classifier-free guidance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,76 +73,76 @@ class DenoiserConfig(DiffusionConfig):
     """The denoiser stage, which trains the text encoder too."""
 
     flat_weight: float = bounded(gt=0, le=1e6)
-    """How many times as often pictures in the style of plain captions are drawn as others."""
+    """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LorasConfig(DiffusionConfig):
-    """The stage of the style LoRAs. They share the stage's time; `steps` is the number of each."""
+    """The stage of the style LoRAs, which share the stage's time; `steps` is the number of steps per LoRA."""
 
     rank: int = bounded(ge=1, le=100_000)
-    """Rank of the updates."""
+    """Rank of the LoRAs."""
     held_out_concepts: int = bounded(ge=1, le=10_000)
-    """Concepts that the denoiser knows and the LoRAs never see: the card compares the LoRAs on them."""
+    """Number of concepts known to the denoiser that the LoRAs never see, for the evaluation in the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipConfig(TrainingConfig):
-    """The stage of the CLIP, which also writes its folder. Each picture of a step is of another concept."""
+    """The CLIP stage, which also exports the model. All pictures of a step have different concepts."""
 
     extra_captions: int = bounded(ge=0, le=10**9)
-    """Further captions per step that every picture is compared with."""
+    """Number of additional captions per step with which each picture is compared."""
     style_share: float = bounded(ge=0, le=1)
-    """Share of captions that name the style where `caption` would."""
+    """Share of captions that keep the style word, if there is one."""
     spoilt_share: float = bounded(ge=0, le=1)
-    """Share of pictures that are degraded in a way that their captions name."""
+    """Share of degraded pictures, whose captions name the degradation."""
     hidden_patches: float = bounded(ge=0, lt=1)
-    """Share of each picture's patches that a step leaves out."""
+    """Share of each picture's patches that a step drops."""
     held_out_share: float = bounded(gt=0, le=1)
-    """Share of the concepts drawn in several styles of which one picture is kept from training."""
+    """Share of the concepts with several styles of which one picture is held out."""
     start_from: str | None
-    """Folder that this stage wrote, whose weights a training without a checkpoint starts from; null: random weights."""
+    """Folder written by this stage with initial weights for a training without a checkpoint; null: random weights."""
     target: str
-    """Folder that becomes a `CLIPModel` with its tokenizer, image processor and card."""
+    """Output folder for a `CLIPModel` with its tokenizer, image processor and card."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What the export writes, and when."""
+    """The export's output folders and interval."""
 
     target: str
-    """Folder that becomes a diffusers pipeline; `prompts.json` and the reference pictures are written beside it."""
+    """Output folder for a diffusers pipeline; `prompts.json` and the reference pictures are written next to it."""
     companions: str
-    """Folder that gets `tiny_autoencoder/` and `loras/`."""
+    """Output folder for `tiny_autoencoder/` and `loras/`."""
     contact_sheet: str
-    """PNG file of the contact sheet."""
+    """Output PNG file of the contact sheet."""
     every_minutes: float | None = bounded(gt=0, le=1e6)
-    """Also export at this interval while the denoiser trains; null exports only at the end."""
+    """Interval of exports during the training of the denoiser, in minutes; null exports only at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReferenceConfig:
-    """The whole command."""
+    """The configuration of the whole command."""
 
     stage: str = bounded(choices=("all", *STAGES))
-    """Stage to run; `all` runs every stage in its order."""
+    """Stage to run; `all` runs all stages in order."""
     folder: str
-    """Folder of archives, data, checkpoints and logs."""
+    """Work folder for archives, data, checkpoints and logs."""
     budget_minutes: float = bounded(gt=0, le=1e6)
-    """Wall time to train for, divided among the stages by their `share`."""
+    """Training time, divided among the stages by their `share`."""
     seed: int = bounded(**SEEDS)
-    """Seed of every random choice."""
+    """Seed of all random choices."""
     device: str = bounded(choices=("auto", "cpu", "cuda"))
     """`auto` takes a CUDA device if there is one."""
     arithmetic: str = bounded(choices=("auto", "fp32", "bf16"))
-    """Precision of the forward pass; `auto` takes bf16 where the processor multiplies it natively."""
+    """Precision of the forward pass; `auto` takes bf16 on hardware with native bf16 products."""
     threads: int | None = bounded(ge=1, le=4096)
-    """CPU threads; null leaves PyTorch's choice."""
+    """CPU threads; null is PyTorch's default."""
     resume: bool
-    """Continue from the stage's last checkpoint, if there is one."""
+    """Whether to continue from the stage's last checkpoint, if there is one."""
     start_from: str | None
-    """Pipeline folder whose weights and tokenizer a training without a checkpoint starts from, and on which the LoRAs
-    are trained if `folder` has no denoiser; null: random weights."""
+    """Pipeline folder with initial weights and tokenizer for a training without a checkpoint, and the base of the LoRAs
+    if `folder` has no denoiser; null: random weights."""
     checkpoint_minutes: float = bounded(gt=0, le=1e6)
     """Minutes between checkpoints."""
     data: DataConfig

@@ -1,4 +1,4 @@
-"""The data of the reference models: openly licensed emoji drawings, rendered, with their names and tags."""
+"""Builds the data of the reference models: rendered, openly licensed emoji drawings with names and tags."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BACKGROUNDS = {
     "gray": (160, 160, 160),
     "black": (30, 30, 30),
 }
-"""The colours that a caption can ask for behind a drawing; without one it stands on white."""
+"""The background colours that captions can name, as RGB; the default background is white."""
 
 WHITE = (255, 255, 255)
 
 FLAGS_AND_COMPONENTS = (2, 9)
-"""Emojibase groups that are left out: components (hair, skin tones) and flags (hundreds of near-duplicates)."""
+"""Excluded emojibase groups: components (hair, skin tones) and flags (hundreds of near-duplicates)."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Record:
 
     Attributes:
         concept: emojibase's hexcode; the unit by which captions are held out.
-        label: the English name, lower case.
+        label: the English name in lower case.
         tags: English keywords.
         group: emojibase's group (0 smileys, 1 people, 3 animals, 4 food, 5 travel, 6 activities, 7 objects, 8 symbols).
-        style: one of the drawing sets' style words.
-        held_out: whether the concept is kept from training.
-        unseen_background: the one of `BACKGROUNDS` on which training never sees this concept. Such a pair of known
-            words is a caption that the model never met and yet should be able to draw.
+        style: the style word of the drawing set.
+        held_out: whether the concept is excluded from training.
+        unseen_background: the colour in `BACKGROUNDS` on which training never shows this concept. The pair is an unseen
+            caption of known words, which the model should be able to draw.
     """
 
     concept: str
@@ -67,7 +67,7 @@ class Dataset:
 
     Attributes:
         images: uint8, shape (pictures, 64, 64, 3), RGB on white.
-        alphas: uint8, shape (pictures, 64, 64), the drawing's coverage.
+        alphas: uint8, shape (pictures, 64, 64), alpha of the drawing.
         records: one for each picture.
     """
 
@@ -79,11 +79,11 @@ class Dataset:
         return len(self.records)
 
     def indices(self, *, held_out: bool) -> np.ndarray:
-        """Returns the positions of the training pictures, or of those held out, int64."""
+        """Returns the indices of the training pictures, or of the held-out pictures, int64."""
         return np.array([i for i, record in enumerate(self.records) if record.held_out == held_out], dtype=np.int64)
 
     def labels(self, *, held_out: bool, style: str | None = None) -> list[str]:
-        """Returns the distinct names in their order, optionally only those drawn in `style`."""
+        """Returns the distinct names in order, optionally only names with a drawing in `style`."""
         chosen = (r for r in self.records if r.held_out == held_out and style in (None, r.style))
         return list(dict.fromkeys(record.label for record in chosen))
 
@@ -107,10 +107,10 @@ class Dataset:
 
     @classmethod
     def load(cls, folder: Path) -> Dataset:
-        """Reads what `save` wrote.
+        """Reads a folder written by `save`.
 
         Raises:
-            UsageError: the folder holds no data set.
+            UsageError: the folder has no data set.
         """
         try:
             images, alphas = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("images", "alphas"))
@@ -121,22 +121,22 @@ class Dataset:
 
 
 def slug(label: str) -> str:
-    """Returns the icon name that Iconify gives a label: lower case, words joined by hyphens."""
+    """Returns Iconify's icon name for a label: lower case, with words joined by hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower().replace("’", "")).strip("-")
 
 
 def plain(text: str) -> str:
-    """Returns a text in lower case with the quotation marks that people type, not those that CLDR prints."""
+    """Returns a text in lower case, with typewriter instead of typographic quotation marks."""
     return text.lower().translate(str.maketrans("’‘“”", "''\"\""))
 
 
 def code_points(hexcode: str) -> str:
-    """Returns a code point sequence without variation selectors and joiners, so that vendors' spellings agree."""
+    """Returns a code point sequence without variation selectors and joiners, in which vendors differ."""
     return "-".join(part for part in hexcode.lower().split("-") if part not in ("fe0f", "200d"))
 
 
 def choose_held_out(concepts: Sequence[str], count: int, seed: int) -> frozenset[str]:
-    """Picks `count` concepts that training will never see, the same ones for the same seed.
+    """Returns `count` concepts to exclude from training, as a function of the seed.
 
     Raises:
         UsageError: there are not more than `count` concepts.
@@ -156,13 +156,13 @@ def build(
     emojibase: Package = EMOJIBASE,
     drawings: Sequence[DrawingSet] = DRAWINGS,
 ) -> Dataset:
-    """Fetches, matches and renders the whole data set; skin-tone variants, flags and components are left out.
+    """Downloads, matches and renders the whole data set, except skin-tone variants, flags and components.
 
     Args:
-        folder: keeps the archives.
-        held_out_concepts: how many concepts to keep from training.
-        seed: which ones.
-        threads: that render; as many as the machine has cores by default.
+        folder: the folder for the archives.
+        held_out_concepts: number of concepts to exclude from training.
+        seed: seed of that choice.
+        threads: rendering threads; the default is one per core.
         emojibase: the package with names and tags.
         drawings: the drawing sets.
 
@@ -170,7 +170,7 @@ def build(
         Pictures ordered by concept, then by style.
 
     Raises:
-        DataError: something cannot be fetched, verified or read.
+        DataError: an archive cannot be fetched, verified or read.
     """
     names = read_json(fetch(emojibase, folder), "en/data.json")
     archives = {drawing.style: fetch(drawing.package, folder) for drawing in drawings}
@@ -181,7 +181,7 @@ def build(
     }
     found: list[tuple[dict[str, Any], str, str]] = []
     for emoji in names:
-        # Emojibase gives no group to the regional indicators, which are letters and no pictures.
+        # Emojibase has no group for regional indicators, which are letters.
         if "group" not in emoji or emoji["group"] in FLAGS_AND_COMPONENTS:
             continue
         for drawing in drawings:

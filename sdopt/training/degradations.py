@@ -1,4 +1,4 @@
-"""Ways to degrade pictures: the CLIP learns words for some, and its card tests it on all."""
+"""Degrades pictures in several ways: the CLIP learns words for some, and its card tests all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 
 
 def noisy(picture: np.ndarray, sigma: float, random: np.random.Generator) -> np.ndarray:
-    """Adds Gaussian noise whose deviation is a share of the whole range."""
+    """Adds Gaussian noise with a standard deviation of `sigma`, as a share of the value range."""
     noise = 255 * sigma * random.standard_normal(picture.shape, dtype=np.float32)
     pixels: np.ndarray = (picture + noise).clip(0, 255).round().astype(np.uint8)
     return pixels
@@ -28,7 +28,7 @@ def resampled(picture: np.ndarray, size: float, random: np.random.Generator) -> 
 
 
 def turned(picture: np.ndarray, degrees: float, random: np.random.Generator) -> np.ndarray:
-    """Turns every hue by so many degrees."""
+    """Rotates all hues by `degrees`."""
     hue, saturation, value = Image.fromarray(picture).convert("HSV").split()
     hue = hue.point([(level + round(degrees / 360 * 256)) % 256 for level in range(256)])
     return np.asarray(Image.merge("HSV", (hue, saturation, value)).convert("RGB"))
@@ -39,12 +39,12 @@ class Degradation:
     """A way to degrade a picture by a given amount.
 
     Attributes:
-        name: for tables.
-        unit: an amount in words, with a place for it.
-        spoil: makes a picture from a picture, uint8 (height, width, 3), an amount and a source of noise.
-        tried: amounts that the card tests, the mildest first.
-        word: what a caption calls such a picture; empty if training never shows one.
-        range: of amounts in training, drawn evenly on a logarithmic scale.
+        name: the name in tables.
+        unit: a format string for an amount.
+        spoil: returns a degraded picture from a picture, uint8 (height, width, 3), an amount and a random generator.
+        tried: amounts that the card tests, in increasing order of degradation.
+        word: the word for such a picture in captions; empty if training does not use the degradation.
+        range: the range of amounts in training, sampled uniformly on a logarithmic scale.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Degradation:
 DEGRADATIONS = (
     Degradation("noise", "σ = {:g}", noisy, (0.02, 0.05, 0.1, 0.2), "noisy", (0.015, 0.3)),
     Degradation("blur", "σ = {:g} px", blurred, (0.5, 1.0, 1.5, 2.0), "blurred", (0.4, 3.0)),
-    # Not shown in training: the CLIP's training on noise and blur must carry over.
+    # Not used in training: tests whether training on noise and blur generalizes.
     Degradation("down-up sampling", "{:g} px", resampled, (48, 32, 24, 16)),
     Degradation("colours turned", "{:g}°", turned, (20, 45, 90, 180), "false colours", (15, 345)),
 )

@@ -1,4 +1,4 @@
-"""The denoiser's stage: the UNet and the text encoder, trained together on cached latents."""
+"""The denoiser stage: trains the UNet and the text encoder together on cached latents."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 STREAM = 2
-"""This stage's place in the path of the seed."""
+"""Number of this stage in the path of a random seed."""
 
 
 def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.ModuleDict:
-    """Joins both networks in one module, under the names that checkpoints use."""
+    """Returns both networks in one module, with the names that checkpoints use."""
     from torch import nn
 
     return nn.ModuleDict({"denoiser": denoiser, "text_encoder": text_encoder})
 
 
 def load_networks(folder: Path) -> nn.ModuleDict:
-    """Loads the averaged weights that `train_denoiser` left in `folder`, on the CPU.
+    """Loads the averaged weights that `train_denoiser` saved in `folder`, on the CPU.
 
     Raises:
         UsageError: the stage has not run.
@@ -49,7 +49,7 @@ def load_networks(folder: Path) -> nn.ModuleDict:
 
 
 def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """Returns the networks to train: those of a pipeline folder, in single precision, or untrained ones."""
+    """Returns the networks to train: those of a pipeline folder, in single precision, or untrained networks."""
     import torch
     from diffusers import UNet2DConditionModel
     from transformers import CLIPTextModel
@@ -63,34 +63,34 @@ def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPText
 
 
 def loss_weights(alphas_cumprod: Tensor, gamma: float) -> Tensor:
-    """Returns the weight of the v-prediction loss at every timestep, (timesteps,): (min(SNR, γ) + 1) / (SNR + 1).
+    """Returns the weight of the v-prediction loss at each timestep, (timesteps,): (min(SNR, γ) + 1) / (SNR + 1).
 
-    The plain v-loss weighs the error of the clean latents with SNR + 1 (Salimans and Ho 2022), which wastes a small
-    model on the last traces of noise, so the SNR is cut at γ as in Hang et al. 2023. Their own weight for v-prediction,
-    min(SNR, γ) / (SNR + 1), goes to zero under heavy noise. Tried here, it left exactly that part untrained in which
-    the caption decides the layout: an 8×8 latent has no redundancy that shows through heavy noise.
+    The plain v-loss weights the error of the clean latents by SNR + 1 (Salimans and Ho 2022), which wastes a small
+    model's capacity on the last traces of noise, so the SNR is clipped at γ as in Hang et al. 2023. Their weight for
+    v-prediction, min(SNR, γ) / (SNR + 1), goes to zero for heavy noise. In experiments, this left those steps untrained
+    in which the caption determines the layout: an 8×8 latent has no redundancy that is visible through heavy noise.
     """
     signal_to_noise = alphas_cumprod / (1 - alphas_cumprod)
     return (signal_to_noise.clamp(max=gamma) + 1) / (signal_to_noise + 1)
 
 
 def spread_timesteps(count: int, timesteps: int, random: np.random.Generator) -> np.ndarray:
-    """Draws one timestep from each of `count` equal intervals, in random order: uniform, with less variance."""
+    """Draws one timestep from each of `count` equal intervals, in random order: uniform, with lower variance."""
     places = (np.arange(count) + random.random(count)) / count
     return random.permutation((places * timesteps).astype(np.int64))
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What the steps of a training draw.
+    """The distribution from which training steps draw.
 
     Attributes:
         dataset: pictures and records.
-        chosen: positions of the pictures to train on, int64 (n,).
-        chances: of each chosen picture to be drawn, (n,), with sum 1.
+        chosen: indices of the pictures to train on, int64 (n,).
+        chances: probability of each chosen picture, (n,), with sum 1.
         background: draws the background of a picture; None is white.
         caption: draws a caption of a picture on that background.
-        path: the stage's place in the path of the seed.
+        path: numbers of the stage, and of a part of it, in the path of a random seed.
     """
 
     dataset: Dataset
@@ -109,15 +109,15 @@ def diffusion_loss(
     autoencoder: AutoencoderKL,
     predict: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Callable[[int], Tensor]:
-    """Returns the weighted v-prediction loss of one step, as `fit` calls it. Latents are computed here, once.
+    """Computes all latents once, and returns the weighted v-prediction loss as a function of the step for `fit`.
 
     Args:
         config: the whole configuration.
-        options: the stage's section of it.
-        sampling: what a step draws.
-        tokenizer: of the captions.
+        options: the stage's section of the configuration.
+        sampling: the distribution from which a step draws.
+        tokenizer: the tokenizer for captions.
         autoencoder: encodes the pictures; its `scaling_factor` must be set.
-        predict: noisy latents (b, 8, 8, 8), timesteps (b,) and token ids (b, 24) to predicted velocities (b, 8, 8, 8).
+        predict: maps noisy latents (b, 8, 8, 8), timesteps (b,) and token ids (b, 24) to velocities (b, 8, 8, 8).
     """
     import torch
 
@@ -125,7 +125,7 @@ def diffusion_loss(
     alphas = build_scheduler().alphas_cumprod.to(device)
     weights = loss_weights(alphas, options.snr_gamma)
     records = [sampling.dataset.records[i] for i in sampling.chosen]
-    # Of every picture the latents on white, and then on each background.
+    # Encodes each picture on white, and then on each background.
     backgrounds = {name: place for place, name in enumerate((None, *BACKGROUNDS))}
     encoded = [
         encode_all(autoencoder, sampling.dataset.on_named(sampling.chosen, [name] * len(records)))
@@ -135,7 +135,7 @@ def diffusion_loss(
     scale = autoencoder.config.scaling_factor
 
     def loss(step: int) -> Tensor:
-        # Two streams for one step: numpy's has weighted choices, torch's fills the noise on its own device.
+        # Two random streams per step: NumPy's supports weighted choices, and PyTorch's draws the noise.
         random = np.random.default_rng([config.seed, *sampling.path, step])
         picked = random.choice(len(records), size=options.batch_size, p=sampling.chances)
         behind = [sampling.background(records[index], random) for index in picked]
@@ -172,14 +172,14 @@ def train_denoiser(
     folder: Path,
     export: Callable[[], None] | None = None,
 ) -> Progress:
-    """Trains both networks on the training pictures' latents; `fit` writes the checkpoint and the log into `folder`.
+    """Trains both networks on the latents of the training pictures; `fit` writes checkpoint and log to `folder`.
 
     Args:
         config: the whole configuration.
         dataset: pictures and captions.
-        tokenizer: of the captions.
+        tokenizer: the tokenizer for captions.
         autoencoder: encodes the pictures once; its `scaling_factor` must be set.
-        folder: for checkpoints and the log.
+        folder: the folder for checkpoints and the log.
         export: called every `export.every_minutes`, after a checkpoint.
     """
     import torch
@@ -195,7 +195,7 @@ def train_denoiser(
     denoiser, text_encoder = start_networks(config.start_from)
     denoiser.to(device, memory_format=torch.channels_last)
     text_encoder.to(device)
-    # As in the autoencoder: the fused kernels' backward passes are slow on CPUs.
+    # As in the autoencoder, backward passes of fused kernels are slow on CPUs.
     denoiser.set_attn_processor(AttnProcessor())
     text_encoder.set_attn_implementation("eager")
     networks = join(denoiser, text_encoder)

@@ -1,4 +1,4 @@
-"""Evaluates the generator with features of an independent network, and defines the figures of all evaluations."""
+"""Evaluates the generator with features of an independent network, and defines `Figure` for all evaluations."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 NEAREST = (1, 10)
-"""How many of the nearest concepts the right one must be among."""
+"""Values of k: the correct concept must be among the k nearest."""
 
 CANDIDATES = 300
-"""Concepts among which a picture on a coloured background is ranked: features of all on each colour take too long."""
+"""Number of concepts to rank for a coloured background; features of all concepts on each colour take too long."""
 
 TARGETED = 10
-"""The one of `NEAREST` that has a target."""
+"""The value in `NEAREST` that has a target."""
 
 Note = Callable[[str], None]
-"""Receives a short text on the current step."""
+"""Receives a short description of the current step."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Figure:
     """One line of the evaluation.
 
     Attributes:
-        part: the part of the family that it belongs to.
-        figure: what was measured.
-        value: of it, in `unit`.
+        part: the part of the family.
+        figure: the name of the figure.
+        value: the measured value, in `unit`.
         unit: `dB`, `%` or "".
-        target: in words; "" if there is none.
+        target: the target as text; "" if there is none.
         met: whether the target is met; None without one.
     """
 
@@ -59,19 +59,19 @@ class Figure:
 
     @property
     def shown(self) -> str:
-        """The value, rounded, with its unit."""
+        """The rounded value with its unit."""
         digits = {"dB": ".1f", "%": ".0f"}.get(self.unit, ".3g")
         return f"{self.value:{digits}} {self.unit}".strip()
 
 
 def at_least(part: str, figure: str, value: float, unit: str, target: float) -> Figure:
-    """Returns a figure that should reach a target."""
+    """Returns a figure whose target is a minimum."""
     return Figure(part, figure, value, unit, f"at least {target:g} {unit}".strip(), value >= target)
 
 
 @dataclass(frozen=True)
 class Drawings:
-    """Real drawings that a generated picture is compared with: features (n, d), and each one's label."""
+    """Real drawings to compare generated pictures with: features (n, d), and the label of each drawing."""
 
     features: Tensor
     labels: tuple[str, ...]
@@ -80,7 +80,7 @@ class Drawings:
 def drawings_on(
     dataset: Dataset, chosen: np.ndarray, colour: tuple[int, int, int], extractor: FeatureExtractor, cache: Path
 ) -> Drawings:
-    """Computes features of drawings on a background, or reads them from the `cache` folder: they take minutes."""
+    """Computes features of drawings on a background, which takes minutes, or reads them from the `cache` folder."""
     pictures = dataset.on(chosen, np.array([colour] * len(chosen), np.uint8))
     labels = tuple(dataset.records[i].label for i in chosen)
     file = cache / f"{extractor.name}-{'-'.join(map(str, colour))}-{len(chosen)}.safetensors"
@@ -96,9 +96,9 @@ def drawings_on(
 
 
 def ranks(features: Tensor, labels: Sequence[str], drawings: Drawings) -> np.ndarray:
-    """Returns for each generated picture how many concepts are nearer than its own, int64 (n,).
+    """Returns, for each generated picture, the number of concepts that are nearer than its own, int64 (n,).
 
-    A concept's distance is that of its nearest drawing, by Euclidean distance of the features.
+    The distance to a concept is the Euclidean distance of the features to those of its nearest drawing.
     """
     import torch
 
@@ -124,13 +124,13 @@ def evaluate_generator(
     seed: int = 0,
     note: Note = lambda _: None,
 ) -> list[Figure]:
-    """Measures everything about the autoencoder and the denoiser.
+    """Returns all figures of the autoencoder and the denoiser.
 
     Args:
         pipeline: in single precision.
-        dataset: where the drawings are.
+        dataset: the drawings.
         prompts: `training`, `held_out` and `gate`, as in `prompts.json`.
-        extractor: the network whose features decide.
+        extractor: the feature extractor.
         cache: folder for features of drawings.
         seed: picture i of each list starts from the noise of seed + i.
         note: called before each step.
@@ -162,7 +162,7 @@ def evaluate_generator(
 
 
 def _reconstruction(pipeline: StableDiffusionPipeline, dataset: Dataset) -> list[Figure]:
-    """Measures how well the autoencoder reproduces held-out pictures, on white and on colours."""
+    """Returns figures of the autoencoder's reconstruction of held-out pictures, on white and on colours."""
     held_out = dataset.indices(held_out=True)
     names = list(BACKGROUNDS)
     coloured = dataset.on_named(held_out, [names[place % len(names)] for place in range(len(held_out))])
@@ -181,7 +181,7 @@ def _ranks_on_backgrounds(
     cache: Path,
     note: Note,
 ) -> np.ndarray:
-    """Ranks each picture's own concept among flat drawings, all of them on the background of its caption."""
+    """Returns the rank of each picture's concept among flat drawings on the background of its caption, int64 (n,)."""
     flat = np.array([i for i, record in enumerate(dataset.records) if record.style == "flat"])
     others = np.random.default_rng(0).permutation(flat)[:CANDIDATES]
     found = np.zeros(len(records), np.int64)
@@ -199,7 +199,7 @@ def _ranks_on_backgrounds(
 def _distances(
     generated: Tensor, records: Sequence[Record], dataset: Dataset, extractor: FeatureExtractor
 ) -> list[Figure]:
-    """Measures the Fréchet and the kernel distance to real pictures, of generated and of other real pictures."""
+    """Returns Fréchet and kernel distances to real pictures, of generated and of other real pictures."""
     concepts = {record.concept for record in records}
     others = {r.concept: r for r in dataset.records if r.style == "flat" and r.concept not in concepts}
     real = ReferenceSet.of_images("real", real_pictures(dataset, records), extractor)
@@ -214,12 +214,12 @@ def _distances(
 
 
 def write_evaluation(figures: Sequence[Figure], judge: str, file: Path) -> None:
-    """Writes the figures as JSON, one on a line."""
+    """Writes the figures as JSON, one per line."""
     lines = ",\n".join(f"  {json.dumps(vars(figure), ensure_ascii=False)}" for figure in figures)
     settings = json.dumps({"judge": judge, "steps": STEPS, "guidance": GUIDANCE})
     file.write_text(f'{{\n "settings": {settings},\n "figures": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def read_evaluation(file: Path) -> list[Figure]:
-    """Reads what `write_evaluation` wrote; returns [] if there is no such file."""
+    """Reads a file written by `write_evaluation`; returns [] if the file does not exist."""
     return [Figure(**entry) for entry in json.loads(file.read_text())["figures"]] if file.is_file() else []

@@ -1,4 +1,4 @@
-"""Writes folders that diffusers and transformers load, with recipes, cards, prompts and reference pictures."""
+"""Exports the trained networks to diffusers and transformers folders, with recipes, cards, prompts and pictures."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 DECODED_CAPTIONS = 48
-"""How many captions the tiny autoencoder's figure for generated latents is measured on."""
+"""Number of captions for the tiny autoencoder's figure on generated latents."""
 
 
 def assemble(folder: Path) -> StableDiffusionPipeline:
-    """Builds the pipeline, in single precision, from the stages' files in the work folder.
+    """Builds the pipeline, in single precision, from the work folder.
 
     Raises:
         UsageError: a stage has not run.
@@ -60,7 +60,7 @@ def assemble(folder: Path) -> StableDiffusionPipeline:
 
 
 def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
-    """Returns the pipeline of the work folder or, if no denoiser was trained there, that of `start_from`.
+    """Returns the pipeline of the work folder, or the pipeline `start_from` if no denoiser was trained there.
 
     Raises:
         UsageError: a stage has not run.
@@ -77,7 +77,7 @@ def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
 
 
 def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
-    """Returns the recipe of the weights: the data, each training, and the recipe of the weights it started from."""
+    """Returns the recipe of the weights: data, settings of each training, and the recipe of the initial weights."""
     stages = {stage: read_figures(Path(config.folder) / stage) for stage in ("autoencoder", "denoiser")}
     found: dict[str, Any] = {"seed": config.seed, "data": data_recipe(dataset), **stages}
     starts = [Path(start) for stage in stages.values() if (start := stage.pop("start_from", None))]
@@ -87,14 +87,14 @@ def recipe(config: TrainReferenceConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def read_recipe(folder: Path) -> dict[str, Any]:
-    """Reads the recipe of the weights in a folder; empty if the folder has none."""
+    """Reads the recipe of the weights in a folder; {} if there is none."""
     file = folder / "recipe.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     return found
 
 
 def data_recipe(dataset: Dataset) -> dict[str, Any]:
-    """Counts the pictures by style, the concepts and the held-out concepts."""
+    """Returns the numbers of pictures by style, of concepts, and of held-out concepts."""
     return {
         "pictures": dict(Counter(record.style for record in dataset.records)),
         "concepts": len({record.concept for record in dataset.records}),
@@ -103,9 +103,9 @@ def data_recipe(dataset: Dataset) -> dict[str, Any]:
 
 
 def export(config: TrainReferenceConfig) -> None:
-    """Writes the pipeline folder in half precision, with its recipe and card, and the contact sheet.
+    """Exports the pipeline in half precision, with its recipe and card, and the contact sheet.
 
-    Prompts and reference pictures are written beside the folder.
+    Prompts and reference pictures are written next to the pipeline folder.
 
     Raises:
         UsageError: a stage has not run.
@@ -116,7 +116,7 @@ def export(config: TrainReferenceConfig) -> None:
     dataset = Dataset.load(folder / "data")
     pipeline = assemble(folder)
     prompts = choose_prompts(dataset, config.seed)
-    # The sheet shows the weights as they ship: rounded to half precision, computed in single.
+    # The sheet uses the released weights: rounded to half precision, with arithmetic in single precision.
     pipeline.to(dtype=torch.float16)
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -126,7 +126,7 @@ def export(config: TrainReferenceConfig) -> None:
     (fresh / "recipe.json").write_text(json.dumps(recipe(config, dataset), indent=1) + "\n")
     write_card(fresh)
     swap_in(fresh, target)
-    # An evaluation of other weights does not hold for these.
+    # An old evaluation does not apply to the new weights.
     (target / "evaluation.json").unlink(missing_ok=True)
     write_prompts(prompts, target.with_name("prompts.json"))
     write_references(dataset, prompts["gate"], target.parent)
@@ -135,15 +135,16 @@ def export(config: TrainReferenceConfig) -> None:
 
 
 def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, folder: Path) -> None:
-    """Writes the CLIP's folder in half precision with its recipe, evaluates it, and writes its figures and card.
+    """Exports the CLIP in half precision with its recipe, evaluates it, and writes its figures and card.
 
-    The evaluation uses what ships: weights rounded to half precision, computed in single, and the packaged generator.
+    The evaluation uses the released weights, rounded to half precision, in single precision arithmetic, and the
+    packaged generator.
 
     Args:
         config: the whole configuration.
-        dataset: what it was trained on.
-        tokenizer: of the captions.
-        folder: where `train_clip` left its weights.
+        dataset: the training data.
+        tokenizer: the tokenizer for captions.
+        folder: the folder with the weights from `train_clip`.
 
     Raises:
         UsageError: the stage has not run.
@@ -179,7 +180,7 @@ def export_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPT
 
 
 def export_tiny_autoencoder(config: TrainReferenceConfig) -> None:
-    """Writes the tiny autoencoder to `export.companions`, with its card; some of the card's figures need the denoiser.
+    """Exports the tiny autoencoder and its card to `export.companions`; some figures of the card need the denoiser.
 
     Raises:
         UsageError: a stage has not run.
@@ -198,7 +199,7 @@ def export_tiny_autoencoder(config: TrainReferenceConfig) -> None:
 
 
 def export_loras(config: TrainReferenceConfig) -> None:
-    """Writes the LoRAs, with their card, to `export.companions`.
+    """Exports the LoRAs and their card to `export.companions`.
 
     Raises:
         UsageError: the stage has not run.
@@ -210,13 +211,13 @@ def export_loras(config: TrainReferenceConfig) -> None:
 
 
 def load_in_single_precision(model: Path) -> None:
-    """Makes a saved transformers model load as float32 unless the caller asks for another `dtype`.
+    """Makes a saved transformers model load as float32 by default.
 
-    transformers takes the default from `config.json`, where it recorded the type of the saved weights. diffusers always
-    takes float32. A pipeline loaded without a `dtype` would mix both types, and its first call would fail.
+    The default `dtype` of transformers is in `config.json`, which records the type of the saved weights; the default of
+    diffusers is float32. A pipeline loaded without a `dtype` would mix both types, and its first call would fail.
 
     Args:
-        model: folder that `save_pretrained` of transformers wrote.
+        model: a folder written by transformers' `save_pretrained`.
     """
     file = model / "config.json"
     config = json.loads(file.read_text())
@@ -224,7 +225,7 @@ def load_in_single_precision(model: Path) -> None:
 
 
 def copy_in(model: Path, target: Path) -> None:
-    """Copies the folder `model` over `target`, file by file as `swap_in` does."""
+    """Copies the files of `model` to `target`, and replaces each file atomically."""
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(model, fresh)
@@ -232,12 +233,12 @@ def copy_in(model: Path, target: Path) -> None:
 
 
 def swap_in(fresh: Path, target: Path) -> None:
-    """Moves the files of `fresh` over those of `target`, one by one: a reader never sees half a file."""
+    """Moves the files of `fresh` to `target`, and replaces each file atomically."""
     for file in sorted(fresh.rglob("*")):
         if file.is_file():
             place = target / file.relative_to(fresh)
             place.parent.mkdir(parents=True, exist_ok=True)
-            # diffusers writes weights that only their owner may read.
+            # diffusers writes weights with read permission only for the owner.
             file.chmod(0o644)
             file.replace(place)
     shutil.rmtree(fresh)

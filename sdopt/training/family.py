@@ -1,4 +1,4 @@
-"""Evaluates the whole family: the generator, and the companions that lie beside it."""
+"""Evaluates the whole family: the generator, and its companions CLIP, tiny autoencoder and LoRAs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
 
 FEATURES = "effnet"
-"""Of EfficientNet-lite0, which others trained on ImageNet: it had no part in the family."""
+"""The feature extractor, EfficientNet-lite0 trained on ImageNet, which is independent of the family."""
 
 DECODED_CAPTIONS = 32
-"""How many captions the tiny autoencoder's figures are measured on."""
+"""Number of captions for the tiny autoencoder's figures."""
 
 
 def evaluate_family(model: Path, folder: Path, note: Note) -> list[Figure]:
-    """Measures every figure of a pipeline folder and of the companions beside it.
+    """Returns all figures of a pipeline folder and of the companions next to it.
 
     Args:
-        model: what `sdopt train-reference` exported, or the packaged pipeline.
-        folder: work folder of `sdopt train-reference`; the data set is fetched and rendered there if it is missing.
+        model: a pipeline exported by `sdopt train-reference`, or the packaged pipeline.
+        folder: work folder of `sdopt train-reference`; a missing data set is downloaded and rendered there.
         note: called before each step.
 
     Raises:
-        UsageError: the folder holds no exported pipeline, or the extra `effnet` is not installed.
-        DataError: the data cannot be fetched.
+        UsageError: the folder has no exported pipeline, or the extra `effnet` is not installed.
+        DataError: the data cannot be downloaded.
     """
     require_features(FEATURES)
     if not (model / "recipe.json").is_file():

@@ -1,4 +1,4 @@
-"""The loop that every stage of the training shares: schedule, average, checkpoints, progress."""
+"""The training loop of all stages: schedule, weight averaging, checkpoints, progress."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 LINE_SECONDS = 30.0
-"""Between two printed lines where there is no terminal to redraw."""
+"""Seconds between progress lines if the output is not a terminal."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a stage trains and how its learning rate moves.
+    """The duration and the learning rate of a stage.
 
-    The rate grows linearly for `warmup_steps` and then follows half a cosine to zero along the *progress*: the share
-    of `steps` done or, where `steps` is None, the share of `seconds` used. Time is the better yardstick on a machine
-    whose speed is not known beforehand: the rate reaches zero just as the budget runs out.
+    The rate grows linearly for `warmup_steps` and then decays to zero with half a cosine of the *progress*: the share
+    of `steps` done or, if `steps` is None, the share of `seconds` used. A time budget suits machines of unknown speed:
+    the rate reaches zero exactly at the end of the budget.
     """
 
     learning_rate: float
@@ -40,26 +40,26 @@ class Schedule:
     steps: int | None = None
 
     def progress(self, step: int, seconds: float) -> float:
-        """Share done, from 0 to 1, before step `step` (counted from 0) with `seconds` used."""
+        """Returns the progress, from 0 to 1, before step `step` (counted from 0) with `seconds` used."""
         done = seconds / self.seconds if self.steps is None else step / self.steps
         return min(1.0, done)
 
     def rate(self, step: int, progress: float) -> float:
-        """Learning rate of step `step`."""
+        """Returns the learning rate of step `step`."""
         warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
         return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Where a training is kept, and how often.
+    """Where and how often a training is saved.
 
     Attributes:
-        folder: gets `checkpoint/` and `log.jsonl`.
-        resume: continue from the checkpoint in `folder`; without one, or with False, start afresh.
-        checkpoint_seconds: between checkpoints; the last step always writes one.
-        export: called just after a checkpoint.
-        export_seconds: between calls of `export`.
+        folder: the folder for `checkpoint/` and `log.jsonl`.
+        resume: whether to continue from a checkpoint in `folder`, if there is one.
+        checkpoint_seconds: time between checkpoints; the last step always writes one.
+        export: called after a checkpoint.
+        export_seconds: time between calls of `export`.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class Saving:
 
 
 class DivergenceError(UnavailableError):
-    """A training whose loss is not finite."""
+    """Raised if the loss of a training is not finite."""
 
 
 def train(
@@ -89,13 +89,13 @@ def train(
 
     Args:
         config: the whole configuration.
-        options: the stage's section of it.
+        options: the stage's section of the configuration.
         network: trained in place.
         average: a copy of `network`; holds the averaged weights afterwards.
-        loss: as in `fit`.
-        folder: gets the checkpoint and the log.
+        loss: the loss function, as in `fit`.
+        folder: the folder for the checkpoint and the log.
         title: the stage's name for the progress display.
-        parts: how many trainings share the stage's time.
+        parts: number of trainings that share the stage's time.
         export: called every `export.every_minutes`.
 
     Raises:
@@ -127,14 +127,14 @@ def fit(
     saving: Saving,
     title: str,
 ) -> Progress:
-    """Trains `network` in place with AdamW and keeps the moving average of its weights in `average`.
+    """Trains `network` in place with AdamW, and stores the moving average of its weights in `average`.
 
     Args:
         network: the network to train.
         average: a copy of `network`; holds the averaged weights afterwards.
         loss: the loss of step i, a scalar with a graph; all its randomness must come from `generator(seed, …, i)`.
-        schedule: how long and how fast.
-        saving: where the training is kept, and how often.
+        schedule: the duration and the learning rate.
+        saving: where and how often to save.
         title: the stage's name for the progress display.
 
     Raises:
@@ -166,7 +166,7 @@ def fit(
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            # A young average must forget the random initial weights faster than `ema` would.
+            # Early on, the average must forget the random initial weights faster than with `ema`.
             keep = min(schedule.ema, (1 + done.steps) / (10 + done.steps))
             torch._foreach_lerp_(averaged, trained, 1 - keep)
             number = value.item()
@@ -190,7 +190,7 @@ def fit(
 
 @contextmanager
 def _display(title: str, schedule: Schedule, start: Progress, log: Path) -> Iterator[Callable[[Progress, float], None]]:
-    """Yields a function that shows progress: a bar on a terminal, a line now and then elsewhere, and always the log."""
+    """Yields a function that shows progress, as a bar on a terminal or else as lines, and writes the log."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

@@ -1,4 +1,4 @@
-"""The card of the LoRAs."""
+"""Writes the card of the LoRAs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdopt.training.styles import STYLES
 
 
 def write_lora_card(file: Path, figures: dict[str, dict[str, Any]]) -> None:
-    """Writes the card of the LoRAs in `file`'s folder, from what `read_figures` returns for each style."""
+    """Writes the card of the LoRAs in the folder of `file`, from each style's figures (see `read_figures`)."""
     rows, training, comparison, sources = [], [], [], []
     for style in STYLES:
         seen = figures[style.name]

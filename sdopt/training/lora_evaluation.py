@@ -1,4 +1,4 @@
-"""Measures what a LoRA changes: compares generated pictures with the style's drawings and with the flat ones."""
+"""Evaluates a LoRA: compares generated pictures with the style's drawings and with the flat drawings."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 
 COMPARED = 32
-"""Concepts of each kind that the card's figures are measured on."""
+"""Number of concepts, of each split, for the card's figures."""
 
 SHOWN = 12
-"""Of them, those on the LoRA's contact sheet."""
+"""Number of these concepts on the LoRA's contact sheet."""
 
 
 def compare(
     pipeline: StableDiffusionPipeline, weights: Path, dataset: Dataset, base: Dataset, seed: int, folder: Path
 ) -> dict[str, dict[str, float]]:
-    """Compares pictures without and with a LoRA to the style's and the flat drawings of the same concepts.
+    """Compares pictures without and with a LoRA to the style's drawings and the flat drawings of the same concepts.
 
-    All figures are of the mean latents of the pictures in the pipeline's own autoencoder. A linear probe, fitted to the
-    drawings of the LoRA's training concepts in both styles, tells the styles apart whatever is drawn. A contact sheet
-    is written into `folder`: without the LoRA, with it, and the style's own drawing, concept by concept.
+    All figures use mean latents from the pipeline's autoencoder. A linear probe, fitted to drawings of the LoRA's
+    training concepts in both styles, classifies the style independent of the concept. A contact sheet in `folder` shows
+    for each concept a picture without the LoRA, a picture with the LoRA, and the style's drawing.
 
     Args:
-        pipeline: in single precision; the LoRA is loaded as a user would load it, and unloaded again.
-        weights: the LoRA's file.
+        pipeline: in single precision; the LoRA is loaded and unloaded with diffusers' public functions.
+        weights: the file of the LoRA.
         dataset: the style's drawings.
         base: the denoiser's data, with the flat drawings.
         seed: picture i starts from the noise of seed + i, with and without the LoRA.
-        folder: for the contact sheet.
+        folder: the folder for the contact sheet.
 
     Returns:
-        For `training` and `held_out` concepts: how many `concepts`; the mean Euclidean distance to the style's drawing,
-        `before` and `after`; the share of pictures nearer to it than to the flat drawing, `nearer_before` and
-        `nearer_after`; and the share that the probe takes for the style's, `probe_before` and `probe_after`, beside
-        that of the `probe_drawings` and of the `probe_flat_drawings`.
+        For `training` and `held_out` concepts: the number of `concepts`; the mean Euclidean distance to the style's
+        drawing without and with the LoRA, `before` and `after`; the share of pictures nearer to that drawing than to
+        the flat drawing, `nearer_before` and `nearer_after`; and the share that the probe assigns to the style,
+        `probe_before` and `probe_after`, and for drawings `probe_drawings` and `probe_flat_drawings`.
     """
     flat = {record.concept: index for index, record in enumerate(base.records) if record.style == "flat"}
     random = np.random.default_rng([seed, STREAM])
@@ -65,7 +65,7 @@ def compare(
         return encode_all(pipeline.vae, pictures)[0].flatten(1)
 
     def both(places: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Encodes the style's drawings and the flat ones."""
+        """Returns the latents of the style's drawings and of the flat drawings."""
         concepts = [dataset.records[i].concept for i in places]
         return latents(dataset.images[places]), latents(base.images[[flat[concept] for concept in concepts]])
 
@@ -96,7 +96,7 @@ def compare(
 
 
 def lora_figures(figures: dict[str, dict[str, Any]]) -> list[Figure]:
-    """Returns the figures of each LoRA in the table of the family, as they were measured after training."""
+    """Returns the figures of each LoRA for the family's table, as measured after training."""
     return [
         Figure(
             f"LoRA {name}",
@@ -109,10 +109,10 @@ def lora_figures(figures: dict[str, dict[str, Any]]) -> list[Figure]:
 
 
 def fit_probe(styled: Tensor, flat: Tensor) -> Callable[[Tensor], float]:
-    """Fits a ridge regression that tells two equally large sets of features (n, d) apart.
+    """Fits a ridge regression that classifies two equally large sets of features (n, d).
 
     Returns:
-        A function from features (m, d) to the share of them that it takes for `styled`.
+        A function from features (m, d) to the share classified as `styled`.
     """
     import torch
 
@@ -120,7 +120,7 @@ def fit_probe(styled: Tensor, flat: Tensor) -> Callable[[Tensor], float]:
     target = torch.cat([torch.ones(len(styled)), -torch.ones(len(flat))])
     centre = features.mean(dim=0)
     spread = features - centre
-    # As strong as the data itself: there are about as many numbers to fit as drawings.
+    # Strong regularization, because there are about as many parameters as drawings.
     ridge = spread.square().mean() * len(features) * torch.eye(features.shape[1])
     weights = torch.linalg.solve(spread.T @ spread + ridge, spread.T @ target)
     return lambda other: float(((other - centre) @ weights > 0).float().mean())

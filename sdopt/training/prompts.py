@@ -1,4 +1,4 @@
-"""The captions that come with the model, by purpose."""
+"""Chooses the captions that are packaged with the model, by purpose."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sdopt.training.captions import on_background
 from sdopt.training.data import BACKGROUNDS, Dataset
 
 TRAINING_PROMPTS = 200
-"""How many training captions the file holds."""
+"""Number of training captions in the file."""
 
 GATE_PROMPTS = 240
-"""How many held-out captions of known words the file holds."""
+"""Number of captions in the file that combine known words in an unseen way."""
 
 SHEET_PER_GROUP = 3
-"""Captions on the contact sheet from each of emojibase's eight groups."""
+"""Number of captions on the contact sheet from each of emojibase's eight groups."""
 
 
 def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
-    """Draws plain captions (no style word) by purpose.
+    """Chooses plain captions (without a style word) by purpose.
 
     Returns:
-        `gate`: captions that training never saw of words that it did, a name on its unseen background. `held_out`:
-        every name that training never saw, in random order. `training`: a random draw of names that it saw in the
-        style of plain captions. `contact_sheet`: three captions of training names from each group, in the groups'
-        order: the first on white, the second on a background that it has seen, the third on its unseen one.
+        `gate`: unseen captions of known words: a training name on its unseen background. `held_out`: all names that
+        training never saw, in random order. `training`: a random sample of training names with a flat drawing.
+        `contact_sheet`: three captions of training names from each group, in the order of the groups: the first on
+        white, the second on a background seen in training, the third on its unseen background.
     """
     random = np.random.default_rng([seed, 3])
     held_out = dataset.labels(held_out=True)
@@ -40,7 +40,7 @@ def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
             by_group.setdefault(record.group, []).append(record.label)
     for group in sorted(by_group):
         labels = [by_group[group][i] for i in random.permutation(len(by_group[group]))[:SHEET_PER_GROUP]]
-        # The next colour is any but the unseen one.
+        # The colour after the unseen one was seen in training.
         names = list(BACKGROUNDS)
         seen = [names[(names.index(backgrounds[label]) + 1) % len(names)] for label in labels]
         behind = [None, seen[1], backgrounds[labels[2]]]
@@ -55,11 +55,11 @@ def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
 
 
 def write_prompts(prompts: dict[str, list[str]], file: Path) -> None:
-    """Writes captions as JSON, one on a line, so that a change shows in a diff."""
+    """Writes captions as JSON, one per line for readable diffs."""
     file.write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_prompts(file: Path) -> dict[str, list[str]]:
-    """Reads what `write_prompts` wrote."""
+    """Reads a file written by `write_prompts`."""
     prompts: dict[str, list[str]] = json.loads(file.read_text())
     return prompts

@@ -1,4 +1,4 @@
-"""The real pictures that come with the model: a reference set for FID, KID and CMMD, and inputs to start from."""
+"""Writes the packaged real pictures: a reference set for FID, KID and CMMD, and inputs for image-to-image."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sdopt.training.data import Dataset, Record
 from sdopt.training.rendering import IMAGE_SIZE
 
 REFERENCES = 120
-"""How many held-out pictures are kept: those of the first captions of `gate`."""
+"""Number of held-out pictures, for the first captions of `gate`."""
 
 MASK_RADIUS = 20
 
 
 def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
-    """Returns the flat drawings that captions of `gate` name, in their order. Raises KeyError."""
+    """Returns the records of the flat drawings for captions of `gate`, in order. Raises KeyError for other captions."""
     flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
     by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
     return [by_caption[caption] for caption in captions]
 
 
 def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
-    """Returns the flat drawing of each record's concept on its unseen background.
+    """Returns the flat drawing of each record's concept, on the concept's unseen background.
 
     Returns:
         uint8, shape (records, 64, 64, 3)
@@ -37,10 +37,10 @@ def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
 
 
 def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) -> None:
-    """Writes `held_out/` and `inputs/` below `folder`, all as lossless WebP.
+    """Writes lossless WebP files to `held_out/` and `inputs/` in `folder`.
 
-    `inputs/image.webp` is the drawing of the first caption on white, `inputs/mask.webp` a white disc in its middle:
-    the defaults of image-to-image and inpainting.
+    `inputs/image.webp` is the drawing of the first caption on white, and `inputs/mask.webp` is a white disc in the
+    middle: the packaged inputs of image-to-image and inpainting.
     """
     records = records_of(dataset, captions[:REFERENCES])
     target = folder / "held_out"
@@ -55,7 +55,7 @@ def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) ->
 
 
 def write_webp(picture: np.ndarray, file: Path) -> None:
-    """Writes uint8 pixels (height, width, 3) without loss."""
+    """Writes uint8 pixels (height, width, 3) to a lossless WebP file."""
     from PIL import Image
 
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Turns icons of an Iconify set into pixels."""
+"""Renders icons of an Iconify set to pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMAGE_SIZE = 64
 
 
 def svg(icon_set: dict[str, Any], name: str) -> str | None:
-    """Returns the SVG text of an icon with its aliases and their flips applied; None if the set has no such icon.
+    """Returns the SVG text of an icon, with aliases, flips and rotations applied; None if the set lacks the icon.
 
     Source: the Iconify JSON format (https://iconify.design/docs/types/iconify-json.html).
     """
@@ -40,10 +40,10 @@ def svg(icon_set: dict[str, Any], name: str) -> str | None:
 
 
 def render(markup: str) -> np.ndarray:
-    """Rasterises SVG text: uint8 (64, 64, 4), the RGB of the drawing on white, and its alpha.
+    """Renders SVG text to uint8 (64, 64, 4): the RGB of the drawing on white, and its alpha.
 
-    It is drawn at four times the size and averaged down: resvg's own antialiasing leaves hairlines between shapes
-    that touch, and the autoencoder would learn those.
+    The drawing is rendered at four times the size and averaged: resvg's own antialiasing leaves hairlines between
+    touching shapes, which the autoencoder would learn.
     """
     import resvg_py
     from PIL import Image
@@ -52,11 +52,11 @@ def render(markup: str) -> np.ndarray:
     png = bytes(resvg_py.svg_to_bytes(svg_string=markup, width=size, height=size, skip_system_fonts=True))
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
     page = Image.new("RGBA", (size, size))
-    # Iconify's artboards are square; a drawing that is not comes out narrower, so centre it.
+    # Centre drawings that are narrower than Iconify's square artboard.
     page.alpha_composite(picture, ((size - picture.width) // 2, (size - picture.height) // 2))
     white = Image.new("RGBA", (size, size), "white")
     white.alpha_composite(page)
-    # The colours are averaged on white, not beside their alpha: transparent pixels have no colour of their own.
+    # Average colours on white, since transparent pixels have no colour.
     layers = [*white.convert("RGB").split(), page.getchannel("A")]
     small = [np.asarray(layer.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)) for layer in layers]
     return np.stack(small, axis=-1)

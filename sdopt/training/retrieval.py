@@ -1,4 +1,4 @@
-"""Tests whether the CLIP finds the caption of a picture, and the background in it."""
+"""Evaluates whether the CLIP retrieves the caption of a picture, and the background in the caption."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How often the right caption is among the first for a picture.
+    """The accuracy of ranking captions for pictures.
 
     Attributes:
-        pictures: how many were tried.
-        captions: how many were ranked for each, one of them right.
-        top1: share of pictures whose caption is first.
-        top10: share of pictures whose caption is among the first ten.
+        pictures: number of pictures.
+        captions: number of ranked captions per picture, one of which is correct.
+        top1: share of pictures whose correct caption is first.
+        top10: share of pictures whose correct caption is among the first ten.
     """
 
     pictures: int
@@ -34,11 +34,11 @@ class Retrieval:
 
 
 def ranks(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """Returns how many columns score higher than each row's own; a tie counts half. float64 (n,).
+    """Returns the number of columns with a higher score than each row's own column; ties count half. float64 (n,).
 
     Args:
-        scores: (n, m), the higher the better.
-        own: the right column of each row, (n,).
+        scores: scores (n, m); higher is better.
+        own: the correct column of each row, (n,).
     """
     right = scores[np.arange(len(scores)), own][:, None]
     higher: np.ndarray = (scores > right).sum(axis=1) + ((scores == right).sum(axis=1) - 1) / 2
@@ -46,14 +46,14 @@ def ranks(scores: np.ndarray, own: np.ndarray) -> np.ndarray:
 
 
 def retrieve(scores: np.ndarray, own: np.ndarray) -> Retrieval:
-    """Returns how often the right column of a row comes first, or among the first ten; see `ranks`."""
+    """Returns how often the correct column of a row is first, or among the first ten; see `ranks`."""
     found = ranks(scores, own)
     top1, top10 = (float(np.mean(found < first)) for first in (1, 10))
     return Retrieval(len(scores), scores.shape[1], top1, top10)
 
 
 def recognise_captions(extractor: ClipFeatures, dataset: Dataset, indices: np.ndarray) -> Retrieval:
-    """Ranks the plain names of all concepts for each picture, on white. Equal names count as one."""
+    """Ranks the distinct plain names of all concepts for each picture on white."""
     names = list(dict.fromkeys(record.label for record in dataset.records))
     place = {name: position for position, name in enumerate(names)}
     scores = _cosines(extractor(channels_first(dataset.images[indices])), extractor.embed_texts(names))
@@ -61,7 +61,7 @@ def recognise_captions(extractor: ClipFeatures, dataset: Dataset, indices: np.nd
 
 
 def recognise_backgrounds(extractor: ClipFeatures, dataset: Dataset, indices: np.ndarray) -> Retrieval:
-    """Puts each picture on white and on every colour, and ranks the eleven captions of its concept."""
+    """Ranks the eleven captions of a concept for each picture on white and on each colour."""
     backgrounds = [None, *BACKGROUNDS]
     texts = [on_background(dataset.records[index].label, colour) for index in indices for colour in backgrounds]
     captions = extractor.embed_texts(texts).view(len(indices), len(backgrounds), -1)

@@ -1,4 +1,4 @@
-"""The contact sheet: pictures under their captions, for a person to judge."""
+"""Generates pictures, and draws contact sheets of pictures with captions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def generate(
     guidance: float = GUIDANCE,
     batch_size: int = 24,
 ) -> np.ndarray:
-    """Draws one picture for each caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
+    """Generates one picture per caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
     import torch
 
     pipeline.set_progress_bar_config(disable=True)
@@ -49,7 +49,7 @@ def generate(
 
 
 def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:
-    """Writes a PNG grid of `pictures` (n, height, width, 3), each enlarged threefold under its caption."""
+    """Writes a PNG grid of `pictures` (n, height, width, 3), enlarged threefold, with captions."""
     from PIL import Image, ImageDraw, ImageFont
 
     side = ENLARGEMENT * pictures.shape[1]

@@ -1,4 +1,4 @@
-"""Runs the stages of the training in their order."""
+"""Runs the stages of the training in order."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sdopt.training.tiny_autoencoder import train_tiny_autoencoder
 from sdopt.training.tokenizer import load_tokenizer, train_tokenizer
 
 CAPTIONS_PER_PICTURE = 3
-"""How many random captions of every training picture the tokenizer learns from."""
+"""Number of random captions per training picture from which the tokenizer learns."""
 
 PRODUCTS = {"data": "records.json", "tokenizer": "tokenizer.json"}
-"""A file of each stage that `stage=all` skips if the file is there. The other stages resume from their checkpoints."""
+"""Output files by stage: `stage=all` skips these stages if the file exists. Other stages resume from checkpoints."""
 
 
 def run(config: TrainReferenceConfig) -> None:
-    """Runs one stage, or all of them. Each reads the files that earlier stages left in `config.folder`.
+    """Runs one stage, or all stages. Each stage reads the files of earlier stages from `config.folder`.
 
-    With `resume`, `stage=all` keeps a data set and a tokenizer that are there, and each training continues from its
+    With `resume`, `stage=all` keeps an existing data set and tokenizer, and each training continues from its
     checkpoint.
 
     Raises:
         DataError: the data cannot be fetched, verified or read.
-        UsageError: an earlier stage has not run, or a setting cannot be met (no CUDA device, more concepts held out
-            than there are).
+        UsageError: an earlier stage has not run, or a setting is impossible (no CUDA device, or more held-out concepts
+            than concepts).
         DivergenceError: a loss is not finite.
     """
     import torch
@@ -60,7 +60,7 @@ def run(config: TrainReferenceConfig) -> None:
 
 
 def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterator[str]:
-    """Yields random captions of every training picture, as the denoiser sees them."""
+    """Yields random captions of each training picture, from the distribution of the denoiser's training."""
     random = np.random.default_rng([config.seed, 0])
     for index in dataset.indices(held_out=False):
         for _ in range(CAPTIONS_PER_PICTURE):
@@ -76,7 +76,7 @@ def _data(config: TrainReferenceConfig, folder: Path) -> None:
 def _tokenizer(config: TrainReferenceConfig, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if config.start_from is not None:
-        # The text encoder's weights mean nothing with other tokens.
+        # The text encoder's weights are only valid for the same tokens.
         load_tokenizer(Path(config.start_from) / "tokenizer").save_pretrained(folder)
     else:
         train_tokenizer(training_captions(_dataset(config), config), folder)
@@ -105,7 +105,7 @@ def _loras(config: TrainReferenceConfig, folder: Path) -> None:
 def _clip(config: TrainReferenceConfig, folder: Path) -> None:
     dataset, tokenizer = _dataset(config), Path(config.folder) / "tokenizer"
     train_clip(config, dataset, load_tokenizer(tokenizer), folder)
-    # Loaded again: a tokenizer that has padded would save that it did.
+    # Reloads the tokenizer, since one that has padded would save its padding settings.
     export_clip(config, dataset, load_tokenizer(tokenizer), folder)
 
 
@@ -116,5 +116,5 @@ def _export(config: TrainReferenceConfig, folder: Path) -> None:
 
 
 def _dataset(config: TrainReferenceConfig) -> Dataset:
-    """Loads the data; every stage does so first, so that an error names the earliest stage that is missing."""
+    """Loads the data; all stages do this first, so that an error names the earliest missing stage."""
     return Dataset.load(Path(config.folder) / "data")

@@ -1,4 +1,4 @@
-"""The drawing styles that the LoRAs learn, and their drawings."""
+"""Defines the drawing styles that the LoRAs learn, and renders their drawings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdopt.training.packages import Package, fetch, read_json
 from sdopt.training.rendering import render, svg
 
 STREAM = 5
-"""The LoRA stage's place in the path of the seed."""
+"""Number of the LoRA stage in the path of a random seed."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Style:
     """A drawing style that a LoRA learns.
 
     Attributes:
-        name: of the weights file.
+        name: the stem of the weights file.
         title: the name of the drawings.
-        package: where they come from.
-        address: of the project that made them.
-        names: what the icons are called after, `label` (today's English name) or `unicode` (the character's).
-        look: what to expect, for the card.
-        black: whether the drawings are black, and so invisible on a black background.
+        package: the npm package of the drawings.
+        address: the URL of the original project.
+        names: the source of icon names: `label` (the current English name) or `unicode` (the character's name).
+        look: a description of the style for the card.
+        black: whether the drawings are black, and therefore invisible on a black background.
     """
 
     name: str
@@ -78,12 +78,12 @@ STYLES = (
 
 
 def letters(name: str) -> str:
-    """Returns a name without the differences between vendors' spellings: case, spaces, hyphens."""
+    """Returns a name in lower case, and only its letters and digits, to match names of different vendors."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def icon_key(record: Record, style: Style) -> str:
-    """Returns the name of the style's icon of a concept, in `letters`; empty if it cannot have one."""
+    """Returns the normalized name (see `letters`) of a concept's icon in the style, or "" if there cannot be one."""
     if style.names == "label":
         return letters(record.label)
     code = code_points(record.concept).split("-")
@@ -93,15 +93,15 @@ def icon_key(record: Record, style: Style) -> str:
 def draw_style(
     style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int, threads: int | None = None
 ) -> Dataset:
-    """Renders the style's drawings of the concepts that the denoiser knows in the flat style, and holds some out.
+    """Renders the style's drawings of concepts that the denoiser learns in the flat style, and holds some concepts out.
 
     Args:
-        style: what to draw.
-        base: the denoiser's data; what it held out is left out here.
-        packages: keeps the archives.
+        style: the style to render.
+        base: the denoiser's data; its held-out concepts are excluded.
+        packages: the folder of the archives.
         held_out_concepts: how many concepts to keep from the LoRA's training.
-        seed: which ones.
-        threads: that render; as many as the machine has cores by default.
+        seed: the seed of that choice.
+        threads: rendering threads; the default is one per core.
 
     Raises:
         DataError: the archive cannot be fetched, verified or read.

@@ -1,4 +1,4 @@
-"""The tiny autoencoder's stage: a faster stand-in for the autoencoder, distilled from it."""
+"""The tiny autoencoder stage: distils the autoencoder to a faster one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 STREAM = 4
-"""This stage's place in the path of the seed."""
+"""Number of this stage in the path of a random seed."""
 
 VIEWS = 2
-"""How many times each training picture is shown, with other backgrounds and other noise."""
+"""Number of copies of each training picture, with different backgrounds and noise."""
 
 
 def train_tiny_autoencoder(
@@ -36,15 +36,15 @@ def train_tiny_autoencoder(
 ) -> Progress:
     """Distils `teacher` on the training pictures; writes the network to `model/` in `folder`.
 
-    The encoder learns the teacher's mean latents, times its scaling factor: diffusers gives an `AutoencoderTiny` the
-    factor 1, so it sees the latents as the denoiser does. The decoder learns the teacher's pictures, not the real ones:
-    any difference between the two is then due to the distillation alone.
+    The encoder learns the teacher's mean latents times its scaling factor, because diffusers gives an `AutoencoderTiny`
+    the factor 1. The decoder learns the teacher's pictures instead of the real ones, so that all differences between
+    teacher and student are due to the distillation.
 
     Args:
         config: the whole configuration.
         dataset: pictures.
         teacher: the finished autoencoder; its `scaling_factor` must be set.
-        folder: for checkpoints, the log, `figures.json` and `model/`.
+        folder: the folder for checkpoints, the log, `figures.json` and `model/`.
     """
     import torch
 
@@ -71,7 +71,7 @@ def train_tiny_autoencoder(
     done = train(config, options, network, average, loss, folder, title="tiny autoencoder")
     finished = build_tiny_autoencoder()
     finished.load_state_dict(average.state_dict())
-    # The shipped weights are rounded, so the measured ones are rounded, too.
+    # The released weights are rounded, so the evaluated weights are rounded too.
     finished.eval().requires_grad_(False).half()
     finished.save_pretrained(folder / "model")
     figures = {
@@ -87,11 +87,11 @@ def train_tiny_autoencoder(
 def prepare_lessons(
     config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
 ) -> tuple[np.ndarray, Tensor, Tensor, np.ndarray]:
-    """Computes the teacher's outputs for every training picture once, because running it costs more than training.
+    """Computes the teacher's outputs for all training pictures once, because the teacher costs more than a step.
 
     Returns:
         Each picture `VIEWS` times, on white or on a random colour, uint8 (n, 64, 64, 3); its scaled latents, float32
-        (n, 8, 8, 8); the same with noise on them; and the picture that the teacher decodes from those, like the first.
+        (n, 8, 8, 8); these latents with noise; and the teacher's picture of the noisy latents, uint8 (n, 64, 64, 3).
     """
     import torch
     from diffusers.models.attention_processor import AttnProcessor
@@ -121,7 +121,7 @@ def prepare_lessons(
 
 
 def load_tiny_autoencoder(folder: Path) -> AutoencoderTiny:
-    """Loads the network that `train_tiny_autoencoder` left in `folder`, on the CPU, in single precision.
+    """Loads the network that `train_tiny_autoencoder` saved in `folder`, on the CPU, in single precision.
 
     Raises:
         UsageError: the stage has not run.

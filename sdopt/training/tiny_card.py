@@ -1,4 +1,4 @@
-"""The card of the tiny autoencoder."""
+"""Writes the card of the tiny autoencoder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def write_tiny_card(
     figures: dict[str, Any],
     seed: int,
 ) -> None:
-    """Measures the distilled networks beside the pipeline's autoencoder and writes their card.
+    """Compares the distilled networks with the pipeline's autoencoder, and writes their card.
 
     Args:
-        file: the Markdown file to write; the weights must be beside it already.
-        network: in single precision, with the weights as they ship.
-        pipeline: in single precision.
-        captions: to generate latents from.
-        figures: what `read_figures` returns for the stage.
+        file: the Markdown file to write, in the folder with the weights.
+        network: the released weights, in single precision.
+        pipeline: the pipeline, in single precision.
+        captions: captions for generated latents.
+        figures: the stage's figures from `read_figures`.
         seed: picture i starts from the noise of seed + i.
     """
     import torch

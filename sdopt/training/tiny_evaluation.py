@@ -1,4 +1,4 @@
-"""Measures how near the tiny autoencoder comes to the full one, and how much faster it decodes."""
+"""Compares the tiny autoencoder with the full one in quality and speed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 def compare_on_pictures(
     network: AutoencoderTiny, teacher: AutoencoderKL, dataset: Dataset, batch_size: int = 64
 ) -> dict[str, float]:
-    """Measures how near the distilled networks come to their teacher on the held-out pictures.
+    """Compares the distilled networks with their teacher on the held-out pictures.
 
     Returns:
         `held_out_psnr_db`: PSNR of the decoder's pictures against the teacher's, both from the teacher's latents.
-        `encoder_psnr_db`: PSNR against the real pictures of what the *teacher* decodes from the distilled encoder's
-        latents, and `teacher_psnr_db` from its own. `latent_error`: root mean squared error of the latents, which have
-        about unit deviation.
+        `encoder_psnr_db`: PSNR against the real pictures of the *teacher's* decoded pictures from the distilled
+        encoder's latents, and `teacher_psnr_db` from the teacher's own latents. `latent_error`: root mean squared error
+        of the latents, which have a standard deviation of about 1.
     """
     import torch
 
@@ -58,7 +58,7 @@ def compare_on_pictures(
 
 
 def generated_latents(pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int) -> Tensor:
-    """Returns the scaled latents that the denoiser generates from captions, float32 (n, 8, 8, 8)."""
+    """Generates latents from captions; returns scaled latents, float32 (n, 8, 8, 8)."""
     import torch
 
     pipeline.set_progress_bar_config(disable=True)
@@ -81,12 +81,12 @@ def compare_on_latents(network: AutoencoderTiny, teacher: AutoencoderKL, latents
 
 @dataclass(frozen=True)
 class Speed:
-    """How many times faster one decoder is than another.
+    """The speed-up of one decoder over another.
 
     Attributes:
         mean: geometric mean over the rounds.
-        low: 5 % of the rounds are below.
-        high: 5 % of the rounds are above.
+        low: 5 % quantile of the rounds.
+        high: 95 % quantile of the rounds.
     """
 
     mean: float
@@ -95,13 +95,13 @@ class Speed:
 
 
 def compare_speed(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Tensor, rounds: int = 40) -> Speed:
-    """Measures how many times faster the decoder is than its teacher's: both in turn, in this process.
+    """Measures the speed-up of the decoder over its teacher's; both run alternately in this process.
 
     Args:
         network: the distilled networks.
         teacher: the autoencoder.
         latents: one batch, scaled, (n, 8, 8, 8).
-        rounds: of one decoding each, after three to warm up.
+        rounds: number of timed rounds, each with one call of both decoders, after three warm-up rounds.
     """
     import torch
 
@@ -114,7 +114,7 @@ def compare_speed(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Ten
                 marks.append(time.perf_counter())
             seconds.append([after - before for before, after in pairwise(marks)])
     slow, fast = np.log(seconds[3:]).T
-    # One process: the spread of its rounds says nothing of other processes, so it makes no confidence interval.
+    # The spread of rounds within one process is not a confidence interval, which must include other processes.
     low, high = np.exp(np.quantile(slow - fast, (0.05, 0.95)))
     return Speed(float(np.exp(np.mean(slow - fast))), float(low), float(high))
 
@@ -122,7 +122,7 @@ def compare_speed(network: AutoencoderTiny, teacher: AutoencoderKL, latents: Ten
 def tiny_figures(
     network: AutoencoderTiny, pipeline: StableDiffusionPipeline, dataset: Dataset, captions: Sequence[str], seed: int
 ) -> list[Figure]:
-    """Returns the figures of the distilled networks in the table of the family."""
+    """Returns the figures of the distilled networks for the family's table."""
     latents = generated_latents(pipeline, captions, seed)
     fast, slow = count_operations()
     speed = compare_speed(network, pipeline.vae, latents)
@@ -141,7 +141,7 @@ def tiny_figures(
 
 
 def count_operations() -> tuple[float, float]:
-    """Returns the MFLOP that decode one picture: the distilled decoder's and its teacher's."""
+    """Returns the MFLOP to decode one picture, of the distilled decoder and of its teacher."""
     import torch
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The reference model's tokenizer: CLIP's byte-level BPE, with a vocabulary of its own."""
+"""The reference model's tokenizer: CLIP's byte-level BPE with a separate vocabulary."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ VOCABULARY = 2048
 """Entries of the vocabulary, including the two special tokens."""
 
 LENGTH = 24
-"""Tokens of a caption after truncation or padding. Attention over the caption costs its length at every step of
-training, and the longest training caption has about 20."""
+"""Tokens of a caption after truncation or padding. The cost of cross-attention grows with this length, and the longest
+training caption has about 20 tokens."""
 
 START = "<|startoftext|>"
 
 END = "<|endoftext|>"
 
 WORDS = r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"""
-"""What counts as a word (Radford et al. 2021, `simple_tokenizer.py`), without the special tokens."""
+"""Pattern of a word, without the special tokens (Radford et al. 2021, `simple_tokenizer.py`)."""
 
 
 def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
-    """Learns merges from `captions`, saves a tokenizer to `folder`, and returns it as diffusers will load it.
+    """Learns merges from `captions`, saves a tokenizer to `folder`, and returns the tokenizer loaded from there.
 
-    The special tokens take the last two ids, as in CLIP, and the end token also pads.
+    The special tokens have the last two ids, as in CLIP, and the end token is also the padding token.
 
     Raises:
-        UsageError: the captions do not have enough distinct words to fill the vocabulary.
+        UsageError: the captions have too few distinct words to fill the vocabulary.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import CLIPTokenizer
 
     learner = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    # The normalisation and the split must be those that `CLIPTokenizer` applies when it reads.
+    # Normalization and splitting must match those of `CLIPTokenizer`.
     learner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,7 +48,7 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    # Every byte is in twice, alone and at a word's end, so that no prompt in any language has an unknown token.
+    # Includes every byte twice, also at a word's end, so that no prompt in any language has unknown tokens.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
@@ -80,7 +80,7 @@ def train_tokenizer(captions: Iterable[str], folder: Path) -> CLIPTokenizer:
 
 
 def load_tokenizer(folder: Path) -> CLIPTokenizer:
-    """Loads the tokenizer that `train_tokenizer` left in `folder`.
+    """Loads the tokenizer that `train_tokenizer` saved in `folder`.
 
     Raises:
         UsageError: the stage has not run.

@@ -93,7 +93,7 @@ class TestOptions:
     def test_ones_that_combine_are_checked_one_by_one(self, on_a_cpu: dict[str, OptionReport]) -> None:
         found = on_a_cpu["memory=vae_slicing"]
         assert found.runs
-        assert found.reasons == ["slices a batch of images: set workload.batch_size to 2 or more"]
+        assert found.reasons == ["needs a batch of several images: set workload.batch_size to 2 or more"]
         ready = reports(CPU, "memory=vae_tiling", "workload.size=96", "workload.batch_size=2", group="memory")
         for option in ("vae_slicing", "vae_tiling"):
             assert ready[f"memory={option}"] == OptionReport("memory", option, True)

@@ -63,13 +63,13 @@ class TestConflicts:
         [
             (["caching=deepcache"], "set workload.steps to 2 or more"),
             (["caching=deepcache", "caching.branch=4", STEPS], "caching.branch=4: this model has the branches 0 to 3"),
-            (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 takes anything over"),
+            (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 reuses an output"),
             (
                 ["caching=pyramid_attention", "caching.spatial=null", "caching.cross=null", STEPS],
                 "caching.spatial and caching.cross are both null",
             ),
             (["caching=guidance_interval", "caching.start=0", STEPS, "caching.stop=1"], "all of 10 steps lie between"),
-            (["caching=guidance_interval", "workload.guidance_scale=1", STEPS], "there is no guidance to leave out"),
+            (["caching=guidance_interval", "workload.guidance_scale=1", STEPS], "there is no guidance to skip"),
             (["caching=guidance_interval", "caching.start=0.9", STEPS], "caching.start=0.9 must be less than"),
             (["caching=pyramid_attention", "compiler=inductor", STEPS], "choose compiler=eager, or caching=deepcache"),
         ],
@@ -294,7 +294,7 @@ class TestDeepCache:
     def test_what_controls_the_denoiser_from_outside_is_refused(self) -> None:
         unet = small_unet("emoji")
         unet.forward = DeepCache(unet, 3, 0, 0)
-        with pytest.raises(ValueError, match="does not hand on mid_block_additional_residual"):
+        with pytest.raises(ValueError, match="does not support the argument mid_block_additional_residual"):
             unet(torch.randn(1, 8, 8, 8), 1, torch.randn(1, 4, 144), mid_block_additional_residual=torch.zeros(1))
 
     def test_steps_are_counted_from_the_start_of_each_image_with_any_scheduler(self, session: Load) -> None:

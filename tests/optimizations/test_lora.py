@@ -102,7 +102,7 @@ class TestFiles:
             "lora=hotswap", f"lora.path={tmp_path}", "lora.weight_name=a.safetensors", "lora.other=b.safetensors"
         ).conflicts(CPU)
         assert [reason.partition(": ")[2] for reason in found] == [
-            f"{name}.safetensors changes the text encoder too, which cannot be exchanged" for name in ("a", "b")
+            f"{name}.safetensors updates the text encoder too, which cannot be hot-swapped" for name in ("a", "b")
         ]
 
 
@@ -134,7 +134,7 @@ class TestProof:
 
     def test_fused_projections_take_a_lora_that_is_fused_before(self, session: Load, variant: Compose) -> None:
         [found] = variant("lora=loaded", "attention=fused_qkv").conflicts(CPU)
-        assert found.endswith("would leave the LoRA out: choose lora=fused")
+        assert found.endswith("would ignore the LoRA: choose lora=fused")
         loaded = session("lora=fused", "attention=fused_qkv", STEPS)
         assert all(item.engaged for item in loaded.prove())
         assert np.abs(image(loaded) - image(session("lora=fused", STEPS))).max() < 1e-3
@@ -199,7 +199,7 @@ class TestFewSteps:
     @pytest.mark.parametrize("scheduler", ["lcm", "turbo"])
     def test_need_a_lora(self, variant: Compose, scheduler: str) -> None:
         [found] = variant(f"scheduler={scheduler}").conflicts(CPU)
-        assert found.startswith(f"scheduler={scheduler}: is made for a model that was distilled to a few steps")
+        assert found.startswith(f"scheduler={scheduler}: needs a model distilled to a few steps")
         assert variant(f"scheduler={scheduler}", "lora=fused").conflicts(CPU) == []
         assert variant(f"scheduler={scheduler}", "scheduler.distilled=false").conflicts(CPU) == []
 

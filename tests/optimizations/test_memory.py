@@ -44,7 +44,7 @@ def evidence(session: PipelineHost) -> dict[str, Evidence]:
 class TestConflicts:
     def test_slicing_needs_a_batch(self, variant: Compose) -> None:
         [found] = variant("memory=vae_slicing").conflicts(CPU)
-        assert found == "memory=vae_slicing: slices a batch of images: set workload.batch_size to 2 or more"
+        assert found == "memory=vae_slicing: needs a batch of several images: set workload.batch_size to 2 or more"
         assert variant("memory=vae_slicing", *BATCH).conflicts(CPU) == []
         assert variant("memory=vae_slicing", "workload.images_per_prompt=2").conflicts(CPU) == []
 
@@ -68,7 +68,7 @@ class TestConflicts:
 
     def test_tiles_are_whole_latents(self, variant: Compose) -> None:
         [found] = variant("memory=vae_tiling", LARGE, "memory.vae_tiling.tile_size=68").conflicts(CPU)
-        assert "memory.vae_tiling.tile_size=68: choose a multiple of 8" in found
+        assert "memory.vae_tiling.tile_size=68: must be a multiple of 8" in found
 
     @pytest.mark.parametrize("task", ["img2img", "inpaint"])
     def test_of_a_start_image_with_a_tiny_vae_of_other_channels(
@@ -77,7 +77,7 @@ class TestConflicts:
         chosen = ("memory=[vae_tiling,tiny_vae]", "memory.vae_tiling.tile_size=64", LARGE, "workload.steps=2")
         assert variant(*chosen).conflicts(CPU) == []
         [found] = variant(*chosen, *inputs[task]).conflicts(CPU)
-        assert "4 channels with memory.tiny_vae, and this model has 8: leave out one of the two" in found
+        assert "tiles of a start image to 4 channels, and this model has 8: choose one of the two options" in found
 
     def test_both_are_reported(self, variant: Compose) -> None:
         found = variant("memory=[vae_slicing,vae_tiling]").conflicts(CPU)
@@ -95,7 +95,7 @@ class TestConflicts:
         config.write_text(text)
         for option in ("vae_slicing", "vae_tiling"):
             chosen = variant("model=folder", f"model.path={tmp_path}", f"memory={option}", *BATCH, LARGE)
-            assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL cannot do it"]
+            assert chosen.conflicts(CPU) == [f"memory={option}: diffusers' AsymmetricAutoencoderKL does not support it"]
 
 
 class TestProof:
@@ -174,11 +174,11 @@ class TestTinyVae:
 
     def test_that_is_none_is_a_conflict(self, variant: Compose, tmp_path: Path) -> None:
         [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={tmp_path}").conflicts(CPU)
-        assert found.endswith("holds no config.json of an AutoencoderTiny")
+        assert found.endswith("has no config.json of an AutoencoderTiny")
         [found] = variant("memory=tiny_vae", f"memory.tiny_vae.path={PACKAGED / 'emoji' / 'vae'}").conflicts(CPU)
-        assert found.endswith("AutoencoderKL is given, and an AutoencoderTiny is wanted")
+        assert found.endswith("is of class AutoencoderKL, and must be an AutoencoderTiny")
         chosen = ("memory.tiny_vae.path=/a", "memory.tiny_vae.hub_id=b/c")
-        assert "give one of them" in variant("memory=tiny_vae", *chosen).conflicts(CPU)[0]
+        assert "set only one of them" in variant("memory=tiny_vae", *chosen).conflicts(CPU)[0]
 
     def test_of_an_untrained_model_is_untrained(self, variant: Compose) -> None:
         sd15 = variant("memory=tiny_vae", "model=sd15", "model.weights=random")
@@ -298,7 +298,7 @@ class TestLayerwiseCasting:
 
     def test_is_not_compiled(self, variant: Compose) -> None:
         found = variant("memory=layerwise_casting", "compiler=inductor").conflicts(CPU)
-        assert any("its hooks cast weights within what would be compiled" in reason for reason in found)
+        assert any("its hooks would cast weights inside compiled code" in reason for reason in found)
 
     def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
         difference = np.abs(pixels(session("memory=layerwise_casting"), tmp_path) - pixels(session(), tmp_path))

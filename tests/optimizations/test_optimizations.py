@@ -44,7 +44,7 @@ CUDA_ONLY = {
     *(("compiler", option) for option in ("blade", "cuda_graphs", "deepspeed", "tensorrt")),
 }
 ELSEWHERE = {
-    ("precision", "fp16_vae_fix"): "these are weights of SDXL's VAE",
+    ("precision", "fp16_vae_fix"): "this VAE is for SDXL",
     ("precision", "fp8_torchao"): "float8 arithmetic needs a CUDA device",
     ("precision", "fp8_sdnq"): "float8 arithmetic needs a CUDA device",
 }
@@ -116,7 +116,7 @@ class TestConflicts:
 
     def test_say_which_precision_a_kernel_takes(self, variant: Compose) -> None:
         [found] = variant("attention=flash").conflicts(cuda(9, 0))
-        assert found.endswith("takes float16 or bfloat16: choose precision=fp16 or bf16")
+        assert found.endswith("needs float16 or bfloat16: choose precision=fp16 or bf16")
 
     def test_inductor_needs_a_compiler(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "/nowhere")
@@ -225,7 +225,7 @@ class TestUndone:
 
     def test_larger_attention_slices_than_there_are_heads_are_a_conflict(self, variant: Compose) -> None:
         [found] = variant("attention=sliced", "attention.slice_size=5").conflicts(CPU)
-        assert "attention.slice_size=5: a layer of this model has 4 heads; choose at most 4" in found
+        assert "attention.slice_size=5: a layer of this model has only 4 heads; choose at most 4" in found
         assert variant("attention=sliced", "attention.slice_size=4").conflicts(CPU) == []
 
     def test_attention_slices_as_large_as_the_batch(self, session: Load) -> None:

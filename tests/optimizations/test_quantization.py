@@ -51,7 +51,7 @@ class TestConflicts:
         assert conflicts("int8", CPU) == conflicts("int8", card(8, 0)) == conflicts("fp8", card(8, 9)) == []
         [found] = conflicts("fp8", CPU)
         assert "float8 arithmetic needs a CUDA device" in found
-        assert found.endswith("precision.activations=false only stores weights so")
+        assert found.endswith("precision.activations=false quantizes only weights")
         assert conflicts("fp8", CPU, "precision.activations=false") == []
         assert "needs compute capability 8.9" in conflicts("fp8", card(8, 0))[0]
         assert len(conflicts("int8", card(7, 0))) == 2, "8-bit products, and bfloat16"
@@ -71,12 +71,14 @@ class TestConflicts:
         [found] = variant(f"precision=int8_{package}", "memory=layerwise_casting").conflicts(CPU)
         assert "layerwise_casting would cast the quantized weights" in found
         [found] = variant(f"precision=int8_{package}", "grad_mode=enabled").conflicts(CPU)
-        assert found.endswith("a quantized weight records nothing for autograd: choose another than grad_mode=enabled")
+        assert found.endswith(
+            "a quantized weight records nothing for autograd: choose grad_mode=no_grad or inference_mode"
+        )
 
     def test_convolutions_that_are_matrices_have_no_layout(self, variant: Compose) -> None:
         chosen = ("precision=int8_sdnq", "layout=channels_last")
         [found] = variant(*chosen).conflicts(CPU)
-        assert found.endswith("SDNQ stores convolutions as matrices, which have no layout: choose layout=contiguous")
+        assert found.endswith("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
         assert variant(*chosen, "precision.convolutions=false").conflicts(CPU) == []
         assert variant("precision=int8_torchao", "layout=channels_last").conflicts(CPU) == []
 

@@ -69,7 +69,7 @@ class TestFullVae:
             return found
 
         assert variant("precision=fp16_vae_fp32").conflicts(CPU) == []
-        assert "tiny_vae takes the place of this VAE" in conflict("memory=tiny_vae")
+        assert "memory=tiny_vae replaces this VAE" in conflict("memory=tiny_vae")
         assert "choose precision=fp32" in conflict("precision.weights=float32")
         assert "choose precision.autocast=null" in conflict("precision.autocast=float16")
 
@@ -103,9 +103,9 @@ class TestFixedVae:
     def test_conflicts(self, variant: Compose, tmp_path: Path) -> None:
         sdxl = ("precision=fp16_vae_fix", "model=sdxl", "model.weights=random")
         assert variant(*sdxl).conflicts(CPU) == []
-        assert "and this model has another" in variant("precision=fp16_vae_fix").conflicts(CPU)[0]
-        assert "tiny_vae takes the place" in variant(*sdxl, "memory=tiny_vae").conflicts(CPU)[0]
-        assert "holds no config.json" in variant(*sdxl, f"precision.path={tmp_path}").conflicts(CPU)[0]
+        assert "and the model is not SDXL" in variant("precision=fp16_vae_fix").conflicts(CPU)[0]
+        assert "memory=tiny_vae replaces this VAE" in variant(*sdxl, "memory=tiny_vae").conflicts(CPU)[0]
+        assert "has no config.json" in variant(*sdxl, f"precision.path={tmp_path}").conflicts(CPU)[0]
 
     def test_comes_from_the_hub(self, variant: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))

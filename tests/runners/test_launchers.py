@@ -38,7 +38,7 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(tmp_path: Path
     file.write_text(json.dumps(moved))
     elsewhere = sdopt(tmp_path, *SWEEP, "attention=math")
     assert elsewhere.code == 0, elsewhere.shown
-    assert "measured on another before; begins anew" in elsewhere.err
+    assert "measured on another before; starts over" in elsewhere.err
     assert read_result(file).id != moved["id"]
     assert (file.parent / "result.another.json").is_file()
 
@@ -65,7 +65,7 @@ class TestSlurm:
         # The launcher stops waiting at the first job that is lost; the others go on.
         ended = process.finish(600)
         assert ended.code == 3, ended.shown
-        assert "did not end by itself" in ended.err
+        assert "ended unexpectedly" in ended.err
         # Of its processes srun may be killed before the job is, which then ends as at SIGTERM.
         [row] = [line for line in (folder / "sweep.md").read_text().splitlines() if line.startswith("| 1 |")]
         assert "the study has not ended" in row or "| interrupted |" in row

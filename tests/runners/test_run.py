@@ -286,4 +286,4 @@ class TestSweep:
 
     def test_whose_jobs_wrote_elsewhere(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert summarise_sweep(tmp_path, Console()) == 3
-        assert "no job has written anything there" in capsys.readouterr().err
+        assert "no job has written a result" in capsys.readouterr().err

@@ -92,7 +92,7 @@ class TestDisk:
             read_only(disk)
             finished = sdopt(disk, "run", *QUICK)
             assert finished.code == 2
-            assert "Read-only file system; choose a folder that can be written with hydra.run.dir=…" in finished.err
+            assert "Read-only file system; choose a writable folder with hydra.run.dir=…" in finished.err
             assert "outputs" in finished.err
             assert "Traceback" not in finished.err
 

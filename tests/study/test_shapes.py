@@ -103,7 +103,7 @@ class TestConflicts:
         [found] = [
             said for said in self.of(composer, "compiler=inductor", "compiler.dynamic=false", sizes) if "9" in said
         ]
-        assert "runs eagerly what comes after 8: choose compiler.dynamic=null" in found
+        assert "runs shapes after the first 8 eagerly: choose compiler.dynamic=null" in found
         assert not [said for said in self.of(composer, "compiler=inductor", sizes) if "eagerly" in said]
 
     def test_of_a_workspace_that_is_sized_once(self, composer: Composers) -> None:

@@ -1,6 +1,6 @@
-"""compiler: what turns Python into kernels, or into a graph that is launched at once. One file per kind of compiler.
+"""compiler: compiles modules to kernels, or captures them as graphs that launch at once. One file per compiler.
 
-`base` holds what they share: the modules of a pipeline that they take, and what stands in for them.
+`base` has the shared parts: the modules that compilers replace, the replacements, and common conflicts.
 """
 
 from sdopt.optimizations.compiler.aot import Aot

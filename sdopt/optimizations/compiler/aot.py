@@ -1,4 +1,4 @@
-"""AOTInductor: compiled once into a package on disk, which later processes load in seconds."""
+"""AOTInductor: compiles to a package on disk, which later processes load in seconds."""
 
 import hashlib
 import os
@@ -32,21 +32,20 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 FOLDER = Path("sdopt") / "aot"
-"""The packages, below the user's cache folder."""
+"""Folder of the packages, relative to the user's cache folder."""
 
 
 @dataclass(frozen=True)
 class Aot(Compiler):
-    """`torch.export` and AOTInductor on the denoiser: compiled once into a package on disk, loaded in seconds later.
+    """Compiles the denoiser to a package on disk, with `torch.export` and AOTInductor, and later loads the package.
 
-    A package holds compiled code, and no weights: it takes those of the pipeline. It is found again by a digest of the
-    module's structure, the shapes and types of its inputs and weights, the versions of libraries, and the device.
-    Packages lie in the user's own cache folder (`$XDG_CACHE_HOME/sdopt/aot`), which nobody else may read or write, and
-    are loaded from nowhere else.
+    A package contains compiled code without weights, and uses the pipeline's weights. Its key is a digest of the
+    module's structure, the shapes and types of inputs and weights, library versions and the device. Packages are stored
+    in, and loaded only from, `$XDG_CACHE_HOME/sdopt/aot`, which only its owner may read or write.
     """
 
     recompile: bool = False
-    """Whether to compile anew if there is a package: its time is then that of a cold start."""
+    """Whether to recompile an existing package, to measure the cold start."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -62,7 +61,7 @@ class Aot(Compiler):
             seen, shapes = trace.denoiser, graphs_in(made["denoiser"])
             left = {name: seen.operators[name] for name in EAGER_ONLY if seen.operators[name]}
             told = "; ".join(packages.told)
-            summary = f"{told}; {sum(left.values())} operators that eager code alone runs, in {seen.calls} calls"
+            summary = f"{told}; {sum(left.values())} operators that only eager code runs, in {seen.calls} calls"
             facts = {"graphs": shapes, "packages": packages.told, "eager_operators": left}
             return Finding(shapes > 0 and not left, summary, facts)
 
@@ -70,18 +69,18 @@ class Aot(Compiler):
 
 
 EAGER_ONLY = ("aten::silu", "aten::group_norm", "aten::layer_norm", "aten::gelu")
-"""Operators of every UNet that a compiler takes apart or calls under no such name."""
+"""Operators of every UNet that do not appear by these names in compiled code."""
 
 
 class Packages:
-    """Makes graphs from packages in a folder, and compiles the ones that are missing.
+    """Builds graphs from packages in a folder, and compiles missing packages.
 
     Args:
-        folder: where the packages lie.
-        recompile: whether to compile those as well that are there.
+        folder: folder of the packages.
+        recompile: whether to recompile existing packages.
 
     Attributes:
-        told: a line for each graph: whether it was compiled or loaded, and the seconds that it took.
+        told: messages such as "compiled in 30.0 s" and "loaded in 1.0 s", in order.
     """
 
     def __init__(self, folder: Path, recompile: bool) -> None:
@@ -90,9 +89,9 @@ class Packages:
         self.told: list[str] = []
 
     def graph_of(self, call: Tensors) -> Graph:
-        """Returns a call's graph, with the weights of its module."""
+        """Returns the graph of a call, with the weights of its module."""
         with torch.no_grad():
-            call(*call.inputs)  # shows the form of the output
+            call(*call.inputs)  # records the structure of the output
             package = self._folder / f"{digest(call)}.pt2"
             start = time.perf_counter()
             if self._recompile or not package.is_file():
@@ -105,14 +104,14 @@ class Packages:
 
 
 def _compile(call: Tensors, package: Path) -> None:
-    """Exports and compiles a call; what lies at `package` afterwards is whole."""
+    """Exports and compiles a call to `package`, which is replaced atomically."""
     exported = torch.export.export(call, tuple(call.inputs), strict=False)
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         made = Path(folder) / package.name
         torch._inductor.aoti_compile_and_package(
             exported, package_path=str(made), inductor_configs={"aot_inductor.package_constants_in_so": False}
         )
-        # Constants of the code itself; weights are the pipeline's.
+        # Constants of the code itself; the pipeline has the weights.
         own = {name: value for name, value in exported.constants.items() if isinstance(value, torch.Tensor)}
         save_file({name: value.contiguous().cpu() for name, value in own.items()}, made.with_suffix(".safetensors"))
         made.with_suffix(".safetensors").replace(package.with_suffix(".safetensors"))
@@ -120,17 +119,17 @@ def _compile(call: Tensors, package: Path) -> None:
 
 
 def _load(call: Tensors, package: Path) -> Graph:
-    """Loads a package with the weights of a call's module.
+    """Loads a package, and binds the weights of the call's module.
 
-    `torch._inductor.aoti_load_package` would do the same, but on a CPU it compiles test programs first, for as long as
-    half a minute, to learn what the processor can do. The digest of the package has that.
+    `torch._inductor.aoti_load_package` does the same, but on a CPU it first compiles test programs for up to half a
+    minute to detect the processor's features, which are already part of the package's digest.
     """
     device = call.inputs[0].device
-    # For one thread: else each run waits on the host for the end of the last one (`reclaim_finished_models` in
-    # aoti_runtime/model_container.h), and a GPU is idle until its next kernels are launched.
+    # Single-threaded: otherwise each run waits on the host for the end of the last run (`reclaim_finished_models` in
+    # aoti_runtime/model_container.h), and the GPU idles until the next kernels are launched.
     one_thread, index = True, -1 if device.index is None else device.index
     loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", one_thread, 1, index)
-    # The pipeline keeps the weights alive: the package takes their addresses, and no copies.
+    # The package stores addresses of the weights, not copies; the pipeline keeps the weights alive.
     loader.load_constants(_constants(call, package, loader.get_constant_fqns()), False, True, True)
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -141,7 +140,7 @@ def _load(call: Tensors, package: Path) -> Graph:
 
 
 def _constants(call: Tensors, package: Path, names: list[str]) -> dict[str, torch.Tensor]:
-    """Returns the tensors that a package asks for by name: the module's, and those saved beside it."""
+    """Returns the tensors that a package needs, by name: the module's, and those saved with the package."""
     device = call.inputs[0].device
     saved = {name: value.to(device) for name, value in load_file(package.with_suffix(".safetensors")).items()}
     known = saved | call.state_dict() | dict(call.named_buffers())
@@ -149,7 +148,7 @@ def _constants(call: Tensors, package: Path, names: list[str]) -> dict[str, torc
 
 
 def digest(call: Tensors) -> str:
-    """Returns a digest of everything that a call's compiled code depends on."""
+    """Returns a hex digest of everything that the compiled code of a call depends on."""
     import diffusers
 
     module = call.module
@@ -159,7 +158,7 @@ def digest(call: Tensors) -> str:
     about = [
         (torch.__version__, torch.version.cuda, diffusers.__version__, str(machine)),
         [(name, tuple(each.shape), each.stride(), str(each.dtype)) for name, each in sorted(tensors.items())],
-        # What an option replaces is another class, or sits in an instance before the method of its class.
+        # An option replaces a module's class, or overrides a method on the instance.
         [(name, _kind(each)) for name, each in module.named_modules()],
         [(name, _kind(p)) for part in module.modules() for name, p in getattr(part, "attn_processors", {}).items()],
         [(tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs],
@@ -179,10 +178,14 @@ def _processor() -> tuple[str, ...]:
 
 
 def private_folder() -> Path:
-    """Returns the folder of the packages, made if it is missing. Raises UnavailableError if others may write there."""
+    """Returns the folder of the packages, and creates it if it is missing.
+
+    Raises:
+        UnavailableError: other users may read or write the folder.
+    """
     folder = cache_folder() / FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
     if folder.is_symlink() or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise UnavailableError(f"{folder}: holds compiled code, and must be yours alone: chmod 700 {folder}")
+        raise UnavailableError(f"{folder}: holds compiled code, and only you may have access: chmod 700 {folder}")
     return folder

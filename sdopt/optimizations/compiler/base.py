@@ -1,4 +1,4 @@
-"""What compilers share: the modules of a pipeline that they take, what stands in for those, and common conflicts."""
+"""Shared parts of compilers: the modules that compilers replace, the replacements, and common conflicts."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
-"""What may be compiled, with the stage of a call in which it runs."""
+"""The targets of compilers, with the stage of a call in which each runs."""
 
 _REGION = "Torch-Compiled Region"
 
 
 TARGETS = {"choices": tuple(STAGE_OF)}
-"""Metadata of a field that lists what is compiled."""
+"""Metadata of a field that lists targets."""
 
 
 @dataclass(frozen=True)
 class Compiler(Optimization):
-    """The base class of what replaces modules by compiled ones."""
+    """The base class of options that replace modules by compiled ones."""
 
     stage: ClassVar[Stage] = Stage.COMPILE
     fixed_batch: ClassVar[bool] = True
@@ -49,50 +49,50 @@ class Compiler(Optimization):
 
 
 def picks_kernels(ctx: Context, what: str) -> list[str]:
-    """Returns the conflict, if any, of something that a choice of PyTorch's attention kernels does not reach."""
+    """Returns the conflict, if any, of `what`, which ignores the choice of a PyTorch attention kernel."""
     backend = getattr(ctx.chosen.get("attention"), "backend", None)
-    return [f"{what} picks its attention kernel itself: choose another than attention={backend}"] if backend else []
+    return [f"{what} selects its own attention kernel: remove attention={backend}"] if backend else []
 
 
 def exports(ctx: Context, what: str) -> list[str]:
-    """Returns the conflicts of a graph that is taken out of the module with what such a graph does not see."""
+    """Returns the conflicts of a graph exported from a module with options that exported graphs do not support."""
     found = autocasts(ctx, what) + picks_kernels(ctx, what) + records_autograd(ctx, what)
     for axis, option in ctx.chosen.items():
         if option.stage is Stage.QUANTIZE:
-            found.append(f"{what} holds weights of one type, and {axis} stores them in another than it computes in")
+            found.append(f"{what} needs weights in the type of the arithmetic, which {axis} changes")
     return found
 
 
 def leaves_pytorch(ctx: Context, what: str) -> list[str]:
-    """Returns the conflicts of something that computes the denoiser outside of PyTorch, with copies of its weights."""
+    """Returns the conflicts of `what`, which computes the denoiser outside of PyTorch with a copy of the weights."""
     found = exports(ctx, what)
     if getattr(ctx.chosen.get("precision"), "weights", None) == "bfloat16":
-        found.append(f"{what} gets its inputs through NumPy, which has no bfloat16: choose precision=fp32")
+        found.append(f"{what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
     return found
 
 
 def unfit_targets(ctx: Context, chosen: Sequence[str]) -> list[str]:
-    """Returns why some targets cannot be compiled: there are none, or a text encoder that never runs."""
+    """Returns the conflicts of a list of targets: the list is empty, or has a text encoder that never runs."""
     if not chosen:
         return [f"compiler.targets=[]: name at least one of {', '.join(STAGE_OF)}"]
     if "text_encoder" in chosen and "memory.precomputed_embeddings" in ctx.chosen:
-        return ["memory=precomputed_embeddings leaves no text encoder to compile: choose compiler.targets=[denoiser]"]
+        return ["memory=precomputed_embeddings removes the text encoder: choose compiler.targets=[denoiser]"]
     return []
 
 
 def unfit_for_graphs(ctx: Context, chosen: Sequence[str]) -> list[str]:
-    """Returns why CUDA graphs of some targets would not be those of a call: autograd, or weights that move."""
+    """Returns the conflicts of CUDA graphs of some targets with autograd and with weights that move."""
     found = records_autograd(ctx, "a CUDA graph")
     if "decoder" in chosen and upcasts_vae(ctx):
         found.append(
-            "this model's VAE is cast to float32 in each call and back, which moves its weights: choose "
+            "diffusers casts this model's VAE to float32 and back in each call, which moves its weights: choose "
             "compiler.targets=[text_encoder,denoiser], or precision=bf16"
         )
     return found
 
 
 def places_of(pipe: "DiffusionPipeline", target: str) -> Iterator[tuple[Any, str]]:
-    """Yields where the modules of a target sit, as owner and attribute: SDXL has two text encoders."""
+    """Yields (owner, attribute) of each module of a target; SDXL has two text encoders."""
     if target == "text_encoder":
         encoders = text_encoders_of(pipe)
         yield from ((pipe, name) for name in vars(pipe) if any(vars(pipe)[name] is encoder for encoder in encoders))
@@ -108,7 +108,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 def replace_modules(
     pipe: "DiffusionPipeline", chosen: Iterable[str], make: Callable[[torch.nn.Module], Module]
 ) -> dict[str, list[Module]]:
-    """Puts what `make` returns for each module of the targets in its place; returns it, by target."""
+    """Replaces each module of the targets by `make(module)`; returns the replacements by target."""
     made: dict[str, list[Module]] = {}
     for target in dict.fromkeys(chosen):
         for owner, name in list(places_of(pipe, target)):
@@ -121,10 +121,10 @@ def replace_modules(
 def replace_by_graphs(
     pipe: "DiffusionPipeline", chosen: Iterable[str], make: "Callable[[Tensors], Graph]"
 ) -> "dict[str, list[PerShape]]":
-    """Puts a `PerShape` in the place of each module of the targets; returns them, by target.
+    """Replaces each module of the targets by a `PerShape`; returns the replacements by target.
 
-    A denoiser whose steps are of two kinds (`caching=deepcache`) keeps its place, and each kind has its own graphs:
-    which of them a step is, is decided outside of both.
+    A denoiser with two kinds of step (`caching=deepcache`) is not replaced itself. Each kind has its own graphs, and
+    Python chooses between them at each step.
     """
     made: dict[str, list[PerShape]] = {}
     for target in dict.fromkeys(chosen):
@@ -138,22 +138,22 @@ def replace_by_graphs(
 
 
 def regions_in(stage: StageTrace) -> int:
-    """Returns how many regions compiled by TorchDynamo ran in a stage of a call."""
+    """Returns the number of regions compiled by TorchDynamo that ran in a stage of a call."""
     return sum(count for name, count in stage.operators.items() if name.startswith(_REGION))
 
 
 def only_replays(stages: Iterable[StageTrace]) -> bool:
-    """Returns whether every call of some stages replayed a CUDA graph, and none was captured anew.
+    """Returns whether all calls of the stages replayed a CUDA graph, and no graph was captured again.
 
-    Where weights have moved, a graph is captured in each call, and then replayed once.
+    If weights have moved, each call captures a graph and replays it once.
     """
     return all(stage.graph_launches >= stage.calls > 0 and not stage.graph_captures for stage in stages)
 
 
 class StandIn(torch.nn.Module):
-    """Stands in for a module: it has the same attributes, and a `forward` of its own.
+    """Replaces a module: has the same attributes, and a different `forward`.
 
-    `unwrapped` finds the module behind it, as it finds one that `torch.compile` wrapped.
+    `unwrapped` returns the original module, as for a module wrapped by `torch.compile`.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -168,16 +168,16 @@ class StandIn(torch.nn.Module):
 
 
 class Tensors(torch.nn.Module):
-    """A module as a function of tensors to tensors: the other arguments of a call are constants of it.
+    """A module as a function from tensors to tensors; the call's other arguments are constants.
 
     Args:
-        module: whose call it is.
+        module: the module that is called.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
 
     Attributes:
         inputs: the tensors among the arguments.
-        key: what a graph of this call depends on, beside the values of its tensors.
+        key: everything that a graph of this call depends on, except the values of tensors.
     """
 
     def __init__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -197,23 +197,23 @@ class Tensors(torch.nn.Module):
         )
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Calls the module with `tensors` in the place of those that it was made with; returns the tensors it gives."""
+        """Calls the module with `tensors` in place of `inputs`; returns the tensors in its output."""
         args, kwargs = tree_unflatten(_with_tensors(self._arguments, tensors), self._spec)
         leaves, self._result_spec = tree_flatten(self.module(*args, **kwargs))
         results, self._results = _without_tensors(leaves)
         return tuple(results)
 
     def output(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """Returns what the module returned when it was last called, with `tensors` in the place of its own."""
+        """Returns the output structure of the module's last call, filled with `tensors`."""
         return tree_unflatten(_with_tensors(self._results, tensors), self._result_spec)
 
 
 _TENSOR = "a tensor"
-"""Stands where a tensor was."""
+"""Placeholder for a tensor."""
 
 
 def _without_tensors(leaves: Iterable[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-    """Returns the tensors among leaves, and the leaves with a mark for each of them."""
+    """Returns the tensors among `leaves`, and `leaves` with a placeholder for each tensor."""
     leaves = list(leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return tensors, [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -225,19 +225,19 @@ def _with_tensors(leaves: Iterable[Any], tensors: Iterable[torch.Tensor]) -> lis
 
 
 Graph = Callable[..., Sequence[torch.Tensor]]
-"""Takes tensors and returns tensors, as `Tensors.forward` does."""
+"""A function from tensors to tensors, with the signature of `Tensors.forward`."""
 
 
 class PerShape(StandIn):
-    """Stands in for a module with one graph for each shape of inputs, made when that shape first comes.
+    """Replaces a module by one graph per input shape; a graph is built at the first call with its shape.
 
     Args:
-        module: what it stands in for.
-        make: makes a graph of a call; it has to run the call once, so that the form of the output is known.
+        module: the module to replace.
+        make: builds the graph of a call; must run the call once, so that the structure of the output is known.
 
     Attributes:
-        graphs: by the key of a call.
-        runs: how often a graph ran.
+        graphs: the graphs, by `Tensors.key`.
+        runs: the number of graph runs.
     """
 
     def __init__(self, module: torch.nn.Module, make: Callable[[Tensors], Graph]) -> None:
@@ -247,7 +247,7 @@ class PerShape(StandIn):
         self.runs = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the graph of this call's shapes."""
+        """Runs the graph for this call, and builds it first if it is missing."""
         call = Tensors(self._orig_mod, args, kwargs)
         inputs = call.inputs
         if call.key not in self.graphs:
@@ -260,13 +260,13 @@ class PerShape(StandIn):
 
 
 def graphs_in(stand_ins: Iterable[PerShape]) -> int:
-    """Returns how many graphs were made."""
+    """Returns the total number of graphs that were built."""
     return sum(len(stand_in.graphs) for stand_in in stand_ins)
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Ignores what PyTorch says of each trace: TorchScript is deprecated, and conditions on shapes become constants."""
+    """Suppresses PyTorch's warnings at each trace about deprecated TorchScript and conditions that become constants."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
@@ -274,7 +274,7 @@ def tracing() -> Iterator[None]:
 
 
 def ran_outside(trace: Trace, stand_ins: Iterable[PerShape]) -> Finding:
-    """Judges whether the denoiser was computed by graphs outside of PyTorch: PyTorch then runs none of its products."""
+    """Checks whether graphs outside of PyTorch computed the denoiser: PyTorch then runs no matrix products."""
     graphs = graphs_in(stand_ins)
     seen = trace.denoiser
     left = sum(seen.product_dtypes.values())

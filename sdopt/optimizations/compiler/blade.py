@@ -1,4 +1,4 @@
-"""Alibaba's PAI-Blade, in its open form BladeDISC."""
+"""Alibaba's PAI-Blade, in its open-source version BladeDISC."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _ENGINE = "DiscEngine"
-"""Part of the name of the operator by which BladeDISC runs a compiled part of a graph."""
+"""Part of the name of the operator that runs a subgraph compiled by BladeDISC."""
 
 
 @dataclass(frozen=True)
 class Blade(Compiler):
-    """BladeDISC's `torch_blade.optimize` on text encoder, denoiser and decoder, as Alibaba's article on PAI-Blade does.
+    """Runs BladeDISC's `torch_blade.optimize` on text encoder, denoiser and decoder, as in Alibaba's PAI-Blade article.
 
-    Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3: what sdopt runs on needs a build from source.
+    Alibaba's packages are for Python 3.6 to 3.8 and CUDA 10.0 to 11.3, so sdopt needs a build from source.
     """
 
     fixed_batch: ClassVar[bool] = True
 
     targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
-    """What is compiled; each must show that it ran compiled."""
+    """The modules to compile; each must prove that its compiled form ran."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -49,8 +49,8 @@ class Blade(Compiler):
         if not ctx.device.is_here or find_spec("torch_blade") is None:
             found.append(
                 "PAI-Blade has no public package for PyTorch 2.11 or later: build torch_blade "
-                "from https://github.com/alibaba/BladeDISC against it, or choose compiler=inductor_dynamic, which also "
-                "compiles once for any size"
+                "from https://github.com/alibaba/BladeDISC, or choose compiler=inductor_dynamic, which also compiles "
+                "once for any size"
             )
         return found + unfit_targets(ctx, self.targets) + exports(ctx, what)
 

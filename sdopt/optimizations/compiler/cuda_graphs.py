@@ -1,4 +1,4 @@
-"""CUDA graphs captured by hand, as Lightning's article "Serve Stable Diffusion Three Times Faster" does it."""
+"""CUDA graphs captured by sdopt, as in Lightning's article "Serve Stable Diffusion Three Times Faster"."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _WARM_UP = 3
-"""Runs before a capture, in which libraries choose kernels and allocate workspaces: PyTorch's manual says three."""
+"""Runs before a capture, in which libraries select kernels and allocate workspaces; PyTorch recommends three."""
 
 
 @dataclass(frozen=True)
 class CudaGraphs(Compiler):
-    """CUDA graphs of whole modules: every kernel of a call is launched at once, without Python in between.
+    """Captures whole modules as CUDA graphs: all kernels of a call are launched at once, without Python in between.
 
-    The kernels are the same as without. A new shape of inputs, or weights at another address, is captured anew; such a
-    capture counts as a compilation.
+    The kernels stay the same. A new input shape, or weights at a new address, cause another capture, which counts as a
+    compilation.
     """
 
     targets: list[str] = field(default_factory=lambda: list(STAGE_OF), metadata=TARGETS)
-    """What is captured; each must show that it was replayed."""
+    """The modules to capture; each must prove that its graph was replayed."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -65,19 +65,19 @@ class CudaGraphs(Compiler):
 
 
 class Capture:
-    """Captures calls of modules as CUDA graphs; those of one module share a pool of memory of their own."""
+    """Captures calls of modules as CUDA graphs; the graphs of each module share a memory pool."""
 
     def __init__(self) -> None:
         self._pools: dict[torch.nn.Module, Any] = {}
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, call: Tensors) -> Graph:
-        """Returns a function that copies its inputs into the graph's, replays it, and returns copies of its outputs."""
+        """Returns a function that copies its inputs to the graph's, replays the graph, and returns copied outputs."""
         if call.module not in self._pools:
             self._pools[call.module] = torch.cuda.graph_pool_handle()
-        # One for all: cuBLAS keeps a workspace, of some 30 MiB on Hopper, for each stream that it ever ran on.
+        # One stream for all captures: cuBLAS keeps a workspace (about 30 MiB on Hopper) for each stream it ran on.
         stream = self._stream = self._stream or torch.cuda.Stream()
-        # A tensor that sits on the CPU, as a timestep may, would be a constant of the graph.
+        # A tensor on the CPU, such as a timestep, would become a constant of the graph.
         held = [given.to(next(call.module.parameters()).device, copy=True) for given in call.inputs]
         stream.wait_stream(torch.cuda.current_stream())
         with _without_autocast_cache():
@@ -93,7 +93,7 @@ class Capture:
             for own, given in zip(held, tensors, strict=True):
                 own.copy_(given)
             graph.replay()
-            # The next replay overwrites them, and multistep schedulers still hold the last.
+            # The next replay overwrites the outputs, while multistep schedulers still hold the previous ones.
             return [result.clone() for result in results]
 
         return replay
@@ -101,7 +101,7 @@ class Capture:
 
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
-    """Lets autocast cast weights within the graph: casts that it keeps are freed when its block ends."""
+    """Disables autocast's cache, so that casts are part of the graph: cached casts are freed when autocast exits."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

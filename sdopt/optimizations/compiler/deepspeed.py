@@ -1,14 +1,14 @@
-"""DeepSpeed's transformer blocks, put in by hand, as in Lightning's "Serve Stable Diffusion Three Times Faster".
+"""DeepSpeed's transformer blocks, inserted by sdopt, as in Lightning's "Serve Stable Diffusion Three Times Faster".
 
-`deepspeed.init_inference` cannot do it: its wrapper of the UNet reads `unet.in_channels`, which diffusers has removed,
-and that of the text encoder reads `text_model`, which transformers 5 has removed. The blocks themselves still fit.
-What they take for granted, as of DeepSpeed 0.19.8, is checked in `require_fitting` or is a conflict:
+`deepspeed.init_inference` no longer works: its UNet wrapper reads `unet.in_channels`, which diffusers has removed, and
+its text encoder wrapper reads `text_model`, which transformers 5 has removed. The blocks themselves still work. They
+assume the following, as of DeepSpeed 0.19.8; `require_fitting` checks each assumption, or it is a conflict:
 
 - A block reads `norm1`–`norm3` (layer norms with weights), `ff.net[0].proj` (GEGLU), `ff.net[2]`, `attn1` and `attn2`.
-- Its first layer norm reads hidden states as if they were contiguous (`ds_layer_norm`), which they are after a
-  convolution in channels-last alone: DeepSpeed's own wrapper sets that layout. Here they are made so.
-- The workspace is made for `max_out_tokens` = 4096: images of up to 512×512.
-- What its attention takes stands in `sdopt.optimizations.deepspeed`.
+- The first layer norm of a block assumes contiguous hidden states (`ds_layer_norm`), which only a channels-last
+  convolution produces; DeepSpeed's own wrapper sets that layout. Here a hook makes them contiguous.
+- The workspace is allocated for `max_out_tokens` = 4096: images of up to 512×512.
+- `sdopt.optimizations.deepspeed` lists the assumptions of its attention.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _TOKENS = 4096
-"""What DeepSpeed's own injection gives as `max_out_tokens`."""
+"""The `max_out_tokens` of DeepSpeed's own injection."""
 
 _KERNELS = ("fused_gate_activation", "fused_ln", "opt_bias_add")
 """Parts of the names of DeepSpeed's kernels in each block."""
@@ -37,9 +37,9 @@ _KERNELS = ("fused_gate_activation", "fused_ln", "opt_bias_add")
 
 @dataclass(frozen=True)
 class DeepSpeed(Compiler):
-    """DeepSpeed's fused transformer blocks instead of the denoiser's, with the same weights; float16 on CUDA.
+    """Replaces the denoiser's transformer blocks by DeepSpeed's fused blocks, with the same weights; float16 on CUDA.
 
-    Two of the three layer norms of a block are PyTorch's since DeepSpeed has written them as fallbacks.
+    Two of the three layer norms of a block run in PyTorch, because DeepSpeed implements them as fallbacks.
     """
 
     @override
@@ -47,7 +47,7 @@ class DeepSpeed(Compiler):
         found = misfits(ctx) + _beyond_blocks(ctx)
         attention = ctx.chosen.get("attention")
         if attention is not None and type(attention).__name__ != "Default":
-            found.append("DeepSpeed's block brings its own attention: choose attention=default")
+            found.append("DeepSpeed's block has its own attention: choose attention=default")
         return found
 
     @override
@@ -68,16 +68,16 @@ class DeepSpeed(Compiler):
 
 
 def _beyond_blocks(ctx: Context) -> list[str]:
-    """Returns what of the model and the size of its images DeepSpeed's blocks cannot take."""
+    """Returns the conflicts of DeepSpeed's blocks with the model and the image size."""
     if (part_config(ctx.model, "unet") or {}).get("addition_embed_type"):
-        return ["DeepSpeed's blocks are tried with Stable Diffusion 1.x and 2.x alone: not with SDXL"]
+        return ["DeepSpeed's blocks are tested only with Stable Diffusion 1.x and 2.x: not with SDXL"]
     if ((ctx.workload.size or ctx.model.size) // 8) ** 2 > _TOKENS:
         return [f"DeepSpeed's workspace holds {_TOKENS} tokens: images of up to 512 pixels, as in workload.size=512"]
     return []
 
 
 def _blocks(denoiser: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Any]]:
-    """Returns the transformer blocks of diffusers in a denoiser, each with its owner and its name there."""
+    """Returns (owner, attribute, block) of each diffusers transformer block in a denoiser."""
     return [
         (owner, name, child)
         for owner in denoiser.modules()
@@ -87,7 +87,7 @@ def _blocks(denoiser: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Any]]
 
 
 def replace_blocks(denoiser: torch.nn.Module) -> None:
-    """Replaces each transformer block by DeepSpeed's with the same weights. Raises ValueError if one does not fit."""
+    """Replaces each transformer block by DeepSpeed's, with the same weights. Raises ValueError if a block differs."""
     from deepspeed.ops.transformer.inference.diffusers_2d_transformer import Diffusers2DTransformerConfig
     from deepspeed.ops.transformer.inference.diffusers_transformer_block import DeepSpeedDiffusersTransformerBlock
 
@@ -108,7 +108,7 @@ def _contiguous(_block: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ..
 
 
 def require_fitting(name: str, block: Any) -> None:
-    """Raises ValueError if a transformer block of diffusers is not what DeepSpeed's takes it for."""
+    """Raises ValueError if a diffusers transformer block violates an assumption of DeepSpeed's block."""
     attentions = [lacks(block.attn1), lacks(block.attn2)]
     wrong = {
         "norms with weights": any(norm.weight is None for norm in (block.norm1, block.norm2, block.norm3)),
@@ -119,4 +119,4 @@ def require_fitting(name: str, block: Any) -> None:
     }
     missing = [what for what, found in wrong.items() if found]
     if missing:
-        raise ValueError(f"DeepSpeed's block needs {', '.join(missing)}, and the block {name} has none")
+        raise ValueError(f"DeepSpeed's block needs {', '.join(missing)}, which the block {name} lacks")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Eager(Optimization):
-    """No compiler: PyTorch runs operator by operator."""
+    """Runs PyTorch operator by operator, without a compiler."""
 
     stage: ClassVar[Stage] = Stage.COMPILE
 

@@ -1,4 +1,4 @@
-"""`torch.compile` with Inductor: on whole modules, on the blocks that repeat, or for any shape at once."""
+"""`torch.compile` with Inductor: of whole modules, of repeated blocks, or once for any shape."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -39,14 +39,14 @@ def records_cuda_graphs(mode: str) -> bool:
 
 
 def _arguments(option: "Inductor | Regional") -> str:
-    """Returns the arguments of `torch.compile` that are not its defaults, each after a comma."""
+    """Returns the non-default arguments of `torch.compile` as code, each preceded by a comma."""
     given = {"mode": option.mode, "fullgraph": option.fullgraph, "dynamic": option.dynamic}
     usual = {"mode": "default", "fullgraph": False, "dynamic": None}
     return "".join(f", {name}={value!r}" for name, value in given.items() if value != usual[name])
 
 
 def too_many_shapes(ctx: Context, dynamic: bool | None) -> list[str]:
-    """Returns the conflict, if any, of graphs for one shape each with more shapes than TorchDynamo compiles."""
+    """Returns the conflict, if any, of static graphs with more shapes than TorchDynamo's recompilation limit."""
     if dynamic is not False or ctx.shapes == 1:
         return []
     from torch._dynamo import config
@@ -54,32 +54,32 @@ def too_many_shapes(ctx: Context, dynamic: bool | None) -> list[str]:
     limit: int = config.recompile_limit
     if ctx.shapes <= limit:
         return []
-    more = f"compiles a graph for each of {ctx.shapes} shapes, and PyTorch runs eagerly what comes after {limit}"
+    more = f"compiles a graph for each of {ctx.shapes} shapes, and PyTorch runs shapes after the first {limit} eagerly"
     return [f"{more}: choose compiler.dynamic=null, or compiler=inductor_dynamic"]
 
 
 @dataclass(frozen=True)
 class Inductor(Compiler):
-    """`torch.compile` with Inductor on the denoiser and, if they are named, on text encoders and the VAE's decoder.
+    """Compiles the denoiser, and optionally text encoders and the VAE's decoder, with `torch.compile` and Inductor.
 
-    `dynamic`: null lets the compiler generalise a shape when it first changes.
+    `dynamic`: null lets the compiler generalize a shape on its first change.
     """
 
     mode: str = bounded("default", choices=MODES)
-    """As in `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
+    """Mode of `torch.compile`; `reduce-overhead` and `max-autotune` record CUDA graphs."""
     fullgraph: bool = False
-    """Whether a graph break is an error."""
+    """Whether a graph break raises an error."""
     dynamic: bool | None = None
-    """Whether shapes are symbols; null generalises a shape when it first changes."""
+    """Whether shapes are symbolic; null generalizes a shape on its first change."""
     targets: list[str] = field(default_factory=lambda: ["denoiser"], metadata=TARGETS)
-    """What is compiled; each must show that it ran compiled."""
+    """The modules to compile; each must prove that its compiled form ran."""
 
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
         places = {"denoiser": "pipe.unet", "decoder": "pipe.vae.decoder"}
         if records_cuda_graphs(self.mode) or not set(self.targets) <= places.keys():
-            return ()  # their outputs have to be copied; SDXL has two text encoders
+            return ()  # outputs of CUDA graphs must be copied, and SDXL has two text encoders
         found = [f"{places[target]} = torch.compile({places[target]}{_arguments(self)})" for target in self.targets]
         return "import torch", *found
 
@@ -115,17 +115,17 @@ class Inductor(Compiler):
 
 @dataclass(frozen=True)
 class Regional(Compiler):
-    """Compiles the denoiser's repeated blocks instead of the whole (diffusers' `compile_repeated_blocks`).
+    """Compiles only the denoiser's repeated blocks (diffusers' `compile_repeated_blocks`).
 
-    One compilation serves all blocks of a width: it is short, and what lies between the blocks runs eagerly.
+    One short compilation serves all blocks of a width; layers between the blocks run eagerly.
     """
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
-    """As in `torch.compile`; no mode that records a CUDA graph for each of many small blocks."""
+    """Mode of `torch.compile`, except the modes that would record a CUDA graph for each small block."""
     fullgraph: bool = True
-    """Whether a graph break is an error."""
+    """Whether a graph break raises an error."""
     dynamic: bool | None = None
-    """Whether shapes are symbols; null generalises a shape when it first changes."""
+    """Whether shapes are symbolic; null generalizes a shape on its first change."""
 
     @property
     @override
@@ -146,7 +146,7 @@ class Regional(Compiler):
             blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
             regions, calls = regions_in(trace.denoiser), trace.denoiser.calls
             found = _compiled({"denoiser": regions}, self.mode, device_of(pipe))
-            # Past its limit of recompilations Dynamo runs a block eagerly, and says so only in a log.
+            # Beyond its recompilation limit, Dynamo runs a block eagerly and reports that only in a log.
             everywhere = regions >= len(blocks) * calls > 0
             summary = f"{found.summary}, for {len(blocks)} blocks in {calls} calls"
             return Finding(found.engaged and everywhere, summary, found.facts | {"blocks": len(blocks)})
@@ -156,16 +156,16 @@ class Regional(Compiler):
 
 @dataclass(frozen=True)
 class InductorDynamic(Compiler):
-    """`torch.compile` with Inductor on the denoiser once, for images of any size in batches of any number.
+    """Compiles the denoiser once for any image size and batch size, with `torch.compile` and Inductor.
 
-    The evidence includes a call in another size and batch, after which nothing may have been compiled anew. PyTorch
-    takes one sample for a constant: without guidance, batches of one and of more are two compilations.
+    The proof includes a call with another size and batch size, which must not trigger a recompilation. PyTorch treats a
+    batch size of 1 as a constant: without guidance, batches of 1 and larger batches are compiled separately.
     """
 
     fixed_batch: ClassVar[bool] = False
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
-    """As in `torch.compile`; a mode that records CUDA graphs would record one for each shape."""
+    """Mode of `torch.compile`, except the modes that would record a CUDA graph for each shape."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -173,7 +173,7 @@ class InductorDynamic(Compiler):
 
     @override
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
-        # By default, sizes that are equal in the first call must stay equal: a square image would keep out all others.
+        # By default, sizes that are equal in the first call must stay equal, which would exclude non-square images.
         settings: Any = torch.fx.experimental._config
         patched: AbstractContextManager[Any] = settings.patch(use_duck_shape=False)
         return patched
@@ -194,17 +194,17 @@ class InductorDynamic(Compiler):
             before = compilation.compiled_so_far()[1]
             shapes = _call_in_another_shape(denoiser_of(pipe), trace)
             recompiled = compilation.compiled_so_far()[1] - before
-            summary = f"{found.summary}; {shapes[0]} and then {shapes[1]}: {recompiled} compiled anew"
+            summary = f"{found.summary}; {shapes[0]} and then {shapes[1]}: {recompiled} recompilations"
             return Finding(found.engaged and not recompiled, summary, found.facts | {"compiled_anew": recompiled})
 
         return proof
 
 
 def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]:
-    """Calls the denoiser with another sample and a wider image as well as in a call's own shape; returns both shapes.
+    """Calls the denoiser again with one more sample and a wider image; returns the original and the new shape.
 
-    That is within a call of the pipeline: what options put around it, such as autocast or inference mode, is a part of
-    what TorchDynamo compiles for. The latents grow by eight columns, which three halvings of their width divide evenly.
+    The second call happens inside a pipeline call, since TorchDynamo also specializes on surrounding contexts such as
+    autocast or inference mode. The latents grow by eight columns, so that their width can be halved three times.
     """
     shapes: list[tuple[int, ...]] = []
 
@@ -226,9 +226,9 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
 
 
 def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Finding:
-    """Judges whether regions that TorchDynamo compiled ran in each target, from their number.
+    """Checks, from the number of runs per target, whether regions compiled by TorchDynamo ran.
 
-    The summary adds what the mode leaves out on the device.
+    The summary adds what the mode does not do on this device.
     """
     from torch._dynamo.utils import counters
     from torch._inductor import utils as inductor_utils
@@ -245,12 +245,12 @@ def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Fi
         facts["regions"] = dict(regions)
     if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
         facts["templates"] = False
-        summary += "; Inductor tried none of Triton's products, as on all cards of fewer than 68 multiprocessors"
+        summary += "; Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
     return Finding(facts["graphs"] > 0 and all(regions.values()), summary, facts)
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
-    """Adds to a finding whether each call of each target replayed CUDA graphs, and none was skipped."""
+    """Extends a finding with whether each call of each target replayed CUDA graphs, without skips."""
     from torch._dynamo.utils import counters
 
     stages = {target: trace.stages[STAGE_OF[target]] for target in chosen}
@@ -261,14 +261,14 @@ def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
     summary = f"{found.summary}; {facts['graph_launches']} CUDA graphs replayed, {skips} skipped"
     if captures:
         facts["recorded_anew"] = captures
-        summary += f", {captures} recorded anew in the traced call"
-    # Counted as skips are neither graphs without an operator to record, nor those that are recorded in each call.
+        summary += f", {captures} recorded again in the traced call"
+    # Skips include neither graphs without operators nor graphs that are recorded in each call.
     engaged = found.engaged and only_replays(stages.values()) and not skips
     return Finding(engaged, summary, found.facts | facts)
 
 
 def _keep_outputs(compiled: Any) -> None:
-    """With CUDA graphs a replay overwrites the last output, which multistep schedulers still hold: hand out copies."""
+    """Makes a module return copies: a CUDA graph replay overwrites outputs that multistep schedulers still hold."""
 
     def begin(*_: Any) -> None:
         torch.compiler.cudagraph_mark_step_begin()

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxRuntime(Compiler):
-    """An ONNX Runtime session of the denoiser, for CPUs: exported at the first call of each shape, same weights."""
+    """Runs the denoiser in an ONNX Runtime session on a CPU, exported at the first call of each shape."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing_packages(ctx, "onnxruntime", "onnxruntime", "onnxscript")
         found += leaves_pytorch(ctx, "an ONNX Runtime session")
         if ctx.device.is_cuda:
-            found.append(f"the session is the CPU's; this runs on {ctx.device.name}: choose hardware=cpu")
+            found.append(f"the session runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu")
         return found
 
     @override
@@ -45,7 +45,7 @@ class OnnxRuntime(Compiler):
 
 
 def _exported(call: Tensors) -> Graph:
-    """Exports a call and opens a session of it; the file with its weights is gone when the session is open."""
+    """Exports a call and opens a session; the exported file is deleted once the session is open."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -54,7 +54,7 @@ def _exported(call: Tensors) -> Graph:
         path = str(folder / "denoiser.onnx")
         torch.onnx.export(call.eval(), tuple(call.inputs), path, dynamo=True, external_data=True, verbose=False)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        call(*call.inputs)  # shows the form of the output
+        call(*call.inputs)  # records the structure of the output
     names = [given.name for given in session.get_inputs()]
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:

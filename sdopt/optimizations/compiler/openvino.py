@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenVino(Compiler):
-    """An OpenVINO model of the denoiser, for CPUs: converted at the first call of each shape, with the same weights."""
+    """Runs the denoiser as an OpenVINO model on a CPU, converted at the first call of each shape."""
 
     precision: str = bounded("f32", choices=("f32", "bf16", "f16"))
-    """The type that OpenVINO computes in; left to itself it takes bfloat16 on processors that have it."""
+    """OpenVINO's type of arithmetic; OpenVINO's own default is bfloat16 on processors that support it."""
 
     @property
     @override
@@ -43,7 +43,7 @@ class OpenVino(Compiler):
     def conflicts(self, ctx: Context) -> list[str]:
         found = missing_packages(ctx, "openvino", "openvino") + leaves_pytorch(ctx, "an OpenVINO model")
         if ctx.device.is_cuda:
-            found.append(f"OpenVINO runs on the CPU; this runs on {ctx.device.name}: choose hardware=cpu")
+            found.append(f"OpenVINO runs on a CPU, and the device is {ctx.device.name}: choose hardware=cpu")
         return found
 
     @override
@@ -62,7 +62,7 @@ class OpenVino(Compiler):
         shapes = [tuple(given.shape) for given in call.inputs]
         with torch.no_grad(), tracing():
             model = openvino.convert_model(call.eval(), example_input=tuple(call.inputs), input=shapes)
-            call(*call.inputs)  # shows the form of the output
+            call(*call.inputs)  # records the structure of the output
         options = {"INFERENCE_PRECISION_HINT": self.precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
 

@@ -1,4 +1,4 @@
-"""NVIDIA's TensorRT, by way of Torch-TensorRT."""
+"""NVIDIA TensorRT, through Torch-TensorRT."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _ENGINE = "tensorrt::execute_engine"
-"""The operator by which Torch-TensorRT runs an engine."""
+"""The operator that runs a Torch-TensorRT engine."""
 
 
 @dataclass(frozen=True)
 class TensorRt(Compiler):
-    """A TensorRT engine of the denoiser, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
+    """Runs the denoiser as a TensorRT engine, built at the first call of each shape (`MutableTorchTensorRTModule`)."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -42,7 +42,7 @@ class TensorRt(Compiler):
 
         def proof(trace: Trace) -> Finding:
             runs, calls = trace.denoiser.operators[_ENGINE], trace.denoiser.calls
-            # Where TensorRT lacks an operator, the graph is cut into several engines with PyTorch in between.
+            # If TensorRT lacks an operator, the graph is split into several engines, with PyTorch in between.
             facts = {"engines_run": runs, "calls": calls}
             return Finding(runs >= calls > 0, f"{runs} engines run in {calls} calls", facts)
 
@@ -50,14 +50,14 @@ class TensorRt(Compiler):
 
 
 class Engine(StandIn):
-    """Stands in for a module with its TensorRT engine, which Torch-TensorRT builds anew for another shape."""
+    """Replaces a module by its TensorRT engine, which Torch-TensorRT rebuilds for each new shape."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         import torch_tensorrt
 
         super().__init__(module)
         engine: Any = torch_tensorrt.MutableTorchTensorRTModule(module, use_explicit_typing=True)
-        # It passes for a module, whose weights would then be listed twice.
+        # The engine is a module; as a submodule it would list all weights twice.
         self.__dict__["_engine"] = engine
         self._shapes: set[Any] = set()
 

@@ -1,4 +1,4 @@
-"""What compilers need of the machine: packages, C and C++ compilers, headers."""
+"""Checks for the packages, C and C++ compilers and headers that compilers need."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ _UNPACKED = "/tmp"
 
 
 def missing_for_inductor(ctx: Context) -> list[str]:
-    """Returns what Inductor lacks on this device."""
+    """Returns the conflicts of Inductor with this device and machine."""
     found = []
     if ctx.device.is_cuda:
         found += missing(ctx.device, TRITON)
@@ -29,50 +29,50 @@ def missing_for_inductor(ctx: Context) -> list[str]:
     else:
         found += _missing_cxx("Inductor on a CPU")
     if sys.platform == "win32":
-        found.append("Inductor is not tried on Windows")
+        found.append("Inductor is not tested on Windows")
     elif "TORCHINDUCTOR_CACHE_DIR" not in os.environ and _is_noexec(tempfile.gettempdir()):
         folder = f"{tempfile.gettempdir()}, which is mounted noexec"
-        found.append(f"Inductor loads what it has compiled from {folder}: name another folder with TMPDIR=…")
+        found.append(f"Inductor loads compiled code from {folder}: choose another folder with TMPDIR=…")
     return found
 
 
 def _is_noexec(folder: str) -> bool:
-    """Whether no library can be loaded from a folder; a loader then says what it says where memory is short, too."""
+    """Returns whether a folder is mounted noexec; the loader's own error is the same as for too little memory."""
     return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 
 def missing_for_packages(ctx: Context) -> list[str]:
-    """Returns what AOTInductor lacks on this device: on CUDA it compiles C++, with the headers of the CUDA toolkit."""
+    """Returns the conflicts of AOTInductor, which on CUDA compiles C++ with the CUDA toolkit's headers."""
     found = missing_for_inductor(ctx)
     if ctx.device.is_here and _is_noexec(_UNPACKED):
-        unpacks = f"AOTInductor unpacks what it has compiled in {_UNPACKED}, whatever TMPDIR says"
-        found.append(f"{unpacks}, and that is mounted noexec: choose compiler=inductor")
+        unpacks = f"AOTInductor unpacks compiled code to {_UNPACKED}, independent of TMPDIR"
+        found.append(f"{unpacks}, and {_UNPACKED} is mounted noexec: choose compiler=inductor")
     if not (ctx.device.is_cuda and ctx.device.is_here):
         return found
     from torch.utils import cpp_extension
 
     what, home = "AOTInductor on CUDA", cpp_extension.CUDA_HOME
     found += _missing_cxx(what)
-    # Included by torch/csrc/inductor/aoti_runtime/utils_cuda.h; PyTorch's wheels do not bring it.
+    # torch/csrc/inductor/aoti_runtime/utils_cuda.h includes this header, which PyTorch's wheels do not contain.
     if home is None or not (Path(home) / "include" / "cuda_runtime.h").is_file():
         found.append(f"{what} needs the headers of the CUDA toolkit: install it, and set CUDA_HOME")
     return found
 
 
 def _missing_cxx(what: str) -> list[str]:
-    # Inductor asks $CXX, then for these: see torch._inductor.cpp_builder.
+    # Inductor tries $CXX, and then these: see torch._inductor.cpp_builder.
     if any(name and shutil.which(name) for name in [os.environ.get("CXX"), "g++", "clang++"]):
         return []
     return [f"{what} needs a C++ compiler: install g++ (Debian: apt-get install g++)"]
 
 
 def missing_for_triton(what: str) -> list[str]:
-    """Returns what Triton lacks here: it compiles its launcher as an extension of Python (triton/runtime/build.py)."""
+    """Returns what Triton lacks to compile its launcher as a Python extension (triton/runtime/build.py)."""
     found = []
     own = os.environ.get("CC")
     if not any(shutil.which(name) for name in ([own] if own else ["gcc", "clang"])):
         found.append(
-            f"{what} needs a C compiler, and CC={own} is none"
+            f"{what} needs a C compiler, and CC={own} is not one"
             if own
             else f"{what} needs a C compiler: install gcc (Debian: apt-get install gcc), or set CC"
         )

@@ -1,4 +1,4 @@
-"""`torch.jit.trace`, as diffusers' article "Memory and speed" used it."""
+"""`torch.jit.trace`, as in diffusers' article "Memory and speed"."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchScript(Compiler):
-    """`torch.jit.trace` on the denoiser: one TorchScript graph for each shape of its inputs.
+    """Traces the denoiser with `torch.jit.trace`: one TorchScript graph per input shape.
 
-    PyTorch has deprecated TorchScript in favour of `torch.compile` and `torch.export`. The option is here for the
-    figures that older articles give of it.
+    PyTorch has deprecated TorchScript in favour of `torch.compile` and `torch.export`. The option exists to compare
+    with figures in older articles.
     """
 
     @override
@@ -51,15 +51,15 @@ class TorchScript(Compiler):
 
 
 _GRAPH = "forward"
-"""What TorchScript calls a run of a graph in a profile; Python's own calls are no operators there."""
+"""The profiler's name for a run of a TorchScript graph; Python calls are not recorded as operators."""
 
 
 _WARM_UP = 3
-"""Runs of a graph: in the first two the executor notes types and shapes, in the third it runs what it made of them."""
+"""Runs of a graph: the executor profiles types and shapes in the first two, and optimizes the graph for the third."""
 
 
 def _traced(call: Tensors) -> Graph:
-    """Traces a call, and runs the graph until TorchScript's profiling executor has optimized it."""
+    """Traces a call, and runs the graph until TorchScript's profiling executor has optimized the graph."""
     with torch.no_grad(), tracing():
         traced: Graph = torch.jit.trace(call.eval(), tuple(call.inputs), check_trace=False)
         for _ in range(_WARM_UP):

@@ -1,4 +1,4 @@
-"""One denoising step as one graph: the denoiser, the guidance and the scheduler's update."""
+"""Compiles one denoising step to one graph: denoiser, guidance and scheduler."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler")
-"""Schedulers whose step depends on the current latents and prediction alone, linearly: see `Steps`."""
+"""Schedulers whose step is linear in the current latents and prediction, and depends on nothing else: see `Steps`."""
 
 _NONLINEAR = ("clip_sample", "thresholding")
-"""Options of a scheduler that make its step more than linear."""
+"""Scheduler options that make a step nonlinear."""
 
 
 @dataclass(frozen=True)
 class WholeStep(Compiler):
-    """`torch.compile` with Inductor on a whole denoising step: scaling, denoiser, guidance and scheduler in one graph.
+    """Compiles a whole denoising step with Inductor: scaling, denoiser, guidance and scheduler in one graph.
 
-    The scheduler's step becomes a weighted sum of latents and prediction, whose weights are read off the scheduler
-    itself before the first step. That holds for DDIM and Euler's method without noise or clipping.
+    The scheduler's step becomes a weighted sum of latents and prediction, with weights that are determined from the
+    scheduler before the first step. This is exact for DDIM and Euler's method without noise or clipping.
     """
 
     mode: str = bounded("default", choices=("default", "max-autotune-no-cudagraphs"))
-    """As in `torch.compile`."""
+    """Mode of `torch.compile`."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -46,11 +46,11 @@ class WholeStep(Compiler):
         chosen = ctx.scheduler.class_name
         if chosen not in _SCHEDULERS:
             found.append(
-                f"{chosen} keeps earlier predictions or adds noise, so that its step is no sum of latents and "
-                "prediction: choose scheduler=ddim or euler"
+                f"{chosen} uses earlier predictions or adds noise, so a step is not a sum of latents and prediction: "
+                "choose scheduler=ddim or euler"
             )
         nonlinear = [name for name in _NONLINEAR if ctx.scheduler.options.get(name)]
-        return found + [f"scheduler.options.{name}=true: such a step is no sum of latents" for name in nonlinear]
+        return found + [f"scheduler.options.{name}=true: makes the step nonlinear" for name in nonlinear]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -66,7 +66,7 @@ class WholeStep(Compiler):
             taken = steps.taken(pipe.scheduler)
             facts = {"compiled_regions_run": regions, "steps": calls, "graph_breaks": breaks, "steps_in_graph": taken}
             summary = f"{regions} graphs run in {calls} steps, {breaks} breaks"
-            summary += "; the scheduler's step is in the graph" if taken else "; the scheduler steps by itself"
+            summary += f"; the scheduler's step is {'in' if taken else 'not in'} the graph"
             inside = denoiser_of(pipe) is whole and regions == calls > 0 and not breaks
             return Finding(inside and taken, summary, facts)
 
@@ -74,17 +74,17 @@ class WholeStep(Compiler):
 
 
 class Steps:
-    """Takes the steps of a scheduler over: a table holds what each step makes of latents and prediction.
+    """Replaces the steps of a scheduler by a table of coefficients.
 
-    A step of DDIM or of Euler's method is `keep · latents + add · prediction`, after a denoiser whose input is
-    `scale · latents`. For each timestep the three numbers are found by asking a copy of the scheduler, which so needs
-    no formula of its own here. Raises ValueError if the scheduler's step is anything else.
+    A step of DDIM or of Euler's method is `keep · latents + add · prediction`, where the denoiser's input is
+    `scale · latents`. The three coefficients of each timestep are determined by calling a copy of the scheduler, so no
+    scheduler's formula is repeated here. Raises ValueError if the scheduler's step has another form.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._pristine = deepcopy(scheduler)
         self.table = torch.zeros(4, scheduler.config.num_train_timesteps)
-        """float32 (4, timesteps of the training): timestep, scale, keep, add of each step; NaN where unused."""
+        """float32 (4, training timesteps): timestep, scale, keep and add of each step; NaN if unused."""
         self._tables: dict[tuple[float, ...], torch.Tensor] = {}
         set_timesteps = scheduler.set_timesteps
 
@@ -98,7 +98,7 @@ class Steps:
 
         def step(prediction: Any, timestep: Any, sample: Any, return_dict: bool = True) -> tuple[torch.Tensor]:
             if hasattr(scheduler, "_step_index"):
-                # The scheduler's own count, from which inpainting takes the noise of the part that it keeps.
+                # Inpainting reads the scheduler's step index to add noise to the unmasked area.
                 if scheduler.step_index is None:
                     scheduler._init_step_index(timestep)
                 scheduler._step_index += 1
@@ -109,14 +109,14 @@ class Steps:
         scheduler.step = self._step = step
 
     def taken(self, scheduler: Any) -> bool:
-        """Returns whether the steps of a scheduler are those of this object."""
+        """Returns whether this object still replaces the steps of a scheduler."""
         return vars(scheduler).get("step") is self._step
 
     def _read(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns the table of the timesteps that these arguments of `set_timesteps` choose."""
+        """Returns the table for the timesteps that `set_timesteps` selects with these arguments."""
 
         def asked(latents: Callable[[int], float], predictions: Callable[[int], float]) -> torch.Tensor:
-            """Returns timesteps, scales and following latents of all steps, given latents and predictions by step."""
+            """Returns timestep, scale and next latents of each step, shape (3, steps), for the given inputs by step."""
             scheduler = deepcopy(self._pristine)
             scheduler.set_timesteps(*args, **kwargs | {"device": "cpu"})
             found = []
@@ -128,20 +128,20 @@ class Steps:
             return torch.tensor(found).T
 
         keep, add = asked(lambda _: 1, lambda _: 0), asked(lambda _: 0, lambda _: 1)
-        # Latents and predictions that change from step to step: with a memory of them, a step gives something else.
+        # Inputs that vary by step reveal a scheduler that uses earlier inputs.
         changing = asked(lambda number: 3 * sin(number), lambda number: 2 * cos(7 * number))
         numbers = torch.arange(keep.shape[1])
         expected = keep[2] * 3 * numbers.sin() + add[2] * 2 * (7 * numbers).cos()
         if not torch.allclose(changing[2], expected, rtol=1e-3, atol=1e-4):
             name = type(self._pristine).__name__
-            raise ValueError(f"a step of this {name} is no weighted sum of latents and prediction")
+            raise ValueError(f"a step of this {name} is not a weighted sum of latents and prediction")
         table = torch.full_like(self.table, torch.nan, device="cpu")
         table[:, : keep.shape[1]] = torch.stack([*keep, add[2]])
         return table
 
 
 class _WholeStep(StandIn):
-    """Stands in for the denoiser: computes the latents after the step, and hands them through the pipeline's code."""
+    """Replaces the denoiser: computes the latents after the step, and passes them through the pipeline's code."""
 
     def __init__(self, pipe: "DiffusionPipeline", denoiser: torch.nn.Module, steps: Steps, mode: str) -> None:
         super().__init__(denoiser)
@@ -168,7 +168,10 @@ def _step(
     channels: int,
     guidance: float | None,
 ) -> torch.Tensor:
-    """Returns the latents after a step, from `sample`: the latents, twice with guidance, and a mask if there is one."""
+    """Returns the latents after a step.
+
+    `sample` holds the latents, repeated if there is guidance, and the further channels of an inpainting model.
+    """
     scale, keep, add = torch.where(table[0] == timestep, table[1:], 0).sum(dim=1).unbind()
     latents = sample[:, :channels].float()
     scaled = (latents * scale).to(sample.dtype)
@@ -183,7 +186,7 @@ def _step(
 
 
 class _Prediction:
-    """Stands for the prediction in the pipeline's code, whose guidance was already applied; brings the new latents."""
+    """Carries the new latents as the prediction through the pipeline's code, where guidance has no further effect."""
 
     def __init__(self, latents: torch.Tensor) -> None:
         self.latents = latents
