@@ -22,7 +22,7 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.gate.rules import require_measured
+from sdopt.gate.rule_checks import require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
 from sdopt.quality.evaluation import EvaluationError, Settings, evaluate_apart

@@ -413,14 +413,6 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     return f"must be {' and '.join(f'{word} {bound}' for word, _, bound in bounds)}"
 
 
-def _each_out_of_range(chosen: Sequence[Any], limits: Mapping[str, Any]) -> str | None:
-    if not all(isinstance(one, int) for one in chosen):
-        return "must be a whole number, or a list of them"
-    if len(set(chosen)) < max(1, len(chosen)):
-        return "must name at least one" if not chosen else "names one twice"
-    return next((wrong for one in chosen if (wrong := out_of_range(one, limits))), None)
-
-
 def _numbers(value: Any) -> Iterator[float]:
     """Yields the numbers in a value, which may be a number, or nested lists and mappings of numbers."""
     if isinstance(value, int | float):

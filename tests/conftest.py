@@ -24,7 +24,7 @@ from sdopt.measure.operations import tflop_per_image
 from sdopt.results.records import StudyResult
 from sdopt.variant import Variant
 from sdopt.worker import forkserver
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.once import counted_once, loaded_once, migrated_once  # noqa: F401 (fixtures that every test has)
 

@@ -96,7 +96,7 @@ def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
     [
         ("sdopt/results/records.py", "from sdopt.study.run import run_study"),
         ("sdopt/gate/judge.py", "def late():\n    from sdopt import report"),
-        ("sdopt/measure/trace.py", "import sdopt.worker.session"),
+        ("sdopt/measure/trace.py", "import sdopt.worker.host"),
         ("sdopt/study/run.py", "from ..report import table"),
         ("sdopt/attic/chest.py", ""),
     ],

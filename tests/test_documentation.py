@@ -52,6 +52,22 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_what_to_look_at_is_there() -> None:
+    table = HOW_TO_ADD.split("\nWhere to look in the code:\n")[1].split("\n## ")[0]
+    named = re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", table)
+    assert len(named) >= 10
+    missing = [
+        f"{file}: {name}"
+        for file, names in named
+        for name in re.findall(r"`([\w.]+)`", names)
+        if not all(
+            re.search(rf"^\s*(def|class) {part}\b", (ROOT / "sdopt" / file).read_text(), re.MULTILINE)
+            for part in name.split(".")
+        )
+    ]
+    assert not missing
+
+
 def test_the_documented_optimization_runs_and_proves_itself(tmp_path: Path) -> None:
     (tmp_path / "my_conf" / "attention").mkdir(parents=True)
     (tmp_path / "my_conf" / "attention" / "scaled.yaml").write_text(block("Add an optimization", "yaml"))

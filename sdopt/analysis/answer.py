@@ -13,7 +13,7 @@ from sdopt.analysis.changes import changes_of
 from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
-from sdopt.analysis.timing import MINIMUM_PROCESSES
+from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
 from sdopt.schema import CHOICES, WORK
 

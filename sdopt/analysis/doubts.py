@@ -13,8 +13,8 @@ import numpy as np
 from scipy import special
 
 from sdopt.analysis.disturbance import shares
+from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
-from sdopt.analysis.timing import MINIMUM_PROCESSES, paired
 from sdopt.results.records import Measurement, StudyResult, VariantResult
 
 SMALLEST_ERROR = 1e-6

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 from scipy import linalg
 
-from sdopt.analysis.timing import log_times, ratio, relative_logs
+from sdopt.analysis.ratios import log_times, ratio, relative_logs
 from sdopt.results.choices import as_choice, option_name
 from sdopt.results.records import Effect, StudyResult, VariantResult
 

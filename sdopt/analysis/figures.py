@@ -12,7 +12,7 @@ import numpy as np
 
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, with_shape
-from sdopt.analysis.timing import exceeds, latency
+from sdopt.analysis.ratios import exceeds, latency
 from sdopt.hardware.cards import peak_of
 from sdopt.results.records import Comparison, Interval, Score, StudyResult, VariantResult, Verdict
 from sdopt.schema import Shape

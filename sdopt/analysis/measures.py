@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sdopt.analysis.timing import (
+from sdopt.analysis.ratios import (
     LogRatio,
     log_memory_ratio,
     log_speedup,

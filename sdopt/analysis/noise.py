@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 
-from sdopt.analysis.timing import log_times, paired
+from sdopt.analysis.ratios import log_times, paired
 from sdopt.results.records import Measurement, StudyResult
 
 

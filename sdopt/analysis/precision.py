@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from scipy import special
 
-from sdopt.analysis.timing import MINIMUM_PROCESSES, pilot_speedup
+from sdopt.analysis.ratios import MINIMUM_PROCESSES, pilot_speedup
 from sdopt.errors import UsageError
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate, Protocol

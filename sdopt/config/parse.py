@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sdopt.analysis.precision import require_precision
 from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
-from sdopt.gate.rules import require_rules
+from sdopt.gate.rule_checks import require_rules
 from sdopt.hardware.cards import require_sheet
 from sdopt.optimizations.base import Contract, Optimization
 from sdopt.pipelines.checks import require_model

@@ -22,7 +22,7 @@ from sdopt.analysis.doubts import (
     stage_doubts,
     uncompared,
 )
-from sdopt.analysis.timing import log_speedup
+from sdopt.analysis.ratios import log_speedup
 from sdopt.gate.rulings import unjudged
 from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
 

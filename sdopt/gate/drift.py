@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sdopt.analysis.measures import RULED, SPEEDUP
-from sdopt.analysis.timing import speedup_drift
+from sdopt.analysis.ratios import speedup_drift
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration, fitting_calibration
 from sdopt.gate.judge import RuleContext, judgement, of_shapes

@@ -1,5 +1,8 @@
 """The gate: rules fixed beforehand, applied to what a study measured. It decides; nothing here measures.
 
+Begin reading at `RuleContext.apply`. `_threshold` says where a limit comes from: from the rule in `conf/gate/`, or from
+a share of the calibrated spread.
+
 Every rule fails closed: a value that is missing, not finite or not comparable never passes. A rule that compares an
 estimate with a limit passes if the whole one-sided interval lies on the right side, fails if it lies on the wrong side,
 and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
@@ -17,8 +20,8 @@ from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
 from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
+from sdopt.analysis.ratios import exceeds
 from sdopt.analysis.rounding import precision_of
-from sdopt.analysis.timing import exceeds
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings, gain_when_drawn
 from sdopt.gate.calibration import Calibration, fitting_calibration

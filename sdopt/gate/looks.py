@@ -9,7 +9,7 @@ import hashlib
 import json
 from datetime import UTC, datetime
 
-from sdopt.analysis.timing import paired
+from sdopt.analysis.ratios import paired
 from sdopt.results.records import Comparison, Look, Ruling, StudyResult, Verdict
 from sdopt.schema import Gate
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS, holm
 from sdopt.analysis.measures import SPEEDUP, Measure, with_shape
-from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, exceeds
+from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
 from sdopt.results.records import Ruling, Verdict
 

@@ -1,4 +1,4 @@
-"""The optimizations: one file or folder per group, and a small class per option.
+"""The optimizations: a file per group, some with a second one, or a folder; a small class per option.
 
 A custom option needs one import line: `from sdopt.optimizations import Finding, Optimization, Proof, Stage, …`.
 """

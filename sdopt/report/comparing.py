@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
-from sdopt.analysis.timing import speedup_drift
+from sdopt.analysis.ratios import speedup_drift
 from sdopt.gate.drift import differences
 from sdopt.report.header import header_of
 from sdopt.report.rows import memory_text, seconds_text, speedup_text

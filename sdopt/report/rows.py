@@ -11,7 +11,7 @@ from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_o
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.precision import kept_going
-from sdopt.analysis.timing import MINIMUM_PROCESSES
+from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import Family, family_of
 from sdopt.results.records import Effect, Interval, Score, Status, StudyResult

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdopt.analysis.break_even import first_image_s
-from sdopt.analysis.timing import latency
+from sdopt.analysis.ratios import latency
 from sdopt.config.parse import RunConfig
 from sdopt.results.records import StudyResult
 from sdopt.search.findings import Finding

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sdopt.config.composer import composer_of
-from sdopt.gate.rules import decidable
+from sdopt.gate.rule_checks import decidable
 from sdopt.optimizations.base import Contract
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult

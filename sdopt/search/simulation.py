@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.gate.judge import judge
 from sdopt.gate.trial.simulation import (
     BETWEEN,

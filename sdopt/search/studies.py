@@ -9,7 +9,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.overrides import key_of, merge_overrides, quoted
 from sdopt.config.parse import RunConfig
 from sdopt.errors import UnavailableError, UsageError
-from sdopt.gate.rules import require_measured
+from sdopt.gate.rule_checks import require_measured
 from sdopt.launching import launch
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.results.choices import as_override

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sdopt.analysis.timing import latency, peak_memory_gib
+from sdopt.analysis.ratios import latency, peak_memory_gib
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes

@@ -19,8 +19,8 @@ from sdopt.study.preparation import OutOfMemory, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
+from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import SampledImage, WorkerError
-from sdopt.worker.session import PipelineHost
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sdopt.analysis.timing import paired_rounds
+from sdopt.analysis.ratios import paired_rounds
 from sdopt.results.records import Status, StudyResult
 
 

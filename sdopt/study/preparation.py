@@ -11,9 +11,9 @@ from sdopt.hardware.probe import host_memory_gib
 from sdopt.results.records import Memory, Schedule, Status
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
+from sdopt.worker.host import PipelineHost
 from sdopt.worker.process import answers_of
 from sdopt.worker.protocol import TimedCall, WorkerError
-from sdopt.worker.session import PipelineHost
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sdopt.analysis.effects import effects_of
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
 from sdopt.results.records import Measurement, MeasurementSession, Schedule, ShapeSamples, Status, StudyResult

@@ -189,7 +189,10 @@ def _plain(name: str) -> str:
 
 
 def run_name(result: StudyResult, folder_name: str) -> str:
-    """Returns the name of a study's run; in a sweep, the job's number and what the job measured."""
+    """Returns the name of a study's run; in a sweep, the job's number and what the job measured.
+
+    The run of a variant has the variant's name.
+    """
     if not folder_name.isdecimal():
         return f"{result.name} {folder_name}"
     return f"{folder_name}: {', '.join(row.name for row in result.candidates) or result.baseline}"

@@ -1,4 +1,4 @@
-"""MLflow as a projection of `result.json`: the only module that knows MLflow, which it needs only when used.
+"""Logs studies, variants and sweeps as MLflow runs, from `result.json`; `projection` derives what the runs hold.
 
 A study is a parent run whose note is the result table; each variant is a child run. Everything can be logged again
 from the file; what is there already is not logged twice.

@@ -1,4 +1,7 @@
-"""Starts worker processes. Imports nothing heavy, so that the fork server loads libraries while the parent does."""
+"""Starts the fork server, and processes from it; `worker.process.Worker` is the worker of a variant.
+
+Imports nothing heavy, so that the server loads libraries while the parent does.
+"""
 
 import multiprocessing
 import os

@@ -26,7 +26,7 @@ MODULES = (
     "transformers.models.clip.modeling_clip",
     "transformers.models.clip.tokenization_clip",
     *(f"sdopt.optimizations.{group}" for group in ("attention", "compiler", "grad_mode", "layout", "precision")),
-    "sdopt.worker.session",
+    "sdopt.worker.host",
 )
 """Modules that a worker would otherwise import by itself, in its first calls."""
 

@@ -17,8 +17,8 @@ from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.draws import Draw
 from sdopt.worker.forkserver import StartContext
+from sdopt.worker.host import PipelineHost, serve
 from sdopt.worker.protocol import Mark, TimedCall, WorkerError
-from sdopt.worker.session import PipelineHost, serve
 
 P = ParamSpec("P")
 R = TypeVar("R")

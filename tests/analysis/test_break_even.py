@@ -4,7 +4,7 @@ import pytest
 
 from sdopt.analysis.break_even import break_even, break_even_text
 from sdopt.analysis.figures import flat_figures
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.report.rows import notes_of
 from sdopt.results.records import BreakEven, Interval, StudyResult
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from sdopt.analysis.precision import processes_needed, require_precision
-from sdopt.analysis.timing import log_speedup
+from sdopt.analysis.ratios import log_speedup
 from sdopt.errors import UsageError
 from sdopt.gate.trial.noise import precise, two_stages, until_narrow
 from sdopt.report.rows import notes_of

@@ -7,7 +7,7 @@ import pytest
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.figures import figures_by_variant, figures_of, flat_figures
 from sdopt.analysis.precision import processes_needed
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.errors import UsageError
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.markdown import markdown_table
@@ -25,7 +25,7 @@ from sdopt.results.records import (
 )
 from sdopt.schema import Shape
 from sdopt.study.missing import missing_of
-from tests.analysis.test_timing import study, variant
+from tests.analysis.test_ratios import study, variant
 from tests.records import reconfigure
 
 SMALL, LARGE = Shape(64, 1), Shape(96, 1)

@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from sdopt.analysis.ratios import compare
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
-from sdopt.analysis.timing import compare
 from sdopt.config.composer import composer_of
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration, read_calibration, write_calibration
 from sdopt.gate.judge import exit_code, judge, worst
-from sdopt.gate.rules import require_rules
+from sdopt.gate.rule_checks import require_rules
 from sdopt.report.verdicts import verdict_markdown, write_verdicts
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import (

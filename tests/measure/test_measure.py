@@ -19,7 +19,7 @@ from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
 from sdopt.results.records import GpuState, Status, StudyResult
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load, operations_of
 from tests.records import reconfigure
 
@@ -277,7 +277,7 @@ class TestAroundACall:
 
         monkeypatch.setattr(loaded, "_monitor", card)
         monkeypatch.setattr(loaded, "_read", call)
-        monkeypatch.setattr("sdopt.worker.session.time.perf_counter", lambda: now)
+        monkeypatch.setattr("sdopt.worker.host.time.perf_counter", lambda: now)
         assert loaded.measure_energy() == pytest.approx(2.0)
         assert now >= 5.0
 

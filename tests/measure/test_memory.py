@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sdopt.analysis.timing import memory_ratio
+from sdopt.analysis.ratios import memory_ratio
 from sdopt.hardware.device import Device
 from sdopt.measure import memory as memory_module
 from sdopt.measure.memory import PeakMemory, graph_pools_gib

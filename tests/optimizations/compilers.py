@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sdopt.optimizations.compiler.base import Tensors
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import LATENTS, timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 
 TWO_STEPS = "workload.steps=2"
 

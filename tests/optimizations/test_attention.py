@@ -16,7 +16,7 @@ from sdopt.measure import memory
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations import attention, conflicts, deepspeed
 from sdopt.results.records import Evidence
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load
 
 

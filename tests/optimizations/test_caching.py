@@ -25,7 +25,7 @@ from sdopt.optimizations.compiler.base import Tensors
 from sdopt.optimizations.deepcache import DeepCache
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.records import Evidence
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt
 from tests.conftest import CPU, Compose, Load
 

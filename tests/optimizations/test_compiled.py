@@ -11,7 +11,7 @@ from sdopt.measure.compilation import compiled_so_far
 from sdopt.optimizations.base import Contract
 from sdopt.optimizations.compiler import InductorDynamic
 from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE
 from tests.conftest import CPU, Load
 from tests.optimizations.compilers import TWO_STEPS, evidence, latents

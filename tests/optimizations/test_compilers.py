@@ -21,7 +21,7 @@ from sdopt.optimizations.compiler.base import PerShape, StandIn, Tensors
 from sdopt.optimizations.compiler.cuda_graphs import Capture
 from sdopt.optimizations.compiler.whole_step import Steps
 from sdopt.pipelines.parts import denoiser_of, unwrapped
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load
 from tests.optimizations.compilers import TWO_STEPS, StubGraphs, evidence, latents
 

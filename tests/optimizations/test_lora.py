@@ -14,7 +14,7 @@ from sdopt.optimizations.base import Contract, Finding
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
 from sdopt.results.records import Evidence
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load
 
 OPTIONS = ("loaded", "fused", "hotswap")

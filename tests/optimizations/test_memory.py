@@ -18,7 +18,7 @@ from sdopt.optimizations.memory import VaeSlicing, VaeTiling
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import draw_of, timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, Finished, sdopt
 from tests.conftest import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401

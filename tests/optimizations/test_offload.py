@@ -21,7 +21,7 @@ from sdopt.reference import MODEL
 from sdopt.results.records import Evidence
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401
 

@@ -21,7 +21,7 @@ from sdopt.measure.stages import observed
 from sdopt.optimizations.base import Contract
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt, working_in
 from tests.conftest import CPU, Compose, Load
 

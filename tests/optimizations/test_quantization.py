@@ -14,7 +14,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations import Contract
 from sdopt.optimizations.quantization import Sdnq, TorchAo
 from sdopt.results.records import Evidence
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load
 
 PACKAGES = ("torchao", "sdnq")

@@ -10,7 +10,7 @@ from PIL import Image
 from sdopt.errors import UsageError
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.conftest import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401
 

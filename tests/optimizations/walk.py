@@ -14,8 +14,8 @@ from sdopt.doctor.options import compose_options
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Optimization, Stage
 from sdopt.variant import Variant
+from sdopt.worker.host import PipelineHost
 from sdopt.worker.preload import MODULES, import_all
-from sdopt.worker.session import PipelineHost
 from tests.command import SMOKE
 
 TASKS = ("txt2img", "img2img", "inpaint")

@@ -14,7 +14,7 @@ from sdopt.pipelines.tasks import inputs_of
 from sdopt.results.records import Status
 from sdopt.schema import Model
 from sdopt.worker.draws import timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt
 from tests.conftest import Compose, Load, operations_of
 from tests.pipelines.test_models import small_xl  # noqa: F401

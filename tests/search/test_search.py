@@ -9,7 +9,7 @@ from shutil import copytree, ignore_patterns
 import pytest
 from sqlalchemy import create_engine, text
 
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.results.files import read_result, write_result
 from sdopt.search.budget import Budget
 from sdopt.search.command import begun, prepare

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sdopt.analysis.timing import paired_rounds
+from sdopt.analysis.ratios import paired_rounds
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Measurement, Memory, Status, StudyResult, Verdict

@@ -15,7 +15,7 @@ from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.scratch import own_folder
 from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt, start, workers
 from tests.conftest import Compose, Load
 

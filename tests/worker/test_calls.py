@@ -15,8 +15,8 @@ from PIL import Image
 from sdopt.gate.trial.beside import ChangesNoise, OwnNoise
 from sdopt.gate.trial.measuring import Call, called
 from sdopt.worker.draws import timed_draw
+from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import Mark
-from sdopt.worker.session import PipelineHost
 from tests.conftest import CPU, Compose, Load
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")

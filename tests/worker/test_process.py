@@ -12,9 +12,9 @@ import pytest
 from sdopt.results.records import Status
 from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
+from sdopt.worker.host import PipelineHost
 from sdopt.worker.process import Worker, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
-from sdopt.worker.session import PipelineHost
 from tests.command import parents
 from tests.conftest import CPU, Compose
 

@@ -16,7 +16,7 @@ from sdopt.variant import Variant
 from sdopt.worker.calls import call_apart
 from sdopt.worker.draws import draw_of, drawing_batch
 from sdopt.worker.forkserver import StartContext
-from sdopt.worker.session import PipelineHost
+from sdopt.worker.host import PipelineHost
 
 
 @dataclass(frozen=True)

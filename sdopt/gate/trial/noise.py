@@ -12,7 +12,7 @@ import numpy as np
 
 from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.analysis.precision import processes_needed
-from sdopt.analysis.timing import MINIMUM_PROCESSES, LogRatio, log_speedup
+from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
 from sdopt.results.records import (
     Comparison,
     Environment,

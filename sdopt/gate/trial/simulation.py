@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.gate.judge import judge
 from sdopt.results.records import (
     Comparison,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdopt.analysis.timing import compare
+from sdopt.analysis.ratios import compare
 from sdopt.gate.judge import judge
 from sdopt.gate.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
 from sdopt.results.records import Measurement, StudyResult, Verdict

@@ -1,4 +1,4 @@
-"""The worker process: one pipeline with its optimizations, and the requests that it answers."""
+"""What runs in a worker process: `serve` answers requests, and `PipelineHost` loads and calls the one pipeline."""
 
 import gc
 import json

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from sdopt.analysis.claims import holm
-from sdopt.analysis.timing import (
+from sdopt.analysis.ratios import (
     LogRatio,
     compare,
     floor,

@@ -7,7 +7,7 @@ import pytest
 
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
-from sdopt.gate.rules import require_measured, require_rules
+from sdopt.gate.rule_checks import require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.results.records import ImageRecord, Score, Verdict
 from sdopt.schema import Gate, Model, Rule

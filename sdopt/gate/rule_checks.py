@@ -1,4 +1,7 @@
-"""Checks a gate's rules before anything runs: a gate that cannot judge must not start."""
+"""Checks a gate's rules before anything runs: a gate that cannot judge must not start.
+
+`judge` applies the rules, with the tests in `rulings`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
