@@ -305,7 +305,7 @@ class TestRefused:
         before = (folder / "result.json").read_bytes()
         found = sdopt(folder.parents[3], "run", *SMOKE, f'hydra.run.dir="{folder}"')
         assert found.code == 2
-        assert f"`sdopt run resume={folder}` continues the study" in found.err
+        assert f"`sdopt run resume={folder}` goes on with it" in found.err
         assert (folder / "result.json").read_bytes() == before
 
 
