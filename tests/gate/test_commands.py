@@ -154,7 +154,7 @@ class TestGate:
         ("arguments", "said"),
         [
             (("nowhere/at/all",), "neither a run's folder"),
-            ((".",), "no result.json in it"),
+            ((".",), "has no result.json"),
             ((".", "gate=none"), "has no rules; choose gate=default"),
             ((".", "gate=nonsense"), "nonsense"),
         ],
@@ -266,7 +266,7 @@ class TestTrial:
         assert "no result.json" in capsys.readouterr().err
         with pytest.raises(SystemExit, match="2"):
             gate_trial(["--result", str(folder), "gate=strict"])
-        assert "no gate=strict" in capsys.readouterr().err
+        assert "leave out gate=strict" in capsys.readouterr().err
 
     def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert gate_trial(["--config-dir", str(tmp_path)]) == 2

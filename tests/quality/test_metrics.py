@@ -55,7 +55,7 @@ class TestMeasured:
         assert names(Quality(metrics=False)) == set()
 
     def test_two_features_of_one_name_are_refused(self) -> None:
-        with pytest.raises(UsageError, match="called alike"):
+        with pytest.raises(UsageError, match="have the same name in the metrics"):
             measured_metrics(Quality(features=["clip:/a/clip", "clip:/b/clip"]), FULL_SIZE)
 
 

@@ -54,8 +54,8 @@ def test_saved_sets_that_do_not_fit(clip: ClipFeatures, drawings: np.ndarray, tm
     tensors = load_file(tmp_path / "a.safetensors")
     facts = {"name": "a", "features": clip.name, "weights": clip.digest, "digest": "0", "n": "16"}
     cases = {
-        "holds features effnet of the weights .*; asked for are clip": facts | {"features": "effnet"},
-        r"of the weights 0…; asked for are": facts | {"weights": "0"},
+        "holds features effnet of the weights .*; this study needs clip": facts | {"features": "effnet"},
+        r"of the weights 0…; this study needs": facts | {"weights": "0"},
         "is not a reference set": {"name": "a"},
     }
     for said, metadata in cases.items():

@@ -242,7 +242,7 @@ class TestMissing:
     def test_images_that_are_elsewhere_are_said_to_be(self, result: StudyResult, tmp_path: Path) -> None:
         root = parsed(html_page(study_page(result, tmp_path)))
         [images] = [section for section in every(root, "section") if section.get("id") == "images"]
-        assert "in the folder of the run" in text(images)
+        assert "made without the folder of the run" in text(images)
 
 
 class TestGallery:

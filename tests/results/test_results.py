@@ -148,7 +148,7 @@ class TestVersion1:
         with pytest.raises(UsageError) as caught:
             merge_resumed(read_result(VERSION_1), result, Plan((), ()), tmp_path, retry_failed=False)
         [said] = [problem for problem in caught.value.problems if "another sdopt" in problem]
-        assert "start anew" in said
+        assert "start a new study" in said
         assert not [problem for problem in caught.value.problems if "workload" in problem or "sdopt_commit" in problem]
 
 

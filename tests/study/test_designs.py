@@ -91,7 +91,7 @@ class TestExplicit:
             "study.edges: no variant 'hafl'",
             "study.edges: no variant 'plian'",
         ]
-        assert all("there are plain, half" in problem for problem in caught.value.problems)
+        assert all("choose from plain, half" in problem for problem in caught.value.problems)
 
     def test_an_edge_needs_both_ends(self, composer: Composers) -> None:
         with pytest.raises(UsageError, match=r"study\.edges\[0\]\.reference: must be given"):

@@ -294,7 +294,7 @@ class TestFindings:
         assert (machine.name, machine.said) == ("a card", "driver 580.1, Python 3.12.3, torch 2.11.0, Linux")
         assert (bf16.said, bf16.figures) == ("788.4 TFLOP/s", {"rate": 788.4})
         assert (int8.state, int8.said) == ("failed", "RuntimeError: no kernel")
-        assert options.said.startswith("1 of 2 run here")
+        assert options.said.startswith("1 of 2 should run here")
 
 
 class TestNoise:
