@@ -69,7 +69,7 @@ class TestRun:
             (["precison=bf16"], sdopt.UsageError, "did you mean precision"),
             (["attention=cudnn"], sdopt.ConflictError, "needs a CUDA device"),
             (["-m", "precision=fp32,bf16"], sdopt.UsageError, "one study"),
-            (["dry_run=true"], sdopt.UsageError, "leaves no result"),
+            (["dry_run=true"], sdopt.UsageError, "a dry run has no result"),
         ],
     )
     def test_what_cannot_run_is_raised(

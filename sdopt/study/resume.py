@@ -45,7 +45,7 @@ def merge_resumed(
     fresh = parse_result(to_json(fresh))
     differing = list(_differences(previous, fresh, plan))
     if differing:
-        raise UsageError([f"resume={folder}: the study has changed: {found}" for found in differing])
+        raise UsageError([f"resume={folder}: cannot continue the study: {found}" for found in differing])
     if shrunk := list(_shrunk(previous.config, fresh.config)):
         raise UsageError([f"resume={folder}: {problem}" for problem in shrunk])
     if _grown(previous.config, fresh.config):

@@ -35,7 +35,7 @@ class TestRequireFitting:
         block.attn1.to_out[0].bias = None
         block.ff.net[0] = torch.nn.Identity()
         with pytest.raises(
-            ValueError, match="needs a GEGLU, an output with bias, float16 weights, and the block 0 has"
+            ValueError, match="needs a GEGLU, an output with bias, float16 weights, which the block 0 lacks"
         ):
             require_fitting("0", block)
 

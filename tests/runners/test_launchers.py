@@ -30,7 +30,7 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(tmp_path: Path
 
     other = sdopt(tmp_path, *SWEEP, "attention=vanilla")
     assert other.code == 2
-    assert "not the same study" in other.err
+    assert "cannot continue the study" in other.err
     assert file.read_bytes() == measured
 
     moved = json.loads(measured)

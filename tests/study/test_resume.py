@@ -258,7 +258,7 @@ class TestRefused:
         assert resumed.code == 2
         named = ["packages.torch: was 2.0.0", "device.name: was NVIDIA A10", "it was measured by another sdopt (0.1.0"]
         for line, said in zip(resumed.err.splitlines(), named, strict=True):
-            assert line.partition("any more: ")[2].startswith(said)
+            assert line.partition("the study: ")[2].startswith(said)
         assert "was NVIDIA A10, now" in resumed.err
         assert (broken_off / "result.json").read_bytes() == before
 

@@ -108,7 +108,7 @@ class TestOverhead:
         monkeypatch.setattr(sys, "executable", str(failing))
         finished = sdopt(tmp_path, "benchmark-overhead")
         assert finished.code == 2
-        assert "the run ended with 2" in finished.err
+        assert "the run ended with exit code 2" in finished.err
 
     @pytest.mark.slow
     def test_of_the_command_that_a_user_gives(self, tmp_path: Path) -> None:
