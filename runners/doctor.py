@@ -67,6 +67,7 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
     from sdopt.doctor.options import check_options
     from sdopt.doctor.tables import matrix_table, tables
     from sdopt.hardware.probe import list_cards
+    from sdopt.locks import reserve
     from sdopt.measure.ceilings import measure_ceilings
     from sdopt.worker.calls import in_process
 
@@ -92,7 +93,10 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
             options = check_options(composer, optimization_options(arguments.config_dir), machine.device, data_sheets())
         ceilings = []
         if not planned and not arguments.quick:
-            with console.status("measuring the ceilings"):
+            with reserve(machine.device, "sdopt doctor") as holder, console.status("measuring the ceilings"):
+                if holder:
+                    disturbed = "the ceilings come out too low, and measuring them disturbs it; --quick skips them"
+                    print(f"sdopt: {holder} measures on {machine.device.name}: {disturbed}", file=sys.stderr)
                 ceilings = in_process(context, measure_ceilings, machine.device, what="the ceilings")
     found = diagnose(machine, cards, planned, options, ceilings)
     if arguments.json:

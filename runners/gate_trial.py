@@ -38,12 +38,13 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="run N independent A/A trials instead, a minute each; the same command continues an interrupted run",
     )
-    parser.add_argument("--folder", type=Path, default=ALARMS, help="of those trials (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=ALARMS, help="folder of the trials of --alarms [%(default)s]")
     parser.add_argument(
         "--ledger",
         type=Path,
         metavar="FILE",
-        help="CSV file of trials that count as made, to which new ones are added (default: trials.csv in the folder)",
+        help="CSV file with finished trials of --alarms, which are not run again; new ones are added (default: "
+        "trials.csv in the folder)",
     )
     arguments = parser.parse_intermixed_args(argv)
     if arguments.result is not None:

@@ -175,13 +175,16 @@ class Experiment:
             machine = planned_machine(config.hardware.sheet)
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
+            self._check_models(plan.variants, "path")
+            self._require_candidates(plan, machine)
             if config.hardware.exclusive and not config.dry_run:
                 others = partial(self._other_cards, machine)
                 machine = until_done.enter_context(reserved(machine, others, str(self.folder), self._say_waiting))
         if (folders := current_folders()) is not None:
             folders.ready()
         print_problems(machine.warnings)
-        self._check_models(plan.variants, "path")
+        if config.dry_run and config.hardware.sheet is not None:
+            self._check_models(plan.variants, "path")
         if not config.dry_run:
             self.timeline.enter("fetching models")
             runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
@@ -226,6 +229,19 @@ class Experiment:
         if not (self.brief or (complete and (self.folder / "plot.png").is_file())):
             self._write_reports(result)
         self.track(result)
+
+    def _require_candidates(self, plan: Plan, machine: Machine) -> None:
+        """Checks, before waiting for a device that another study uses, that there is something to measure.
+
+        Raises:
+            ConflictError: no candidate can run on the machine, and the study is not a job of a sweep.
+        """
+        candidates = [variant for variant in plan.variants if variant is not plan.baseline]
+        if not self.alone or self.config.study.skip_conflicts or not candidates:
+            return
+        conflicts = [variant.conflicts(machine.device) for variant in candidates]
+        if all(conflicts):
+            raise ConflictError([reason for reasons in conflicts for reason in reasons])
 
     def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
         """Handles a study whose candidates are all skipped; returns whether the study ends here.

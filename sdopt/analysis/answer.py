@@ -11,7 +11,7 @@ from enum import StrEnum
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.changes import changes_of
 from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
-from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
+from sdopt.analysis.figures import Figures, Ratio, figures_of
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
@@ -33,6 +33,10 @@ class Worth(StrEnum):
 
 REPEATS = "it changes nothing: its reference has the same configuration"
 """The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
+
+
+_FEWEST_PROMPTS = 59
+"""With none of 59 prompts beyond a limit, a share of 5 % is ruled out at 95 % confidence: lossy options have to."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class OptionAnswer:
             "".join(
                 (
                     "" if ratio.measure is SPEEDUP else f"{ratio.measure.claim} ",
-                    ratio_text(ratio.interval),
+                    ratio.text,
                     f" at {shape}" if (shape := name.partition("/")[2]) else "",
                 )
             )
@@ -237,7 +241,14 @@ def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict
     if gains:
         cost = f", at the cost of {_in_words(ratios, harms)}" if harms else ""
         return Worth.WORTH_IT, _in_words(ratios, gains) + cost
-    return Worth.UNPROVEN, _why_open(next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None))
+    small = [f"{ratio.measure.claim}: less than counts (gate.smallest_memory_mib)" for ratio in _small_gains(ratios)]
+    speedup = next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None)
+    return Worth.UNPROVEN, "; ".join([("speed: " if small else "") + _why_open(speedup), *small])
+
+
+def _small_gains(ratios: dict[str, Ratio]) -> list[Ratio]:
+    """Returns the gains of memory that are shown where none that counts is."""
+    return [ratio for ratio in ratios.values() if ratio.measure is not SPEEDUP and ratio.gain > 0]
 
 
 def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
@@ -265,7 +276,7 @@ def _why_open(ratio: Ratio | None) -> str:
         return "the study has no A/A floor to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
-    return "its interval does not exclude a negligible change; more processes (protocol.replicates) would narrow it"
+    return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
 
 
 def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
@@ -352,4 +363,7 @@ def _notes(result: StudyResult) -> list[str]:
     if result.judgements:
         return [f"The verdicts follow gate={result.gate} and the evidence in the traces."]
     verdicts = "The verdicts follow the two-sided intervals and the evidence in the traces."
-    return [f"{verdicts} The images were not judged: add gate=default, or run `sdopt gate <folder>` on this result."]
+    advice = "add gate=default, or run `sdopt gate <folder>` on this result"
+    if (result.config.quality.prompt_count or 0) < _FEWEST_PROMPTS:
+        advice = "measure again with gate=default, which draws more of them"
+    return [f"{verdicts} The images were not judged: {advice}."]

@@ -114,7 +114,9 @@ def stage_doubts(result: StudyResult, candidate: VariantResult, reference: Varia
     hosts = other, again or other
     if mine.of_slowest > _STAGES_LIMIT * max(1.0, *(host.of_slowest for host in hosts)):
         times = f"{mine.of_slowest:.2g} times as long as the slowest of its other calls"
-        return [f"the stages of one call take {times}: a call whose stages are timed does different work"]
+        return [
+            f"the stages of one call take {times}: other work disturbed it, or timing the stages changes what it does"
+        ]
     longer = mine.rest_s > max(host.rest_s for host in hosts)
     if longer and mine.of_fastest < _STAGES_LEFT * min(1.0, *(host.of_fastest for host in hosts)):
         shares_of_call = f"stages take {100 * mine.of_fastest:.0f} % of its fastest call"

@@ -42,6 +42,11 @@ class Ratio:
             return 0
         return 1 if self.measure.gain(self.interval.estimate) > 1 else -1
 
+    @property
+    def text(self) -> str:
+        """The ratio with its bounds; ≈ marks a speed-up that is within the A/A floor."""
+        return ("≈" if self.measure is SPEEDUP and self.within_floor else "") + ratio_text(self.interval)
+
 
 @dataclass(frozen=True)
 class Compute:

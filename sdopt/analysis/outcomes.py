@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.analysis.figures import Figures, Ratio, figures_of, ratio_text
+from sdopt.analysis.figures import Figures, Ratio, figures_of
 from sdopt.analysis.gpu import LAUNCH_BOUND, busy_share
 from sdopt.analysis.measures import SPEEDUP, smallest_factor
 from sdopt.results.choices import as_choice, option_name
@@ -119,7 +119,7 @@ def _may_gain(ratio: Ratio, smallest: float) -> bool:
 
 def _figures_text(row: Figures) -> str:
     figures = [
-        f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio_text(ratio.interval)}"
+        f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio.text}"
         for ratio in row.ratios.values()
     ]
     return f" ({', '.join(figures)})" if figures else ""

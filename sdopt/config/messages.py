@@ -16,15 +16,22 @@ def explain(error: Exception) -> str:
     """Returns Hydra's message without the paths that it searched; for an unknown key, names similar ones."""
     message = str(error).partition("Config search path")[0].strip()
     unknown = re.match(r"Could not override '([^']+)'", message)
+    if unknown is None and (option := re.match(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", message)):
+        known = re.findall(r"^\t(\S+)$", message, re.MULTILINE)
+        near = difflib.get_close_matches(option[2], known, n=2)
+        advice = f"did you mean {' or '.join(near)}? " if near else ""
+        choices = f"the options are {', '.join(known)}" if known else "there is no such group"
+        return f"{option[1]}={option[2]}: unknown option; {advice}{choices}"
     if unknown is None:
         return _within_list(str(getattr(error, "override", ""))) or message
     if designs := _designs_with(unknown[1]):
         chosen = " or ".join(f"study={design}" for design in designs)
         return f"{unknown[1]}: the chosen study has no such key; choose {chosen} as well"
-    near = difflib.get_close_matches(unknown[1], _known_keys(), n=2)
-    advice = f"did you mean {' or '.join(near)}? " if near else ""
+    known = [key for key in _known_keys() if not key.endswith("._target_")]
+    if near := difflib.get_close_matches(unknown[1], known, n=2):
+        return f"{unknown[1]}: unknown key; did you mean {' or '.join(near)}? `sdopt run --help` lists all"
     added = f"a key or group that is not in the defaults list needs a +, as in +{unknown[1]}=…"
-    return f"{unknown[1]}: unknown key; {advice}`sdopt run --help` lists all; {added}"
+    return f"{unknown[1]}: unknown key; `sdopt run --help` lists all; {added}"
 
 
 def _within_list(override: str) -> str:

@@ -18,6 +18,9 @@ from sdopt.results.records import (
 )
 from sdopt.schema import Rule
 
+_TOO_MANY_PROMPTS = 10_000
+"""More prompts than anybody draws for one option; MLPerf judges a whole model by 5,000 images."""
+
 
 def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
     """Returns the ruling for a rule that could not be judged, with the reason."""
@@ -104,6 +107,8 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
         settle = "more processes (protocol.replicates) would settle it"
     elif needed := bounds.needed(limit, rule.confidence or 0.95):
         settle = f"about {needed} prompts would settle it"
+        if needed > _TOO_MANY_PROMPTS:
+            settle = "more prompts would hardly settle it"
     else:
         settle = "more prompts would settle it"
     return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")

@@ -94,6 +94,8 @@ def _require_no_idle_keys(model: Model) -> None:
 def require_folder(folder: Path, model: Model) -> None:
     """Raises UsageError if a folder does not hold a complete pipeline that sdopt runs, in safetensors files."""
     at = f"model.hub_id={model.hub_id}" if model.weights == "hub" else f"model.path={folder}"
+    if not folder.is_dir():
+        raise UsageError(f"{at}: there is no such folder")
     if not (folder / "model_index.json").is_file():
         raise UsageError(f"{at}: holds no model_index.json; save a pipeline there with save_pretrained")
     index = _read_json(folder / "model_index.json", at)

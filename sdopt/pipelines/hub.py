@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 from sdopt.errors import UsageError
@@ -109,6 +110,15 @@ _PIPELINE = _Wanted(
 )
 
 
+def _transport_error() -> type[Exception]:
+    """Returns the base class of errors of the HTTP client of `huggingface_hub`, which depends on its version."""
+    from huggingface_hub import get_session
+
+    client = import_module(type(get_session()).__module__.partition(".")[0])
+    found: type[Exception] = getattr(client, "HTTPError", OSError)
+    return found
+
+
 @contextmanager
 def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None = None) -> Iterator[None]:
     """Turns errors of `huggingface_hub` within the block into a UsageError that says what to do."""
@@ -145,7 +155,7 @@ def _explained(repository: str, at: str, wanted: _Wanted, revision: str | None =
             f"{at}: not complete in the local cache ({HF_HUB_CACHE}), and the hub cannot be reached; fetch it where "
             f"there is a network, {wanted.instead}"
         ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (HfHubHTTPError, _transport_error(), OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"{at}: could not be fetched: {reason}") from error
 

@@ -12,7 +12,7 @@ from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
 from sdopt.analysis.ratios import speedup_drift
 from sdopt.gate.drift import differences
 from sdopt.report.header import header_of
-from sdopt.report.rows import memory_text, seconds_text, speedup_text
+from sdopt.report.rows import memory_text, seconds_text
 from sdopt.results.records import StudyResult
 
 _OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objective")
@@ -100,7 +100,7 @@ def _cells(row: Figures) -> tuple[str, ...]:
     return (
         str(row.variant.status),
         seconds_text(row.latency).partition(" [")[0] if row.latency else "",
-        speedup_text(row.speedup) if row.speedup else "",
+        row.speedup.text if row.speedup else "",
         memory_text(row).partition(" (")[0],
     )
 

@@ -7,7 +7,7 @@ from sdopt.analysis.answer import REPEATS, OptionAnswer
 from sdopt.analysis.break_even import break_even_text
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
-from sdopt.analysis.figures import Figures, Ratio, figures_by_variant, figures_of, ratio_text
+from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, ratio_text
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.precision import kept_going
@@ -52,7 +52,7 @@ def _row(result: StudyResult, figures: Figures) -> Row:
         latency=seconds_text(figures.latency) if figures.latency else "",
         speedups={
             f"{SPEEDUP_HEADING}, {at.shape}" if figures.further else SPEEDUP_HEADING: (
-                speedup_text(at.speedup) if at.speedup else ""
+                at.speedup.text if at.speedup else ""
             )
             for at in figures.shapes
         },
@@ -70,11 +70,6 @@ def seconds_text(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return text
     return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
-
-
-def speedup_text(ratio: Ratio) -> str:
-    """Writes a ratio with its bounds; ≈ marks one that is within the A/A floor."""
-    return ("≈" if ratio.within_floor else "") + ratio_text(ratio.interval)
 
 
 def memory_text(figures: Figures) -> str:

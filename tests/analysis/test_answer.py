@@ -67,8 +67,8 @@ class TestWithoutAGate:
         [
             (1.21, 1.08, 1.35, Worth.WORTH_IT, "faster"),
             (0.85, 0.80, 0.90, Worth.HARMFUL, "slower"),
-            (1.05, 0.95, 1.15, Worth.UNPROVEN, "a negligible change"),
-            (1.03, 1.005, 1.05, Worth.UNPROVEN, "a negligible change"),  # less than counts
+            (1.05, 0.95, 1.15, Worth.UNPROVEN, "too small to count"),
+            (1.03, 1.005, 1.05, Worth.UNPROVEN, "too small to count"),  # less than counts
             (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
             (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
         ],

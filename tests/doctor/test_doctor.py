@@ -208,7 +208,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["precision=nope"], "Could not find 'precision/nope'"),
+            (["precision=nope"], "precision=nope: unknown option; "),
             (["--quick", "--save", "hardware/mine.yaml"], "--save: needs measured ceilings"),
             (["--save", "mine.yaml"], "must be in a folder called hardware"),
         ],

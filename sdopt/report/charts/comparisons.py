@@ -25,7 +25,7 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.rows import memory_text, quality_heading, quality_rows, seconds_text, speedup_text
+from sdopt.report.rows import memory_text, quality_heading, quality_rows, seconds_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
@@ -95,7 +95,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
             "name": f"{row.variant.name}{f', {row.shape}' if several else ''}{against}",
             **_bounds(row.speedup.interval),
             "speed": _SPEEDS[row.speedup.gain],
-            "figure": speedup_text(row.speedup),
+            "figure": row.speedup.text,
             "latency": seconds_text(row.latency) if row.latency else "",
             "memory": memory_text(row),
             "quality": quality.get(row.variant.name, ""),
@@ -202,7 +202,7 @@ def waterfall(result: StudyResult) -> Spec | None:
             "high": high,
             "next": number + 1 if number + 1 < len(steps) and steps[number + 1].start == step.end else None,
             "speed": _SPEEDS[step.ratio.gain],
-            "figure": speedup_text(step.ratio),
+            "figure": step.ratio.text,
             "total": f"{step.end:.2f}×",
             "reference": step.reference,
         })  # fmt: skip

@@ -22,7 +22,7 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import known_family, metric_text, quality_columns, quality_heading, seconds_text, speedup_text
+from sdopt.report.rows import known_family, metric_text, quality_columns, quality_heading, seconds_text
 from sdopt.results.records import StudyResult
 
 _BASELINE = "baseline"
@@ -104,7 +104,7 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
             "kind": kind,
             "memory": memory,
             "memory_text": "" if memory is None else f"{memory:.2f} GiB",
-            "speed_text": speedup_text(row.speedup) if row.speedup else "",
+            "speed_text": row.speedup.text if row.speedup else "",
             "latency": seconds_text(row.latency) if row.latency else "",
             "loss_text": _loss_text(row, metric, is_baseline),
         })  # fmt: skip

@@ -207,7 +207,9 @@ def _latency(result: StudyResult) -> Section:
 
 def _stages(result: StudyResult) -> Section:
     plot = stages_plot(result)
-    caption = "From calls that were timed stage by stage, apart from the rounds."
+    caption = (
+        "From calls that were timed stage by stage, after the rounds and without an interval: read shares, not totals."
+    )
     blocks: list[Block] = [Chart([("", plot)], caption, file="stages.png")] if plot is not None else []
     return Section("stages", "Time by stage", blocks)
 
