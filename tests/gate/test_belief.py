@@ -251,7 +251,7 @@ class TestStages:
         return [each.reason for each in found]
 
     @pytest.mark.parametrize(
-        ("step_s", "said"), [(0.045, []), (0.1, ["different work"]), (0.01, ["no stage explains"])]
+        ("step_s", "said"), [(0.045, []), (0.1, ["changes what it does"]), (0.01, ["no stage explains"])]
     )
     def test_that_contradict_other_calls(self, step_s: float, said: list[str]) -> None:
         found = self.said_of(variant("it"), step_s)

@@ -131,7 +131,7 @@ class TestMistakes:
         process = fork(tmp_path, "run", *SMOKE, "attention=nope")
         finished = process.finish()
         assert finished.code == 2
-        assert "Available options in 'attention'" in finished.err
+        assert "attention=nope: unknown option; the options are " in finished.err
         assert "Traceback" not in finished.err
         assert finished.out == ""
         assert process.left_behind() == []
@@ -173,8 +173,18 @@ class TestDryRun:
 
     def test_of_a_conflict_shows_the_reason(self, tmp_path: Path) -> None:
         finished = sdopt(tmp_path, "run", *SMOKE, "dry_run=true", "attention=cudnn")
-        assert finished.code == 0
-        assert "needs a" in finished.out
+        assert finished.code == 2, "as the command itself"
+        assert "needs a" in finished.err
+        both = sdopt(
+            tmp_path,
+            "run",
+            *SMOKE,
+            "dry_run=true",
+            "study=one_at_a_time",
+            "study.options=[attention:cudnn,attention:math]",
+        )
+        assert both.code == 0
+        assert "needs a" in both.out
 
 
 class TestConflicts:

@@ -401,7 +401,7 @@ class TestOptions:
             plan(composer, f"study={design}", "study.options=[precision:bf16,precision:bf16]")
 
     def test_that_do_not_exist_name_the_choices(self, composer: Composers, design: str) -> None:
-        with pytest.raises(UsageError, match=r"attention/nope.*vanilla"):
+        with pytest.raises(UsageError, match=r"attention=nope: .*vanilla"):
             plan(composer, f"study={design}", "study.options=[attention:nope]")
 
     @pytest.mark.parametrize("option", ["bf16", "precision:"])
