@@ -94,7 +94,7 @@ def _ratio(interval: Interval | None) -> str:
     if interval is None:
         return ""
     bounds = [f"{bound:.4f}" for bound in (interval.low, interval.high) if bound is not None]
-    return f"{interval.estimate:.4f} [{', '.join(bounds)}]"
+    return f"{interval.estimate:.4f}" + (f" [{', '.join(bounds)}]" if bounds else "")
 
 
 def read_ledger(file: Path) -> list[Trial]:
