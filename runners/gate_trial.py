@@ -138,18 +138,12 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
 
 def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str]) -> int:
     """Makes the A/A trials that are missing, a sweep of one study per contract for each seed; counts the alarms."""
-    from sdopt.errors import UsageError
     from sdopt.gate.trial.alarms import CANDIDATES, missing_seeds, read_ledger, trials_in, write_ledger
 
     from .run import main as run
 
     ledger = ledger or folder / "trials.csv"
-    try:
-        kept = {(trial.seed, trial.contract): trial for trial in read_ledger(ledger)}
-    except UsageError as error:
-        print(f"sdopt: {error}", file=sys.stderr)
-        return 2
-    kept |= {(trial.seed, trial.contract): trial for trial in trials_in(folder)}
+    kept = {(trial.seed, trial.contract): trial for trial in (*read_ledger(ledger), *trials_in(folder))}
     contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
     code = 0
     for seed in missing_seeds(kept.values(), wanted):

@@ -239,6 +239,8 @@ class Experiment:
         candidates = [variant for variant in plan.variants if variant is not plan.baseline]
         if not self.alone or self.config.study.skip_conflicts or not candidates:
             return
+        if plan.baseline.conflicts(machine.device):
+            return  # `plan_result` says that the baseline cannot run
         conflicts = [variant.conflicts(machine.device) for variant in candidates]
         if all(conflicts):
             raise ConflictError([reason for reasons in conflicts for reason in reasons])
