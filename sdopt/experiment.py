@@ -36,7 +36,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
 from sdopt.study.missing import missing_of
-from sdopt.study.plan import plan_result, require_room
+from sdopt.study.plan import plan_result, refused, require_room
 from sdopt.study.progress import Progress
 from sdopt.study.reservation import reserved
 from sdopt.study.resume import is_elsewhere, merge_resumed
@@ -104,7 +104,8 @@ class Experiment:
                 return result
         if self.config.tracking.kind == "mlflow" and (warning := require_store(self.config.tracking)):
             print_problems([warning])
-        if self._nothing_to_compare(plan, result, machine):
+        if self._all_refused(plan, machine):
+            self._record_skipped(result)
             return result
         require_room(plan, result, self.folder, machine, self.context)
         if not self.brief:
@@ -176,8 +177,8 @@ class Experiment:
         else:
             machine, self.context = find_machine(self.context, config.hardware, data_sheets)
             self._check_models(plan.variants, "path")
-            self._require_candidates(plan, machine)
-            if config.hardware.exclusive and not config.dry_run:
+            nothing_runs = self._all_refused(plan, machine)
+            if config.hardware.exclusive and not (config.dry_run or nothing_runs):
                 others = partial(self._other_cards, machine)
                 machine = until_done.enter_context(reserved(machine, others, str(self.folder), self._say_waiting))
         if (folders := current_folders()) is not None:
@@ -230,42 +231,25 @@ class Experiment:
             self._write_reports(result)
         self.track(result)
 
-    def _require_candidates(self, plan: Plan, machine: Machine) -> None:
-        """Checks, before waiting for a device that another study uses, that there is something to measure.
+    def _all_refused(self, plan: Plan, machine: Machine) -> bool:
+        """Returns whether the study ends because no candidate can run; with `study.skip_conflicts` it goes on.
 
         Raises:
-            ConflictError: no candidate can run on the machine, and the study is not a job of a sweep.
+            ConflictError: no candidate can run, and the study is not a job of a sweep.
         """
-        candidates = [variant for variant in plan.variants if variant is not plan.baseline]
-        if not self.alone or self.config.study.skip_conflicts or not candidates:
-            return
-        if plan.baseline.conflicts(machine.device):
-            return  # `plan_result` says that the baseline cannot run
-        conflicts = [variant.conflicts(machine.device) for variant in candidates]
-        if all(conflicts):
-            raise ConflictError([reason for reasons in conflicts for reason in reasons])
+        reasons = [] if self.config.study.skip_conflicts else refused(plan, machine.device)
+        if reasons and self.alone:
+            raise ConflictError(reasons)
+        return bool(reasons)
 
-    def _nothing_to_compare(self, plan: Plan, result: StudyResult, machine: Machine) -> bool:
-        """Handles a study whose candidates are all skipped; returns whether the study ends here.
-
-        A sweep job then ends with a result that records this. With `study.skip_conflicts` the baseline is measured.
-
-        Raises:
-            ConflictError: all candidates are skipped, and the study is not a job of a sweep.
-        """
-        candidates = [row for row in result.variants if row.role != "control"][1:]
-        some = any(row.status is not Status.SKIPPED for row in candidates)
-        if some or not candidates or self.config.study.skip_conflicts:
-            return False
-        if self.alone:
-            raise ConflictError([reason for variant in plan.variants for reason in variant.conflicts(machine.device)])
+    def _record_skipped(self, result: StudyResult) -> None:
+        """Ends a sweep job whose candidates are all skipped, with a result that says so."""
         for row in result.variants:
             row.status, row.reason = Status.SKIPPED, row.reason or "nothing is left to compare with it"
         result.status = "finished"
         write_result(result, self.folder)
         self.console.print(terminal_table(result, self.console.width))
         self.track(result)
-        return True
 
     def measure(self, plan: Plan, result: StudyResult, machine: Machine) -> None:
         """Runs the missing measurements in worker processes, and updates `result.json` as they complete."""

@@ -35,10 +35,6 @@ REPEATS = "it changes nothing: its reference has the same configuration"
 """The reason for a variant that is identical to its reference, such as `precision=fp32` beside the default."""
 
 
-_FEWEST_PROMPTS = 59
-"""With none of 59 prompts beyond a limit, a share of 5 % is ruled out at 95 % confidence: lossy options have to."""
-
-
 @dataclass(frozen=True)
 class OptionAnswer:
     """The verdict on one option, from one comparison.
@@ -362,8 +358,11 @@ def _summary(option: OptionAnswer) -> str:
 def _notes(result: StudyResult) -> list[str]:
     if result.judgements:
         return [f"The verdicts follow gate={result.gate} and the evidence in the traces."]
+    from sdopt.analysis.bounds import prompts_to_exclude  # imports scipy, which takes a second
+
     verdicts = "The verdicts follow the two-sided intervals and the evidence in the traces."
     advice = "add gate=default, or run `sdopt gate <folder>` on this result"
-    if (result.config.quality.prompt_count or 0) < _FEWEST_PROMPTS:
+    # gate=default tolerates that 5 % of all prompts exceed a limit; with fewer prompts, no lossy option can pass.
+    if (result.config.quality.prompt_count or 0) < prompts_to_exclude(share=0.05, confidence=0.95):
         advice = "measure again with gate=default, which draws more of them"
     return [f"{verdicts} The images were not judged: {advice}."]

@@ -80,6 +80,14 @@ def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: flo
     return Bounds(estimate, estimate - width, estimate + width, deviation, n)
 
 
+def prompts_to_exclude(share: float, confidence: float) -> int:
+    """Returns of how many prompts none must exceed a limit to exclude that a larger share of all prompts does.
+
+    A share p leaves n prompts untouched with probability (1 − p)ⁿ, so n = log(1 − confidence) / log(1 − p).
+    """
+    return math.ceil(math.log(1 - confidence) / math.log(1 - share))
+
+
 def share_bounds(count: int, n: int, confidence: float | None) -> Bounds:
     """Returns bounds of a share of prompts (Clopper and Pearson 1934); without a confidence, the share itself."""
     share = count / n

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathElement
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -53,6 +53,21 @@ def _shared(sources: tuple[tuple[str, str], ...]) -> "Loader":
     return Loader(path)
 
 
+_all_choices = defaults_list._create_interpolation_map
+
+
+def _choices_if_needed(overrides: Any, defaults: list[InputDefault], self_added: bool) -> DictConfig | None:
+    """Returns the choices that a defaults list may refer to, as in `${model}`; None if it refers to none.
+
+    Hydra 1.3 makes this dictionary for every file, which takes two thirds of the time to compose a configuration.
+    """
+    refers = any(default.is_interpolation() for default in defaults if not default.is_self())
+    return _all_choices(overrides, defaults, self_added) if refers else None
+
+
+defaults_list._create_interpolation_map = _choices_if_needed  # type: ignore[assignment]
+
+
 class Loader(ConfigLoaderImpl):
     """Composes configurations.
 
@@ -67,7 +82,7 @@ class Loader(ConfigLoaderImpl):
     def __init__(self, path: ConfigSearchPath, searchpath: Sequence[str] = ()) -> None:
         super().__init__(path)
         self._searchpath = list(searchpath)
-        self._lists: dict[tuple[str | None, tuple[str, ...]], DefaultsList] = {}
+        self._lists: dict[tuple[str | None, tuple[str, ...]], defaults_list.DefaultsList] = {}
         self._embedded: dict[tuple[str, str | None], ConfigResult] = {}
 
     def merged_files(self, overrides: Sequence[str], config_name: str | None = CONFIG_NAME) -> list[ResultDefault]:
@@ -110,10 +125,10 @@ class Loader(ConfigLoaderImpl):
     def _files(self) -> CachingConfigRepository:
         return self._parse_overrides_and_create_caching_repo(CONFIG_NAME, self._searchpath)[1]
 
-    def _defaults_list(self, config_name: str | None, overrides: list[Override]) -> DefaultsList:
+    def _defaults_list(self, config_name: str | None, overrides: list[Override]) -> defaults_list.DefaultsList:
         key = config_name, tuple(str(override.input_line) for override in overrides)
         if key not in self._lists:
-            self._lists[key] = create_defaults_list(
+            self._lists[key] = defaults_list.create_defaults_list(
                 self._files, config_name, overrides, prepend_hydra=True, skip_missing=False
             )
         return self._lists[key]

@@ -121,11 +121,11 @@ def _options_table(found: Diagnosis, width: int) -> list[Table | Text]:
     table = _table(f"options on {escape(found.device.name)}", "group", "option", "runs")
     wide = width >= 110
     if wide:
-        table.add_column("why not, and what would change it", overflow="fold")
+        table.add_column("why not, or what it needs", overflow="fold")
     before, below = "", []
     for report in found.options:
         text = "; ".join([*report.reasons, *([report.remedy] if report.remedy else [])])
-        runs = Text("yes", "green") if report.runs else Text("no", "red")
+        runs = Text("no", "red") if not report.runs else Text("if", "yellow") if text else Text("yes", "green")
         group = report.group if report.group != before else ""
         before = report.group
         table.add_row(group, escape(report.option), runs, *([escape(text)] if wide else []))

@@ -88,7 +88,7 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
 
     Raises:
         UsageError: a rule names a metric that will not be measured, that is ambiguous, or that decides nothing with so
-            few images; the error lists each metric with its rules and the way out.
+            few images; the error has a line per reason, with the metrics, their rules and the way out.
     """
     measured = measured_metrics(quality, model)
     images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
@@ -97,13 +97,14 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
         for number, rule in enumerate(gate.rules.get(contract, [])):
             if rule.metric not in RULED:
                 rules.setdefault(rule.metric, []).append(f"{contract}[{number}]")
-    problems = [
-        f"gate={gate.name}: {metric} (gate.rules.{', '.join(where)}) {problem}"
-        for metric, where in rules.items()
-        if (problem := _unmeasured(metric, measured, images, model))
-    ]
+    problems: dict[str, list[str]] = {}
+    for metric, where in rules.items():
+        if problem := _unmeasured(metric, measured, images, model):
+            problems.setdefault(problem, []).append(f"{metric} (gate.rules.{', '.join(where)})")
     if problems:
-        raise UsageError(problems)
+        raise UsageError(
+            [f"gate={gate.name}: {', '.join(metrics)}: {problem}" for problem, metrics in problems.items()]
+        )
 
 
 def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
@@ -132,17 +133,17 @@ def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, mod
     meant = [one for one in measured if metric in (one.name, one.family.name)]
     family = family_of(metric)
     if len(meant) > 1:
-        return f"is ambiguous: name one of {', '.join(one.name for one in meant)}"
+        return f"ambiguous: name one of {', '.join(one.name for one in meant)}"
     if meant:
         least = max(family.least, family.decides_from)
         if images < least:
-            return f"needs at least {least:,} images, and {images:,} are drawn: raise quality.prompt_count"
+            return f"at least {least:,} images are needed, and {images:,} are drawn: raise quality.prompt_count"
         return ""
     if model.weights == "random" and not family.on_random_weights:
         fitting = ", ".join([*RULED, *(one.name for one in FAMILIES if one.on_random_weights)])
-        return f"is meaningless for random weights: choose a gate whose rules judge only {fitting}"
+        return f"meaningless for random weights: choose a gate whose rules judge only {fitting}"
     if family.on_request:
-        return f"is measured only on request: set quality.{family.on_request}=true"
+        return f"measured only on request: set quality.{family.on_request}=true"
     features = [_EXAMPLES.get(kind, kind) for kind in family.over if metric in (family.name, f"{family.name}_{kind}")]
     example = features[0] if features else "…"
-    return f"needs features that are not chosen: for example quality.features=[{example}]"
+    return f"measured only with features, and these are not chosen: for example quality.features=[{example}]"

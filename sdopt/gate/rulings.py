@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds, share_bounds
+from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds, prompts_to_exclude, share_bounds
 from sdopt.quality.metrics import family_of
 from sdopt.results.records import (
     Ruling,
@@ -157,7 +157,7 @@ def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
         return unjudged(rule.test, f"{name} has no values by prompt", name)
     ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)
     if not any(above) and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
-        needed = math.ceil(math.log(1 - rule.confidence) / math.log(1 - rule.share))
+        needed = prompts_to_exclude(rule.share, rule.confidence)
         ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
     ruling.reason = f"{sum(above)} of {len(above)} prompts exceed {limit:.4g}: {ruling.reason}"
     return ruling

@@ -211,18 +211,18 @@ def _rounds_note(result: StudyResult) -> str:
         "time that the hypervisor gave to other machines": counts.stolen,
         "other processes on the GPU": counts.on_gpu,
     }
-    named = ", ".join(f"{cause} up to {100 * share:.0f} %" for cause, share in causes.items() if share > limit)
-    became = [
+    named = [f"{cause} up to {100 * share:.0f} %" for cause, share in causes.items() if share > limit]
+    uses = [
         f"{number} {use}"
         for number, use in (
-            (counts.left_out, "are left out"),
-            (counts.undecided, "are used all the same, because too few were undisturbed (protocol.extra_rounds)"),
+            (counts.left_out, "left out"),
+            (counts.undecided, "used, because too few were undisturbed (protocol.extra_rounds)"),
         )
         if number
     ]
     return (
-        f"Disturbed rounds: in {counts.disturbed} of {counts.timed}, other work took more than {100 * limit:g} % of "
-        f"the processor from a call{f' ({named})' if named else ''}; {' and '.join(became)}."
+        f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "
+        f"({', '.join([*named, f'limit {100 * limit:g} %'])}); {', '.join(uses)}."
     )
 
 

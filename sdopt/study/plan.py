@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from sdopt.errors import ConflictError, UsageError
@@ -30,6 +31,15 @@ from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 
 _LOGS_BYTES = 4 * 2**20
+
+
+def refused(plan: Plan, device: Device) -> list[str]:
+    """Returns the conflicts of all candidates if none of them can run on `device`; empty if one can.
+
+    Also empty if there are no candidates, or if the baseline itself cannot run, which `plan_result` reports.
+    """
+    baseline, *candidates = [variant.conflicts(device) for variant in plan.variants]
+    return [] if baseline or not all(candidates) else list(chain(*candidates))
 
 
 def plan_result(

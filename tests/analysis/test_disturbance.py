@@ -87,16 +87,13 @@ class TestStudy:
         counts = count_rounds(result)
         assert counts is not None
         assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (6, 1, 1, 0)
-        said = (
-            "Disturbed rounds: in 1 of 6, other work took more than 2 % of the processor from a call "
-            "(waiting for a core up to 50 %); 1 are left out."
-        )
+        said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
         assert said in notes_of(result)
 
     def test_that_decide_all_the_same_are_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=False)
-        [note] = [note for note in notes_of(result) if note.startswith("Disturbed rounds")]
-        assert "1 are used all the same, because too few were undisturbed" in note
+        [note] = [note for note in notes_of(result) if note.startswith("Disturbed by other work")]
+        assert "1 used, because too few were undisturbed" in note
 
     def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
         for row in result.variants:
@@ -104,7 +101,7 @@ class TestStudy:
                 found.interference = []
         assert count_rounds(result) is None
         disturb(result, 2, 0.001, left_out=False)
-        assert not [note for note in notes_of(result) if note.startswith("Disturbed rounds")]
+        assert not [note for note in notes_of(result) if note.startswith("Disturbed by other work")]
 
     def test_figures_have_them_by_variant(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=True)

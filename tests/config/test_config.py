@@ -334,6 +334,12 @@ class TestPresets:
         run = composer(["experiment=mine", "precision=fp16", "workload.steps=2"], path).current
         assert (run.choices["precision"], run.workload.steps) == ("fp16", 2)
 
+    def test_may_refer_to_its_own_name(self, composer: Composers, tmp_path: Path) -> None:
+        path = self.preset(tmp_path, "defaults:\n- /steps_of: ${experiment}\n")
+        (tmp_path / "steps_of").mkdir()
+        (tmp_path / "steps_of" / "mine.yaml").write_text("# @package _global_\nworkload:\n  steps: 7\n")
+        assert composer(["experiment=mine"], path).current.workload.steps == 7
+
 
 class TestNames:
     @pytest.mark.parametrize(

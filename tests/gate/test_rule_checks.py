@@ -42,9 +42,11 @@ class TestMeasured:
     def test_features_that_are_not_named_are_asked_for(self, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "run", "model=sdxl", "gate=default", "precision=bf16", "tracking=none")
         assert found.code == 2
-        named = [line.split(": ")[2].split(" (")[0] for line in found.err.splitlines()]
-        assert named == ["perceptual", "clip_score", "cmmd"]
-        assert "clip_score (gate.rules.lossy[3]) needs features" in found.err
+        assert found.err.startswith(
+            "sdopt: gate=default: perceptual (gate.rules.lossy[0], lossy[1], lossy[2]), "
+            "clip_score (gate.rules.lossy[3]), cmmd (gate.rules.lossy[4]): measured only with features"
+        )
+        assert len(found.err.splitlines()) == 1
         assert "quality.features=[clip:openai/clip-vit-base-patch32]" in found.err
         assert not list(tmp_path.rglob("result.json"))
 
@@ -71,10 +73,10 @@ class TestMeasured:
     def test_too_few_images_and_more_than_one_metric(self, composer: type[HydraComposer]) -> None:
         rule = "+gate.rules={lossy: [{metric: fid, test: at_most, limit: 1}]}"
         [said] = problems(composer, rule, "precision=bf16", "quality.prompt_count=24")
-        assert "needs at least 2,000 images, and 24 are drawn" in said
+        assert "fid (gate.rules.lossy[0]): at least 2,000 images are needed, and 24 are drawn" in said
         features = f"quality.features=[emojiclip,'clip:{PACKAGED / 'clip'}']"
         [said] = problems(composer, rule, "precision=bf16", features, "quality.prompt_count=2000")
-        assert "is ambiguous: name one of fid_emojiclip, fid_clip" in said
+        assert "ambiguous: name one of fid_emojiclip, fid_clip" in said
 
     def test_what_is_measured_on_request(self, composer: type[HydraComposer]) -> None:
         rule = "+gate.rules={lossy: [{metric: lpips_alex, test: at_most, limit: 1}]}"

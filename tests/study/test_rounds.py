@@ -45,7 +45,7 @@ class TestDisturbedRounds:
         assert [len(m.latency_s) for m in measured] == [3, 3]
         assert [m.left_out for m in measured] == [[0], [0]]
         assert all(m.deciding_s == m.latency_s[1:] for m in measured)
-        assert "in 1 of 3, other work took more than 2 % of the processor from a call" in found.shown
+        assert "Disturbed by other work: 1 of 3 rounds" in found.shown
         assert found.result.comparisons[0].speedup is not None
         assert found.result.comparisons[0].speedup.n == 2
 
