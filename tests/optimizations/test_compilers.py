@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, EulerDiscreteScheduler
-from torch._dynamo.utils import counters
 
 from sdopt.errors import UnavailableError
 from sdopt.hardware.device import Device
@@ -293,12 +292,11 @@ class TestAnyShape:
 
         monkeypatch.setattr(torch, "compile", lambda module, **_: Noting(module))
         host = session("compiler=inductor_dynamic", "grad_mode=inference_mode", TWO_STEPS)
-        counters["stats"]["unique_graphs"] = 1
         trace = Trace(call=host._call)
         trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
         found = host._assembly.proofs["compiler"](trace)
-        counters.clear()
-        assert found.engaged
+        assert found.engaged, "whichever pipeline of this process the graphs were compiled for"
+        assert "compiled before" in found.summary
         shapes, modes = zip(*seen, strict=True)
         assert len(set(shapes)) == 2
         assert set(modes) == {True}
@@ -404,11 +402,9 @@ class TestInductorTargets:
         assert isinstance(pipe.unet, StandIn)
         assert isinstance(pipe.vae.decoder, StandIn)
         assert not isinstance(pipe.text_encoder, StandIn)
-        counters["stats"]["unique_graphs"] = 2
         trace = Trace()
         for stage, count in regions.items():
             trace.stages[stage].operators["Torch-Compiled Region: 0/0"] = count
         found = proof(trace)
-        counters.clear()
         assert found.engaged == engaged
         assert "denoiser 2" in found.summary

@@ -239,6 +239,9 @@ def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Fi
         "compiled_regions_run": sum(regions.values()),
     }
     graphs = f"{facts['graphs']} graph{'s' if facts['graphs'] != 1 else ''}, {facts['graph_breaks']} breaks"
+    if not facts["graphs"]:
+        # TorchDynamo keeps graphs by the code of a module's class: another pipeline of this process compiled them.
+        graphs = "graphs that this process compiled before"
     shown = ", ".join(f"{target} {count}" for target, count in regions.items()) if len(regions) > 1 else ""
     summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run{shown and f' ({shown})'}"
     if len(regions) > 1:
@@ -246,7 +249,7 @@ def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Fi
     if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
         facts["templates"] = False
         summary += "; Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
-    return Finding(facts["graphs"] > 0 and all(regions.values()), summary, facts)
+    return Finding(all(regions.values()), summary, facts)
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
