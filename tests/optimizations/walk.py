@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import pytest
+import torch
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import optimization_options
@@ -113,8 +114,9 @@ class Walk:
         variant = self.runnable(chosen, task)
         assert variant is not None
         with pytest.MonkeyPatch.context() as patch:
-            # Its pipeline is garbage when the next one is loaded; a worker has but one.
+            # Its pipeline is garbage when the next one is loaded; a worker has but one, and nothing compiled before it.
             patch.setattr(gc, "freeze", lambda: None)
+            torch._dynamo.reset()
             return self._run(variant)
 
     def _run(self, variant: Variant) -> str:
