@@ -262,7 +262,7 @@ class Experiment:
         config = self.config
         if not config.quality.metrics:
             return
-        settings = Settings.of(config.quality, config.model, machine.device.torch_name)
+        settings = Settings.of(config.quality, config.model, machine.device.torch_name, config.hardware.threads)
         try:
             with self.console.status("quality") as status:
                 evaluate_apart(

@@ -241,7 +241,8 @@ class Hardware:
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     threads: int | None = bounded(None, ge=1, le=4096)
-    """CPU threads of a worker; null is `model.threads`, or else PyTorch's default of one per core."""
+    """CPU threads of a worker and of the process that scores images; null is `model.threads`, or else PyTorch's default
+    of one per core."""
     price_per_hour: float | None = bounded(None, ge=0, le=1e9)
     """Price of this machine per hour, in any currency, for the cost per image."""
     exclusive: bool = True

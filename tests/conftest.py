@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from diffusers import DiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
@@ -29,9 +28,6 @@ from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.once import counted_once, loaded_once, migrated_once  # noqa: F401 (fixtures that every test has)
 
 CPU = probe_device("cpu")
-
-# Of a model this small a second thread costs more than it gives, the more so on a machine that is busy.
-torch.set_num_threads(1)
 
 # What each command that is forked, and each quality pass, would otherwise import by itself.
 forkserver.PRELOADED += [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from sdopt.analysis.bounds import pseudo_values, subtract
 from sdopt.errors import UsageError
@@ -34,18 +35,20 @@ class Settings:
         reference: the reference set of FID, KID and CMMD; None or `baseline` stands for the baseline's images.
         device: where the networks run.
         trained: whether the model's weights are trained; with random weights, only numerical agreement means anything.
+        threads: CPU threads of a process that evaluates; None is PyTorch's default.
     """
 
     metrics: tuple[QualityMetric, ...]
     reference: str | None = None
     device: str = "cpu"
     trained: bool = True
+    threads: int | None = None
 
     @classmethod
-    def of(cls, quality: Quality, model: Model, device: str) -> "Settings":
+    def of(cls, quality: Quality, model: Model, device: str, threads: int | None = None) -> "Settings":
         """Returns the settings that a run's configuration gives."""
         trained = model.weights != "random"
-        return cls(measured_metrics(quality, model), reference_of(quality, model), device, trained)
+        return cls(measured_metrics(quality, model), reference_of(quality, model), device, trained, threads)
 
 
 class Evaluator:
@@ -188,6 +191,9 @@ def _evaluated(result: StudyResult, folder: Path, settings: Settings, note: Call
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    if settings.threads is not None:
+        # A small network's threads wait for each other in each layer: six times as long where other work keeps a core.
+        torch.set_num_threads(settings.threads)
     try:
         evaluate(result, folder, settings, note)
     except UsageError:
