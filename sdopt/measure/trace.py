@@ -37,6 +37,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _OPERATOR, _LAUNCH = "External id", "correlation"
 _LABEL = "sdopt/"
+_REGION = "Torch-Compiled Region"
 
 
 @dataclass
@@ -63,6 +64,11 @@ class StageTrace:
     """Number of CUDA graphs that were replayed."""
     graph_captures: int = 0
     """Number of CUDA graphs that were captured; a call in a warm process should capture none."""
+
+    @property
+    def compiled_regions(self) -> int:
+        """Number of regions compiled by TorchDynamo that ran."""
+        return sum(count for name, count in self.operators.items() if name.startswith(_REGION))
 
 
 @dataclass
@@ -120,6 +126,10 @@ class Trace:
         """Makes the traced call again; returns what it returns."""
         assert self.call is not None
         return self.call()
+
+    def is_compiled(self, denoiser: torch.nn.Module) -> bool:
+        """Returns whether compiled code computed a denoiser, or blocks of it."""
+        return self.denoiser.compiled_regions > 0 or is_compiled(denoiser)
 
     @property
     def attention_calls(self) -> int:

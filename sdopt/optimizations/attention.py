@@ -18,7 +18,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
-from sdopt.pipelines.parts import denoiser_of, is_compiled, unwrapped
+from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Sdpa(EquivalentAttention):
             seen = trace.fused_attention
             if self.backend == "math":
                 # A compiler decomposes this back end into products; the evidence is then that no fused kernel ran.
-                shown = bool(seen) or is_compiled(denoiser_of(pipe))
+                shown = bool(seen) or trace.is_compiled(denoiser_of(pipe))
                 engaged = all(backend_of(name) == "math" for name in seen) and shown
             else:
                 engaged = bool(seen) and all(backend_of(name) == self.backend for name in seen)

@@ -17,7 +17,7 @@ from sdopt.optimizations.compiler import CudaGraphs
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
 from sdopt.optimizations.conflicts import missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
-from sdopt.pipelines.parts import denoiser_of, is_compiled, layers_with_weights, unwrapped
+from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
 from sdopt.schema import bounded
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Quantized(Optimization):
             )
             ran = {name: n for name in _PRODUCTS[self.weights] if (n := trace.denoiser.operators[name])}
             # Compiled products may appear as kernels without an operator; then the stored weights are the evidence.
-            multiplied = bool(ran) == self.activations or is_compiled(denoiser_of(pipe))
+            multiplied = bool(ran) == self.activations or trace.is_compiled(denoiser_of(pipe))
             shown = [f"{count} of {count + left[kind]} {kind}" for kind, count in sorted(quantized.items())]
             shown += [f"0 of {count} {kind}" for kind, count in sorted(left.items()) if kind not in quantized]
             products = ", ".join(f"{name.removeprefix('aten::')} ×{count}" for name, count in ran.items())

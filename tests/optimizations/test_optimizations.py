@@ -18,6 +18,7 @@ from sdopt.config.paths import CONF
 from sdopt.hardware.arithmetic import tf32
 from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
+from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Contract
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
@@ -353,6 +354,15 @@ class TestContexts:
         assert seen["text_encoder"]
         assert seen["vae_decoder"]
         assert torch.backends.cuda.flash_sdp_enabled()
+
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_math_in_compiled_blocks_leaves_no_operator(self, session: Load, compiled: bool) -> None:
+        """`compiler=regional` replaces no module; Inductor makes products and a softmax of this back end."""
+        proof, trace = session("attention=math")._assembly.proofs["attention"], Trace()
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 7 * compiled
+        assert proof(trace).engaged is compiled
+        trace.denoiser.operators["aten::_scaled_dot_product_flash_attention_for_cpu"] = 1
+        assert not proof(trace).engaged
 
 
 @pytest.mark.slow

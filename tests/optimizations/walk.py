@@ -116,7 +116,7 @@ class Walk:
         with pytest.MonkeyPatch.context() as patch:
             # Its pipeline is garbage when the next one is loaded; a worker has but one, and nothing compiled before it.
             patch.setattr(gc, "freeze", lambda: None)
-            patch.setattr(gc, "collect", lambda: 0)
+            patch.setattr(gc, "collect", lambda *_: 0)
             torch._dynamo.reset()
             return self._run(variant)
 

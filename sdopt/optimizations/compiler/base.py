@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
 """The targets of compilers, with the stage of a call in which each runs."""
 
-_REGION = "Torch-Compiled Region"
-
 
 TARGETS = {"choices": tuple(STAGE_OF)}
 """Metadata of a field that lists targets."""
@@ -135,11 +133,6 @@ def replace_by_graphs(
                 setattr(owner, name, replacement)
                 made.setdefault(target, []).append(replacement)
     return made
-
-
-def regions_in(stage: StageTrace) -> int:
-    """Returns the number of regions compiled by TorchDynamo that ran in a stage of a call."""
-    return sum(count for name, count in stage.operators.items() if name.startswith(_REGION))
 
 
 def only_replays(stages: Iterable[StageTrace]) -> bool:

@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler.base import regions_in
-from sdopt.pipelines.parts import denoiser_of, is_compiled
+from sdopt.pipelines.parts import denoiser_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -23,7 +22,6 @@ class Eager(Optimization):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
-            compiled = regions_in(trace.denoiser) or is_compiled(denoiser_of(pipe))
-            return Finding(not compiled, "operator by operator")
+            return Finding(not trace.is_compiled(denoiser_of(pipe)), "operator by operator")
 
         return proof

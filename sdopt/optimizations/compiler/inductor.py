@@ -18,7 +18,6 @@ from sdopt.optimizations.compiler.base import (
     TARGETS,
     Compiler,
     only_replays,
-    regions_in,
     replace_modules,
     unfit_for_graphs,
     unfit_targets,
@@ -104,7 +103,7 @@ class Inductor(Compiler):
         replace_modules(pipe, self.targets, compiled)
 
         def proof(trace: Trace) -> Finding:
-            regions = {target: regions_in(trace.stages[STAGE_OF[target]]) for target in self.targets}
+            regions = {target: trace.stages[STAGE_OF[target]].compiled_regions for target in self.targets}
             found = _compiled(regions, self.mode, device_of(pipe))
             if not replays or device_of(pipe).type != "cuda":
                 return found
@@ -144,7 +143,7 @@ class Regional(Compiler):
 
         def proof(trace: Trace) -> Finding:
             blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
-            regions, calls = regions_in(trace.denoiser), trace.denoiser.calls
+            regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
             found = _compiled({"denoiser": regions}, self.mode, device_of(pipe))
             # Beyond its recompilation limit, Dynamo runs a block eagerly and reports that only in a log.
             everywhere = regions >= len(blocks) * calls > 0
@@ -188,7 +187,7 @@ class InductorDynamic(Compiler):
         replace_modules(pipe, ["denoiser"], compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled({"denoiser": regions_in(trace.denoiser)}, self.mode, device_of(pipe))
+            found = _compiled({"denoiser": trace.denoiser.compiled_regions}, self.mode, device_of(pipe))
             if not found.engaged:
                 return found
             before = compilation.compiled_so_far()[1]

@@ -13,7 +13,7 @@ from typing_extensions import override
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
-from sdopt.optimizations.compiler.base import Compiler, StandIn, regions_in, replace_modules
+from sdopt.optimizations.compiler.base import Compiler, StandIn, replace_modules
 from sdopt.optimizations.compiler.toolchain import missing_for_inductor
 from sdopt.optimizations.conflicts import records_autograd
 from sdopt.pipelines.parts import denoiser_of
@@ -61,7 +61,7 @@ class WholeStep(Compiler):
         def proof(trace: Trace) -> Finding:
             from torch._dynamo.utils import counters
 
-            regions, calls = regions_in(trace.denoiser), trace.denoiser.calls
+            regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
             breaks = sum(counters["graph_break"].values())
             taken = steps.taken(pipe.scheduler)
             facts = {"compiled_regions_run": regions, "steps": calls, "graph_breaks": breaks, "steps_in_graph": taken}
