@@ -74,6 +74,18 @@ class TestConflicts:
         found = variant(f"compiler={option}").conflicts(CPU)
         assert any(reason.endswith(f"needs a CUDA device; this runs on {CPU.name}") for reason in found)
 
+    @pytest.mark.parametrize("option", ["inductor", "inductor_dynamic", "regional", "whole_step", "aot"])
+    def test_inductor_would_fuse_what_math_keeps_apart(self, variant: Compose, option: str) -> None:
+        chosen = f"compiler={option}"
+        [found] = [said for said in variant(chosen, "attention=math").conflicts(CPU) if "fused kernel" in said]
+        assert found.endswith("choose attention=vanilla, or another compiler")
+        assert "fused kernel" not in " ".join(variant(chosen, "attention=vanilla").conflicts(CPU))
+
+    @pytest.mark.parametrize("attention", ["sliced", "sliced_max"])
+    def test_a_package_would_hide_the_slices(self, variant: Compose, attention: str) -> None:
+        [found] = variant("compiler=aot", f"attention={attention}").conflicts(CPU)
+        assert "nothing would show the slices: choose compiler=inductor" in found
+
     @pytest.mark.parametrize("option", ["cuda_graphs", "tensorrt"])
     def test_runs_on_a_card(self, variant: Compose, option: str) -> None:
         assert variant(f"compiler={option}").conflicts(CARD) == []

@@ -16,6 +16,7 @@ from typing_extensions import override
 from sdopt.errors import UnavailableError
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
+from sdopt.optimizations.attention import Sliced
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     Compiler,
@@ -49,7 +50,11 @@ class Aot(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_packages(ctx) + exports(ctx, "a compiled package")
+        found = missing_for_packages(ctx) + exports(ctx, "a compiled package")
+        if isinstance(ctx.chosen.get("attention"), Sliced):
+            hidden = "a compiled package shows no matrix products in a trace, so nothing would show the slices"
+            found.append(f"{hidden}: choose compiler=inductor, or another attention than sliced")
+        return found
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

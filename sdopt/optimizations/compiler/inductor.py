@@ -22,7 +22,7 @@ from sdopt.optimizations.compiler.base import (
     unfit_for_graphs,
     unfit_targets,
 )
-from sdopt.optimizations.compiler.toolchain import missing_for_inductor
+from sdopt.optimizations.compiler.toolchain import unfit_for_inductor
 from sdopt.pipelines.parts import denoiser_of, device_of
 from sdopt.schema import bounded
 
@@ -84,7 +84,7 @@ class Inductor(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_for_inductor(ctx) + unfit_targets(ctx, self.targets) + too_many_shapes(ctx, self.dynamic)
+        found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets) + too_many_shapes(ctx, self.dynamic)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
             found += unfit_for_graphs(ctx, self.targets)
         return found
@@ -133,7 +133,7 @@ class Regional(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_inductor(ctx) + too_many_shapes(ctx, self.dynamic)
+        return unfit_for_inductor(ctx) + too_many_shapes(ctx, self.dynamic)
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -168,7 +168,7 @@ class InductorDynamic(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return missing_for_inductor(ctx)
+        return unfit_for_inductor(ctx)
 
     @override
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Checks for the packages, C and C++ compilers and headers that compilers need."""
+"""Checks what compilers need: packages, C and C++ compilers, headers, and other options that they leave as they are."""
 
 import os
 import shutil
@@ -9,15 +9,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sdopt.hardware.cards import TRITON, missing
+from sdopt.optimizations.attention import Sdpa
 from sdopt.optimizations.base import Context
 
 _UNPACKED = "/tmp"
 """See `create_temp_dir` in torch/csrc/inductor/aoti_package/model_package_loader.cpp."""
 
 
-def missing_for_inductor(ctx: Context) -> list[str]:
-    """Returns the conflicts of Inductor with this device and machine."""
+def unfit_for_inductor(ctx: Context) -> list[str]:
+    """Returns the conflicts of Inductor with this device and machine, and with attention that it would change."""
     found = []
+    attention = ctx.chosen.get("attention")
+    if isinstance(attention, Sdpa) and attention.backend == "math":
+        # torch/_inductor/fx_passes/fuse_attention.py recognizes them. With 8-bit layers, or a softmax in float32, it
+        # does not, and they stay; attention=vanilla does the same work, in an order that it does not recognize.
+        fused = "Inductor turns the products and the softmax of attention=math back into a fused kernel"
+        found.append(f"{fused}: choose attention=vanilla, or another compiler")
     if ctx.device.is_cuda:
         found += missing(ctx.device, TRITON)
     if not ctx.device.is_here:
@@ -43,7 +50,7 @@ def _is_noexec(folder: str) -> bool:
 
 def missing_for_packages(ctx: Context) -> list[str]:
     """Returns the conflicts of AOTInductor, which on CUDA compiles C++ with the CUDA toolkit's headers."""
-    found = missing_for_inductor(ctx)
+    found = unfit_for_inductor(ctx)
     if ctx.device.is_here and _is_noexec(_UNPACKED):
         unpacks = f"AOTInductor unpacks compiled code to {_UNPACKED}, independent of TMPDIR"
         found.append(f"{unpacks}, and {_UNPACKED} is mounted noexec: choose compiler=inductor")

@@ -14,7 +14,7 @@ from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import Compiler, StandIn, replace_modules
-from sdopt.optimizations.compiler.toolchain import missing_for_inductor
+from sdopt.optimizations.compiler.toolchain import unfit_for_inductor
 from sdopt.optimizations.conflicts import records_autograd
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
@@ -42,7 +42,7 @@ class WholeStep(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = missing_for_inductor(ctx) + records_autograd(ctx, "a whole step")
+        found = unfit_for_inductor(ctx) + records_autograd(ctx, "a whole step")
         chosen = ctx.scheduler.class_name
         if chosen not in _SCHEDULERS:
             found.append(
