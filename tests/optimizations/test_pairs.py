@@ -103,7 +103,7 @@ class TestRun:
 
     @pytest.mark.slow
     def test_every_pair_takes_effect(self, walk: Walk) -> None:
-        """With those that compile for long: half an hour."""
+        """With those that compile for long: an hour or more on one core."""
         able = [choice for choice in walk.choices if walk.runnable([choice])]
         found = walk.failures(covering_runs(walk, able))
         assert not found, "\n".join(found)

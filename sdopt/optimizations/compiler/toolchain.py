@@ -21,8 +21,8 @@ def unfit_for_inductor(ctx: Context) -> list[str]:
     found = []
     attention = ctx.chosen.get("attention")
     if isinstance(attention, Sdpa) and attention.backend == "math":
-        # torch/_inductor/fx_passes/fuse_attention.py recognizes them. With 8-bit layers, or a softmax in float32, it
-        # does not, and they stay; attention=vanilla does the same work, in an order that it does not recognize.
+        # See torch/_inductor/fx_passes/fuse_attention.py. On a CPU in float32 a trace shows the fused kernel; beside
+        # some other options the products stay, as those of attention=vanilla do.
         fused = "Inductor turns the products and the softmax of attention=math back into a fused kernel"
         found.append(f"{fused}: choose attention=vanilla, or another compiler")
     if ctx.device.is_cuda:
