@@ -173,13 +173,11 @@ def _worth(
         return Worth.UNPROVEN, f"its reference '{reference.name}' has the status {reference.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         return Worth.UNPROVEN, REPEATS
-    shown = {
-        name: _shown(ratio, smallest_factor(ratio.measure, result.config.gate, reference))
-        for name, ratio in ratios.items()
-    }
+    smallest = {name: smallest_factor(ratio.measure, result.config.gate, reference) for name, ratio in ratios.items()}
+    shown = {name: _shown(ratio, smallest[name]) for name, ratio in ratios.items()}
     if judged is None:
         claims = _claims(variant, reference)
-        worth, because = _by_intervals(claims, ratios, shown)
+        worth, because = _by_intervals(claims, ratios, shown) or (Worth.UNPROVEN, _why_unproven(ratios, smallest))
         faster = [measure_named(name) is SPEEDUP for name, found in shown.items() if found > 0]
         if worth is Worth.WORTH_IT and claims and all(faster) and not changes_of(result, variant, reference):
             return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows no change that explains it"
@@ -228,7 +226,8 @@ def _gains(ratio: Ratio) -> tuple[float | None, float | None]:
     return ratio.measure.gain(high), ratio.measure.gain(low)
 
 
-def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
+def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str] | None:
+    """Returns the verdict and its reason; None if neither a gain nor a harm is shown."""
     harms = [name for name, found in shown.items() if found < 0]
     gains = [name for name, found in shown.items() if found > 0]
     claimed = [name for name in harms if measure_named(name).claim in claims]
@@ -237,14 +236,19 @@ def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict
     if gains:
         cost = f", at the cost of {_in_words(ratios, harms)}" if harms else ""
         return Worth.WORTH_IT, _in_words(ratios, gains) + cost
-    small = [f"{ratio.measure.claim}: less than counts (gate.smallest_memory_mib)" for ratio in _small_gains(ratios)]
-    speedup = next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None)
-    return Worth.UNPROVEN, "; ".join([("speed: " if small else "") + _why_open(speedup), *small])
+    return None
 
 
-def _small_gains(ratios: dict[str, Ratio]) -> list[Ratio]:
-    """Returns the gains of memory that are shown where none that counts is."""
-    return [ratio for ratio in ratios.values() if ratio.measure is not SPEEDUP and ratio.gain > 0]
+def _why_unproven(ratios: dict[str, Ratio], smallest: dict[str, float]) -> str:
+    """Says why the speed-up is unproven, and why a gain of memory is where there is one."""
+    name = next((name for name, ratio in ratios.items() if ratio.measure is SPEEDUP), None)
+    reasons = {"speed": "it was not timed" if name is None else _why_open(ratios[name], smallest[name])}
+    for name, ratio in ratios.items():
+        if ratio.measure is not SPEEDUP and ratio.gain > 0:
+            reasons.setdefault(ratio.measure.claim, _why_open(ratio, smallest[name]))
+    if len({*reasons.values()}) == 1:
+        return reasons["speed"]
+    return "; ".join(f"{claim}: {reason}" for claim, reason in reasons.items())
 
 
 def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
@@ -263,15 +267,16 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-def _why_open(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "it was not timed"
-    if ratio.interval.low is None:
+def _why_open(ratio: Ratio, smallest: float) -> str:
+    low, high = _gains(ratio)
+    if low is None or high is None:
         return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
     if ratio.floor is None:
         return "the study has no A/A floor to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
+    if 1 / smallest < low and high < smallest:
+        return f"too small to count ({'gate.smallest_speedup' if ratio.measure is SPEEDUP else 'gate.smallest_memory'})"
     return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
 
 

@@ -68,7 +68,8 @@ class TestWithoutAGate:
             (1.21, 1.08, 1.35, Worth.WORTH_IT, "faster"),
             (0.85, 0.80, 0.90, Worth.HARMFUL, "slower"),
             (1.05, 0.95, 1.15, Worth.UNPROVEN, "too small to count"),
-            (1.03, 1.005, 1.05, Worth.UNPROVEN, "too small to count"),  # less than counts
+            (1.03, 1.005, 1.05, Worth.UNPROVEN, "its interval includes changes too small to count"),
+            (1.025, 1.024, 1.026, Worth.WORTH_IT, "faster"),
             (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
             (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
         ],
@@ -101,6 +102,22 @@ class TestWithoutAGate:
         assert only(study).because == "less memory, at the cost of slower"
         study.variant(NAME).promises["layout"].claims = ["latency", "memory"]
         assert only(study).worth is Worth.HARMFUL
+
+    @pytest.mark.parametrize(
+        ("memory", "because"),
+        [
+            ((0.6, None, None), "no interval: protocol.replicates=3 would give one"),
+            ((0.6, 0.58, 0.62), "less memory"),
+            ((0.97, 0.96, 0.98), "speed: no interval: protocol.replicates=3 would give one; memory: {small}"),
+        ],
+    )
+    def test_a_gain_of_memory_that_is_unproven_says_why(
+        self, study: StudyResult, memory: tuple[float, float | None, float | None], because: str
+    ) -> None:
+        reconfigure(study, "gate", smallest_memory=0.05)
+        study.comparisons[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
+        option = timed(study, 1.02, None, None)
+        assert option.because == because.format(small="too small to count (gate.smallest_memory)")
 
     def test_other_work_is_neither_a_gain_nor_a_harm(self, study: StudyResult) -> None:
         reconfigure(study.variant(NAME), "workload", steps=10)
