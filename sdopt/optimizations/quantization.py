@@ -13,7 +13,7 @@ from typing_extensions import override
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import CudaGraphs
+from sdopt.optimizations.compiler import CudaGraphs, Regional
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
 from sdopt.optimizations.conflicts import missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
@@ -146,6 +146,10 @@ class TorchAo(Quantized):
         if captured and self.activations and self.weights == "int8":
             # `safe_int_mm` searches the repr of each input for FakeTensor, which copies its values to the host.
             found.append("TorchAO's int8 products read inputs on the host unless compiled: choose compiler=inductor")
+        if isinstance(graphs, Regional) and not ctx.device.is_cuda:
+            # Seen with PyTorch 2.13 and TorchAO 0.18: of a block alone, Inductor generates C++ that g++ refuses, and
+            # with weights alone quantized, the graph breaks. The whole denoiser compiles.
+            found.append("compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor")
         return found
 
     @override

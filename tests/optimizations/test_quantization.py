@@ -82,6 +82,13 @@ class TestConflicts:
         assert variant(*chosen, "precision.convolutions=false").conflicts(CPU) == []
         assert variant("precision=int8_torchao", "layout=channels_last").conflicts(CPU) == []
 
+    def test_blocks_that_are_compiled_alone(self, variant: Compose) -> None:
+        chosen = ("precision=int8_torchao", "compiler=regional")
+        [found] = variant(*chosen).conflicts(CPU)
+        assert found.endswith("compiler=regional cannot compile TorchAO's layers on a CPU: choose compiler=inductor")
+        assert variant(*chosen).conflicts(card(9, 0)) == []
+        assert variant("precision=int8_torchao", "compiler=inductor").conflicts(CPU) == []
+
     def test_a_capture_of_inputs_that_are_read_on_the_host(self, variant: Compose) -> None:
         def conflicts(precision: str, *more: str) -> list[str]:
             return variant(f"precision={precision}", "compiler=cuda_graphs", *more).conflicts(card(9, 0))
