@@ -1,6 +1,5 @@
 """Records what one call of a pipeline really ran: operators with their types, kernels, and each stage's state."""
 
-import gc
 import json
 import warnings
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
 from sdopt.pipelines.parts import denoiser_of, hook_of, is_compiled, networks_of
 from sdopt.scratch import scratch_folder
@@ -201,7 +201,8 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     with scratch_folder("trace") as folder:
         path = folder / "trace.json"
         profile.export_chrome_trace(str(path))
-        with _no_garbage():
+        # It took most of the time: a trace has many small objects.
+        with no_garbage():
             _sort(json.loads(path.read_text())["traceEvents"], trace)
     return trace
 
@@ -227,18 +228,6 @@ def _swaps_weights(pipe: "DiffusionPipeline") -> bool:
     moved = any(hasattr(layer, "_hf_hook") or hook_of(layer, "group_offloading") is not None for layer in layers)
     weights = (weight for layer in layers for weight in layer.parameters(recurse=False))
     return moved and any(hasattr(weight, "__tensor_flatten__") for weight in weights)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Disables garbage collection in the block: it took most of the time, because a trace has many small objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _parameters_of(pipe: "DiffusionPipeline") -> dict[str, float]:

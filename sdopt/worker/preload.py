@@ -3,7 +3,6 @@
 Must not compute: a tensor operation here would start threads, and a forked child that then multiplies matrices hangs.
 """
 
-import gc
 import importlib
 import logging
 import os
@@ -11,6 +10,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from sdopt.measure.garbage import no_garbage
 
 MODULES = (
     "diffusers.guiders",
@@ -51,7 +52,8 @@ def import_all(modules: Iterable[str]) -> dict[str, str]:
     """Imports modules; returns the error of each that cannot be imported here, by name. Workers then import it."""
     failed = {}
     hidden = _ROCM if _is_rocm() else _HIDES_CARDS
-    with _environment(hidden), _quiet(_TALKATIVE), _no_collection(), warnings.catch_warnings():
+    # Imports leave next to no garbage, and a seventh of their time went into looking for it.
+    with _environment(hidden), _quiet(_TALKATIVE), no_garbage(), warnings.catch_warnings():
         # TorchAO has invalid escape sequences, which Python reports where it has not compiled the file before.
         warnings.simplefilter("ignore", SyntaxWarning)
         for module in modules:
@@ -96,18 +98,6 @@ def _quiet(names: Iterable[str]) -> Iterator[None]:
     finally:
         for logger, level in loggers.items():
             logger.setLevel(level)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collects no garbage within the block: imports leave next to none, and a seventh of their time went into it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _prepare_loading() -> None:
