@@ -89,9 +89,12 @@ def test_a_package_is_compiled_once(session: Load, packages: Path, tmp_path: Pat
     assert not torch.equal(latents(other, tmp_path / "third"), first)
 
 
-@pytest.mark.parametrize("square", [False, True])
-def test_any_shape_is_refuted_where_equal_sizes_must_stay_equal(
-    session: Load, monkeypatch: pytest.MonkeyPatch, square: bool
+@pytest.mark.parametrize(
+    ("attention", "square", "anew"),
+    [("default", False, 0), ("default", True, 1), ("sliced", False, 1), ("sliced_max", False, 1)],
+)
+def test_any_shape_is_refuted_where_sizes_are_constants(
+    session: Load, monkeypatch: pytest.MonkeyPatch, attention: str, square: bool, anew: int
 ) -> None:
     """With TorchDynamo alone, which decides what is compiled anew."""
     torch._dynamo.reset()
@@ -101,10 +104,10 @@ def test_any_shape_is_refuted_where_equal_sizes_must_stay_equal(
     )
     if square:
         monkeypatch.setattr(InductorDynamic, "context", lambda *_: nullcontext())
-    host = session("compiler=inductor_dynamic", TWO_STEPS)
+    host = session("compiler=inductor_dynamic", f"attention={attention}", TWO_STEPS)
     found = evidence(host)
-    assert found.facts["compiled_anew"] == int(square)
-    assert found.engaged is not square
+    assert found.facts["compiled_anew"] == anew
+    assert found.engaged is (anew == 0)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ class TestConflicts:
         [found] = variant("compiler=aot", f"attention={attention}").conflicts(CPU)
         assert "nothing would show the slices: choose compiler=inductor" in found
 
+    @pytest.mark.parametrize("attention", ["sliced", "sliced_max"])
+    def test_slices_are_compiled_for_one_batch_size(self, variant: Compose, attention: str) -> None:
+        [found] = variant("compiler=inductor_dynamic", f"attention={attention}").conflicts(CPU)
+        assert "each batch size would be compiled anew: choose compiler=inductor" in found
+        assert variant("compiler=inductor", f"attention={attention}").conflicts(CPU) == []
+
     @pytest.mark.parametrize("option", ["cuda_graphs", "tensorrt"])
     def test_runs_on_a_card(self, variant: Compose, option: str) -> None:
         assert variant(f"compiler={option}").conflicts(CARD) == []

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
+from sdopt.optimizations.attention import Sliced
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     STAGE_OF,
@@ -168,7 +169,11 @@ class InductorDynamic(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return unfit_for_inductor(ctx)
+        found = unfit_for_inductor(ctx)
+        if isinstance(ctx.chosen.get("attention"), Sliced):
+            anew = "there are as many slices as the batch needs, so each batch size would be compiled anew"
+            found.append(f"{anew}: choose compiler=inductor, or another attention than sliced")
+        return found
 
     @override
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
