@@ -25,8 +25,14 @@ def compiles(ctx: Context, *fitting: type[Optimization]) -> bool:
 
 def records_autograd(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of `what`, which drops autograd's graph, with `grad_mode=enabled`."""
-    enabled = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled"
-    return [f"{what} records nothing for autograd: choose grad_mode=no_grad or inference_mode"] if enabled else []
+    if not keeps_gradients(ctx):
+        return []
+    return [f"{what} records nothing for autograd: choose grad_mode=no_grad or inference_mode"]
+
+
+def keeps_gradients(ctx: Context) -> bool:
+    """Returns whether autograd records the calls of the variant."""
+    return getattr(ctx.chosen.get("grad_mode"), "mode", None) == "enabled"
 
 
 def autocasts(ctx: Context, what: str) -> list[str]:

@@ -92,6 +92,11 @@ class TestConflicts:
         assert "each batch size would be compiled anew: choose compiler=inductor" in found
         assert variant("compiler=inductor", f"attention={attention}").conflicts(CPU) == []
 
+    def test_no_graph_is_for_any_shape_and_for_autograd(self, variant: Compose) -> None:
+        [found] = variant("compiler=inductor_dynamic", "grad_mode=enabled").conflicts(CPU)
+        assert "autograd records for any shape: choose grad_mode=no_grad or inference_mode" in found
+        assert variant("compiler=inductor", "grad_mode=enabled").conflicts(CPU) == []
+
     @pytest.mark.parametrize("option", ["cuda_graphs", "tensorrt"])
     def test_runs_on_a_card(self, variant: Compose, option: str) -> None:
         assert variant(f"compiler={option}").conflicts(CARD) == []

@@ -24,6 +24,7 @@ from sdopt.optimizations.compiler.base import (
     unfit_targets,
 )
 from sdopt.optimizations.compiler.toolchain import unfit_for_inductor
+from sdopt.optimizations.conflicts import keeps_gradients
 from sdopt.pipelines.parts import denoiser_of, device_of
 from sdopt.schema import bounded
 
@@ -173,6 +174,11 @@ class InductorDynamic(Compiler):
         if isinstance(ctx.chosen.get("attention"), Sliced):
             anew = "there are as many slices as the batch needs, so each batch size would be compiled anew"
             found.append(f"{anew}: choose compiler=inductor, or another attention than sliced")
+        if keeps_gradients(ctx):
+            # PyTorch 2.13: "cannot determine truth value of Relational" in torch/_inductor/ir.py get_stride_order. With
+            # attention=vanilla it compiles for a quarter of an hour, and the backward pass fails.
+            fails = "Inductor cannot compile a graph that autograd records for any shape"
+            found.append(f"{fails}: choose grad_mode=no_grad or inference_mode, or compiler=inductor")
         return found
 
     @override
