@@ -20,6 +20,9 @@ NOTE = "mlflow.note.content"
 
 STUDY = "sdopt.study_id"
 
+VARIANT = "sdopt.variant"
+"""Tag with the name of a run's variant: MLflow's UI can rename the run."""
+
 _NOTE_LIMIT = 8000
 
 _TAG_LIMIT = 5000
@@ -105,6 +108,7 @@ def variant_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
         **common_tags(result, variant.config),
         **variant.choices,
         "sdopt.role": variant.role,
+        VARIANT: variant.name,
         "status": str(variant.status),
         "contract": variant.contract,
         **({NOTE: note_of(variant.reason)} if variant.reason else {}),

@@ -24,6 +24,7 @@ from sdopt.scratch import scratch_folder
 from sdopt.tracking.projection import (
     NOTE,
     STUDY,
+    VARIANT,
     config_yaml,
     judged_tags,
     logged_metrics,
@@ -37,10 +38,19 @@ from sdopt.tracking.projection import (
     variant_tags,
     verdict_tags,
 )
-from sdopt.tracking.store import TrackingError, cause_of, connect, find_experiment, store_exists, with_store
+from sdopt.tracking.store import (
+    TrackingError,
+    cause_of,
+    connect,
+    find_experiment,
+    set_experiment_tag,
+    store_exists,
+    with_store,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 _PARAM_LIMIT = 6000
 
@@ -80,7 +90,7 @@ def _log_study(client: "MlflowClient", result: StudyResult, folder: Path, tracki
     ended = time_of(result.finished, result.started)
     client.set_terminated(parent, "FINISHED" if result.status == "finished" else "KILLED", ended)
     client.set_tag(parent, _DIGEST, _digest(result))
-    client.set_experiment_tag(experiment, NOTE, newest_note(result, run_name(result, folder.name)))
+    set_experiment_tag(client, experiment, NOTE, newest_note(result, run_name(result, folder.name)))
     return parent, True
 
 
@@ -112,7 +122,9 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
             _log_reports(client, run_id, result, folder, images=False)
             client.log_text(run_id, to_json(result).decode(), "result.json")
         else:
-            variant = variants[str(run.info.run_name)]
+            variant = variants.get(_variant_of(run))
+            if variant is None:
+                continue
             tags = verdict_tags(result, variant)
             if (passed := logged_metrics(result, variant).get("gate/passed")) is not None:
                 client.log_metric(run_id, "gate/passed", passed)
@@ -124,6 +136,11 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
     return parent, False
 
 
+def _variant_of(run: "Run") -> str:
+    """Returns the name of the variant whose run this is; runs of earlier versions have no tag of it."""
+    return str(run.data.tags.get(VARIANT, run.info.run_name))
+
+
 def download_result(run: str, tracking: Tracking) -> StudyResult:
     """Reads the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
 
@@ -131,6 +148,11 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
         UsageError: there is no such run, it is none of a study, or its result cannot be read.
         TrackingError: the server cannot be reached.
     """
+    return download_run(run, tracking)[0]
+
+
+def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]:
+    """Reads a study like `download_result`; returns it and the variant whose run this is, None for the study's own."""
     client = connect(tracking)
     from mlflow.exceptions import MlflowException
 
@@ -147,7 +169,7 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
             raise UsageError(f"{run}: neither a file or folder, nor a run at {tracking.uri}") from error
         raise TrackingError(f"{tracking.uri}: {cause_of(error)}") from error
     try:
-        return parse_result(content)
+        return parse_result(content), _variant_of(found) if parent else None
     except UsageError as error:
         raise UsageError([f"{run}: its result.json: {problem}" for problem in error.problems]) from error
 

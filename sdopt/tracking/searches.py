@@ -9,7 +9,7 @@ from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.tracking.projection import NOTE, STUDY, common_tags, note_of, time_of
 from sdopt.tracking.runs import log_params, logged_run
-from sdopt.tracking.store import find_experiment, with_store
+from sdopt.tracking.store import find_experiment, set_experiment_tag, with_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -103,6 +103,6 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
         client.set_tag(study, "mlflow.parentRunId", parent)
     for run in before:
         client.delete_run(run.info.run_id)
-    client.set_experiment_tag(experiment, NOTE, note_of(f"**{search.name}:** {search.sentence}"))
+    set_experiment_tag(client, experiment, NOTE, note_of(f"**{search.name}:** {search.sentence}"))
     client.set_terminated(parent)
     return parent

@@ -40,6 +40,9 @@ _ATTEMPTS = 4
 _PASSING = ("database is locked", "OperationalError) table", "DuplicateTable")
 """Errors of a database while another user's process writes it or creates its schema: locks cover only one user."""
 
+_ALREADY_THERE = ("UniqueViolation", "IntegrityError")
+"""Errors of a database to which another process added the same row first: of PostgreSQL, of SQLite and MySQL."""
+
 
 class TrackingError(UnavailableError):
     """The tracker could not store a result; the result is safe in its file."""
@@ -232,8 +235,23 @@ def find_experiment(client: "MlflowClient", name: str, tracking: Tracking) -> st
                 raise
     for key, value in _experiment_tags().items():
         if found.tags.get(key) != value:  # made by an earlier version, or by hand
-            client.set_experiment_tag(found.experiment_id, key, value)
+            set_experiment_tag(client, str(found.experiment_id), key, value)
     return str(found.experiment_id)
+
+
+def set_experiment_tag(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
+    """Sets a tag of an experiment, which processes that log different studies may do at the same time.
+
+    MLflow looks for the tag first, and then adds or changes it: if two processes find none, the second one fails.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.set_experiment_tag(experiment, key, value)
+    except MlflowException as error:
+        if not any(words in str(error) for words in _ALREADY_THERE):
+            raise
+        client.set_experiment_tag(experiment, key, value)
 
 
 def _experiment_tags() -> dict[str, str]:

@@ -18,9 +18,9 @@ from sdopt.analysis.answer import answer_of
 from sdopt.errors import UsageError
 from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Interval, StudyResult
+from sdopt.results.records import Interval, Judgement, StudyResult, Verdict
 from sdopt.schema import Tracking
-from sdopt.tracking.runs import log_study
+from sdopt.tracking.runs import log_study, update_verdicts
 from sdopt.tracking.store import TrackingError, cause_of, require_mlflow, shown_by, ui_pages
 from tests.command import SMOKE, Finished, sdopt
 from tests.records import reconfigure
@@ -159,7 +159,7 @@ class TestStudy:
             searchable = {name: run.data.tags[name] for name in ("model", "size", "steps", "device")}
             assert searchable == {
                 "model": "emoji",
-                "size": "64",
+                "size": "32",
                 "steps": "2",
                 "device": result.environment.device["name"],
             }
@@ -214,6 +214,25 @@ class TestStudy:
         assert children["bfloat16"].data.tags["verdict"] == f"{judgement.verdict} against baseline"
         assert children["bfloat16"].data.metrics["gate/passed"] == 0
         assert log_study(judged, folder, store.tracking) == (run, False)
+
+    def test_runs_that_were_renamed_get_verdicts_too(
+        self, copied: tuple[StudyResult, Path], store: Store, tmp_path: Path
+    ) -> None:
+        """By a tag; of runs without it, which earlier versions logged, one that nobody knows is left alone."""
+        result, folder = copied
+        run, _ = log_study(result, folder, store.tracking)
+        _, children = store.of_study(result)
+        for name in ("bfloat16", "baseline"):
+            store.client.update_run(children[name].info.run_id, name=f"my {name}")
+        for name in ("baseline", "batches of four"):
+            store.client.delete_tag(children[name].info.run_id, "sdopt.variant")
+        sides = [("bfloat16", "baseline"), ("batches of four", "baseline")]
+        result.judgements = [Judgement(*pair, "", "lossy", Verdict.INCONCLUSIVE, []) for pair in sides]
+        assert update_verdicts(result, folder, store.tracking) == run
+        _, children = store.of_study(result)
+        assert children["my bfloat16"].data.tags["verdict"] == "inconclusive against baseline"
+        assert children["batches of four"].data.tags["verdict"] == "inconclusive against baseline"
+        assert "my baseline" in children
 
     def test_keeps_its_result_and_table_among_the_artifacts(
         self, logged: Store, finished: Finished, result: StudyResult
