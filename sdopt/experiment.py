@@ -199,11 +199,15 @@ class Experiment:
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
 
     def _other_cards(self, machine: Machine) -> list[Machine]:
-        """Returns a `Machine` for each other card that `hardware.device=auto` may use."""
+        """Returns a `Machine` for each other card that `hardware.device=auto` may use; skips unusable ones."""
         if self.config.hardware.device != "auto":
             return []
-        cards = (replace(self.config.hardware, device=f"cuda:{card}") for card in range(1, machine.cards))
-        return [find_machine(self.context, hardware, data_sheets)[0] for hardware in cards]
+        found = []
+        for card in range(1, machine.cards):
+            with suppress(UsageError):
+                hardware = replace(self.config.hardware, device=f"cuda:{card}")
+                found.append(find_machine(self.context, hardware, data_sheets)[0])
+        return found
 
     def _say_waiting(self, holder: str, machine: Machine) -> None:
         self.timeline.enter(WAITING)

@@ -129,9 +129,13 @@ class PeakMemory:
         return memory
 
     def held_gib(self) -> float:
-        """Returns the memory held now: PyTorch's on a GPU, else the resident set, each with the children's memory."""
+        """Returns the memory held now: PyTorch's on a GPU, else the resident set, each with the children's memory.
+
+        Of children on a GPU it is the driver's count, and nothing where it gives none, as in some containers.
+        """
         if self._device.is_cuda:
-            return torch.cuda.memory_allocated() / 2**30
+            children = process_gib(self._device, started_by(os.getpid()))
+            return torch.cuda.memory_allocated() / 2**30 + (children or 0.0)
         return resident_gib() + _held_elsewhere()
 
     def _graph_pools_gib(self) -> float:

@@ -1,6 +1,5 @@
 """Records what one call of a pipeline really ran: operators with their types, kernels, and each stage's state."""
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic_core import from_json
 
 from sdopt.measure.garbage import no_garbage
 from sdopt.measure.stages import DENOISER, STAGES, VAE_DECODER, observed
@@ -203,7 +203,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
         profile.export_chrome_trace(str(path))
         # It took most of the time: a trace has many small objects.
         with no_garbage():
-            _sort(json.loads(path.read_text())["traceEvents"], trace)
+            _sort(from_json(path.read_bytes())["traceEvents"], trace)
     return trace
 
 

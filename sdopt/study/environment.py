@@ -14,6 +14,9 @@ from sdopt.results.records import Environment
 from sdopt.study import fingerprint
 from sdopt.worker.machine import Machine
 
+TRITON_CACHE = "TRITON_CACHE_DIR"
+"""The variable that names the folder of Triton's cache, which decides how long a start takes, and nothing else."""
+
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
@@ -27,12 +30,18 @@ _VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
+    TRITON_CACHE,
 )
-"""Environment variables by which CUDA, its libraries and PyTorch compute otherwise than usual."""
+"""Environment variables by which CUDA, its libraries and PyTorch compute, or start, otherwise than usual."""
 
 _CUDNN_9 = 90000
 
-_PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "numpy", "xformers", "deepspeed", "torchao", "triton")
+_PACKAGES = (
+    *("torch", "diffusers", "transformers", "accelerate", "numpy", "triton"),
+    *("deepspeed", "onnxruntime", "onnxscript", "openvino", "tensorrt", "torch-blade", "torch-tensorrt"),
+    *("peft", "sdnq", "tomesd", "torchao", "xformers"),
+)
+"""Distributions whose code decides how images are computed; images that another version drew are not taken over."""
 
 
 def describe_environment(machine: Machine, command: list[str]) -> Environment:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.results.records import Environment, ImageRecord
+from sdopt.study.environment import TRITON_CACHE
 from sdopt.variant import Variant
 from sdopt.worker.draws import Draw
 
@@ -43,7 +44,7 @@ def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environ
         "inputs": dict(inputs),
         "device": {k: v for k, v in environment.device.items() if "free" not in k},
         "cpu": environment.cpu,
-        "variables": environment.variables,
+        "variables": {k: v for k, v in environment.variables.items() if k != TRITON_CACHE},
         "versions": [environment.python, environment.packages, environment.sdopt_version, environment.code],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -47,13 +47,9 @@ def missing_of(result: StudyResult) -> Missing:
                     for name in pair:
                         lacking[name, replicate] = max(rounds - there, lacking.get((name, replicate), 0))
     # Processes of different sessions are not comparable: each has a baseline and a floor of its own.
-    control = next(row.name for row in result.variants if row.role == "control")
+    baselines = [row.name for row in result.variants if row.name == result.baseline or row is result.control]
     for replicate in {replicate for _, replicate in lacking}:
-        lacking |= {
-            (name, replicate): 0
-            for name in (result.baseline, control)
-            if name in usable and (name, replicate) not in lacking
-        }
+        lacking |= {(name, replicate): 0 for name in baselines if name in usable and (name, replicate) not in lacking}
     complete = {(row.name, m.replicate) for row in result.variants for m in row.measurements if m.complete}
     wanted = {(name, replicate) for name in pending for replicate in range(result.replicates_of(name))}
     wanted |= {(row.name, m.replicate) for row in result.variants if row.name in pending for m in row.measurements}

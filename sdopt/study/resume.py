@@ -13,6 +13,7 @@ from sdopt.errors import UsageError
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import RecordedConfig, Status, StudyResult
 from sdopt.study.designs import CONTROL, Plan
+from sdopt.study.environment import TRITON_CACHE
 from sdopt.study.fingerprint import of_prompts
 
 _CHANGEABLE = ("tracking", "dry_run", "hardware.exclusive")
@@ -22,7 +23,10 @@ _GROWING = ("protocol.rounds", "protocol.replicates", "quality.prompt_count")
 EXTENSIONS = (*_GROWING, "protocol.precision", "protocol.budget_s")
 """Keys that may change besides `resume`: measurements stay, and more of the same are added."""
 
-_OF_THE_MOMENT = ("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu")
+_OF_THE_MOMENT = (
+    *("command", "host", "warnings", "device.warning", "device.memory_free_gib", "gpu"),
+    f"variables.{TRITON_CACHE}",  # a cluster gives each job a folder of its own
+)
 
 _OWN_CODE = ("code", "sdopt_version", "sdopt_commit", "sdopt_dirty")
 

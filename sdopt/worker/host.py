@@ -56,7 +56,7 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
     with log.open("a", buffering=1) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
+    os.environ |= variables(device, cache)
     # Imported objects are no garbage: collecting through them took a fifth of a second before every timed call.
     gc.freeze()
     # tqdm's default lock is a semaphore between processes, which a killed worker would leave behind.
@@ -72,6 +72,21 @@ def serve(connection: Connection, variant: Variant, device: Device, log: Path, c
             except (EOFError, OSError):
                 return
             send_answer(connection, partial(_handle, connection, host, request, args, kwargs))
+
+
+def variables(device: Device, cache: Path) -> dict[str, str]:
+    """Returns the environment variables that libraries in a worker read.
+
+    Args:
+        device: the worker's device.
+        cache: the folder of its compiler caches.
+    """
+    # Libraries with Triton kernels of their own keep these, and what they tuned, in the home folder: the cold start
+    # would depend on what ran before. A folder that the user named is left: it is recorded with the study.
+    triton = os.environ.get("TRITON_CACHE_DIR", str(cache / "triton"))
+    # Where there is a card, SDNQ starts CUDA on import, and takes that card's kernels for tensors on the CPU, too.
+    sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": triton} | sdnq
 
 
 def _handle(connection: Connection, host: "PipelineHost", request: str, args: Any, kwargs: Any) -> Any:
@@ -198,7 +213,7 @@ class PipelineHost:
             the images as floats and as bytes, (n, height, width, 3), and the seconds that it took.
 
         Raises:
-            RuntimeError: the call changed one of its inputs.
+            RuntimeError: the call changed one of its inputs, or did not make the images that it was asked for.
         """
         inputs = self._prompts_and_noise(number, draw)
         noise = inputs["latents"].clone() if "latents" in inputs else None
@@ -218,7 +233,14 @@ class PipelineHost:
         require_restored(self._settings)
         if noise is not None and not torch.equal(noise, inputs["latents"]):
             raise RuntimeError("it changes the noise that it is given: a caller's tensor must stay as it is")
+        self._require_asked(pixels, draw)
         return images, pixels, seconds
+
+    def _require_asked(self, pixels: np.ndarray, draw: Draw) -> None:
+        """Raises RuntimeError if a call made fewer, more, smaller or larger images than its draw asks for."""
+        asked = (draw.batch_size * self._variant.workload.images_per_prompt, draw.size, draw.size, 3)
+        if pixels.shape != asked:
+            raise RuntimeError(f"a call was asked for images of the shape {asked}, and made {pixels.shape}")
 
     def measure_energy(self) -> float | None:
         """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.
@@ -275,6 +297,7 @@ class PipelineHost:
         with observed(self._pipe, clock.enter, clock.leave):
             _, pixels = self._read(inputs=inputs)
         self._synchronize()
+        self._require_asked(pixels, draw)
         self._by_seed = self._sample(number, draw, pixels)
         # Both prompts (with and without guidance) count as one sample of their stage; each step is its own sample.
         return {

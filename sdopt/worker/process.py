@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Evidence, ImageRecord, Memory, Status
+from sdopt.results.records import Memory, Status
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
-from sdopt.worker.draws import Draw
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.host import PipelineHost, serve
 from sdopt.worker.protocol import Mark, TimedCall, WorkerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
+"""Signals by which libraries of CUDA also end a process when the card is full."""
 
 
 class Worker:
@@ -59,6 +61,7 @@ class Worker:
         self._timeout_s = timeout_s
         self._called = called
         self._log = log
+        self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
         self._marks: dict[Mark, float] = {}
         cache = scratch / log.stem
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
@@ -109,30 +112,6 @@ class Worker:
         """Returns the peak memory of all calls since it was measured last."""
         return self._ask(PipelineHost.memory_so_far)
 
-    def prove(self, shape_index: int = 0) -> list[Evidence]:
-        """Returns each optimization's evidence that it took effect at the shape with index `shape_index`."""
-        return self._ask(PipelineHost.prove, shape_index)
-
-    def time_stages(self) -> dict[str, list[float]]:
-        """Returns the seconds of each stage of one call; of the denoiser a sample per step."""
-        return self._ask(PipelineHost.time_stages)
-
-    def measure_energy(self) -> float | None:
-        """Returns the joules of one call; None if the machine has no counter. On CUDA, this takes seconds."""
-        return self._ask(PipelineHost.measure_energy)
-
-    def traced(self) -> tuple[float | None, dict[str, float]]:
-        """Returns the seconds that the device was busy in one traced call of the denoiser, and counts of what ran."""
-        return self._ask(PipelineHost.traced)
-
-    def count_operations(self) -> float:
-        """Returns the TFLOP of one image."""
-        return self._ask(PipelineHost.count_operations)
-
-    def generate(self, batch: int, draw: Draw, folder: Path) -> list[ImageRecord]:
-        """Makes the images of one batch of a draw, and keeps them in `folder`."""
-        return self._ask(PipelineHost.generate, batch, draw, folder)
-
     def begin(
         self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], R]:
@@ -172,8 +151,8 @@ class Worker:
         except ChildDiedError as died:
             if died.signal:
                 hint = "; the kernel does so when memory runs out" if died.signal == "SIGKILL" else ""
-                by_the_kernel = died.signal == "SIGKILL"
-                raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", by_the_kernel) from None
+                may_be_memory = died.signal in self._memory_signals
+                raise WorkerError(Status.KILLED, f"{died} during '{request}'{hint}", may_be_memory) from None
             raise WorkerError(Status.FAILED, f"{died} during '{request}'{_last_line(self._log)}") from None
 
     def stop(self) -> None:

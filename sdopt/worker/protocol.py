@@ -16,7 +16,7 @@ class WorkerError(Exception):
         status: the status of the variant.
         reason: the reason for it.
         may_be_memory: whether the failure looks like a lack of memory without proving it: the kernel then kills with
-            SIGKILL, and some libraries raise errors that do not name the cause.
+            SIGKILL, and some libraries crash, or raise errors that do not name the cause.
     """
 
     def __init__(self, status: Status, reason: str, may_be_memory: bool = False) -> None:

@@ -8,7 +8,7 @@ import torch
 from sdopt.doctor import tables
 from sdopt.measure import ceilings
 from sdopt.measure.ceilings import COPY, Ceiling, measure_ceilings
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 SMALL = replace(CPU, memory_free_gib=0.001)
 """So little memory that every matrix stays small."""

@@ -20,7 +20,7 @@ from sdopt.measure.trace import trace_call
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
 from sdopt.results.records import GpuState, Status, StudyResult
 from sdopt.worker.host import PipelineHost
-from tests.conftest import CPU, Compose, Load, operations_of
+from tests.fixtures import CPU, Compose, Load, operations_of
 from tests.records import reconfigure
 
 
@@ -162,15 +162,15 @@ class TestOperations:
         loaded = session()
         loaded._pipe.unet.set_attn_processor(AttnProcessor())
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            loaded._pipe.unet(torch.randn(2, 8, 8, 8), torch.tensor(1), torch.randn(2, 24, 144))
-        counted = operations_of(loaded._pipe, variant("workload.steps=1"))
+            loaded._pipe.unet(torch.randn(2, 8, 4, 4), torch.tensor(1), torch.randn(2, 24, 144))
+        counted = operations_of(loaded._pipe, variant("workload.steps=1", "workload.size=32"))
         assert counted["denoiser"] == pytest.approx(counter.get_total_flops() / 1e12)
 
     def test_of_a_scheduler_that_calls_the_denoiser_once_more(self, session: Load, variant: Compose) -> None:
         """PNDM takes one call more than it has steps."""
         loaded = session("scheduler=plms", "workload.steps=4")
         calls = stages_of(loaded).count("denoiser")
-        once = operations_of(loaded._pipe, variant("workload.steps=1"))
+        once = operations_of(loaded._pipe, variant("workload.steps=1", "workload.size=32"))
         expected = once["total"] + (calls - 1) * once["denoiser"]
         assert loaded.count_operations() == pytest.approx(expected)
 

@@ -16,7 +16,7 @@ from sdopt.measure.memory import PeakMemory, graph_pools_gib
 from sdopt.report.rows import rows_of
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import Memory, StudyResult
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 MIB = 2**20
 SNAPSHOT = json.loads((Path(__file__).parent / "snapshot.json").read_text())
@@ -81,6 +81,16 @@ def test_a_peak_of_a_card_that_the_program_resets_is_seen(monkeypatch: pytest.Mo
     time.sleep(0.2)
     peaks[1] = 10 * MIB
     assert memory.read().cuda_peak_allocated_gib == 300 * MIB / 2**30
+
+
+@pytest.mark.parametrize(("counted", "held"), [(64 / 1024, 81), (None, 17)])
+def test_what_children_hold_on_a_card_counts_from_call_to_call(
+    monkeypatch: pytest.MonkeyPatch, counted: float | None, held: float
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 17 * MIB)
+    monkeypatch.setattr(memory_module, "started_by", lambda pid: [7])
+    monkeypatch.setattr(memory_module, "process_gib", lambda device, pids: counted if pids == [7] else None)
+    assert PeakMemory(Device("cuda")).held_gib() == pytest.approx(held * MIB / 2**30)
 
 
 class TestGraphs:

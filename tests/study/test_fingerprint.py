@@ -15,7 +15,7 @@ from sdopt.schema import Model
 from sdopt.study.fingerprint import OPTIONS, code, inputs_of, of_model
 from sdopt.study.sources import own_files
 from tests import sabotage
-from tests.conftest import Compose
+from tests.fixtures import Compose
 from tests.sabotage import Harmless
 
 

@@ -1,13 +1,19 @@
 """A study waits for its device, or takes another that is free."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import UsageError
 from sdopt.experiment import Experiment
 from sdopt.hardware.device import Device
 from sdopt.locks import reserve
+from sdopt.schema import Hardware
 from sdopt.study.reservation import reserved
+from sdopt.study.timeline import Timeline
+from sdopt.worker.forkserver import StartContext, start_fork_server
 from sdopt.worker.machine import Machine
 from tests.command import SMOKE, sdopt
 from tests.test_locks import elsewhere
@@ -45,6 +51,21 @@ def test_takes_a_card_that_is_free() -> None:
             assert other is second
     with reserve(first.device, "mine") as holder:
         assert holder == ""
+
+
+def test_passes_over_a_card_that_cannot_be_used(
+    composer: type[HydraComposer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study can still wait for the first one."""
+
+    def find(context: StartContext, hardware: Hardware, _sheets: object) -> tuple[Machine, StartContext]:
+        if hardware.device == "cuda:1":
+            raise UsageError("hardware.device=cuda:1: CUDA does not start")
+        return machine(int(hardware.device.removeprefix("cuda:"))), context
+
+    monkeypatch.setattr("sdopt.experiment.find_machine", find)
+    experiment = Experiment(composer([]), tmp_path, start_fork_server(), Timeline())
+    assert experiment._other_cards(replace(machine(0), cards=3)) == [machine(2)]
 
 
 def test_the_command_says_for_whom_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from sdopt.hardware.device import Device
 from sdopt.results.records import StudyResult, VariantResult
 from sdopt.schema import Shape
 from tests.command import SMOKE, Finished, sdopt
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 SHAPES = ("workload.size=[64,72]", "workload.steps=1")
 
@@ -103,8 +103,59 @@ class TestConflicts:
         [found] = [
             said for said in self.of(composer, "compiler=inductor", "compiler.dynamic=false", sizes) if "9" in said
         ]
-        assert "runs shapes after the first 8 eagerly: choose compiler.dynamic=null" in found
+        assert "runs what comes after the first 8 eagerly: choose compiler.dynamic=null" in found
         assert not [said for said in self.of(composer, "compiler=inductor", sizes) if "eagerly" in said]
+
+    @pytest.mark.parametrize(
+        ("chosen", "graphs", "shapes"),
+        [
+            ("compiler=regional", 2, 5),  # the model has blocks at two sizes of its latents
+            ("compiler=regional model=sd15 model.weights=random", 4, 3),
+            ("compiler=inductor caching=guidance_interval workload.steps=10", 2, 5),
+        ],
+    )
+    def test_of_several_graphs_for_each_shape(self, composer: Composers, chosen: str, graphs: int, shapes: int) -> None:
+        def found(count: int) -> list[str]:
+            sizes = ",".join(str(64 + 8 * n) for n in range(count))
+            return self.of(composer, *chosen.split(), "compiler.dynamic=false", f"workload.size=[{sizes}]")
+
+        [said] = found(shapes)
+        assert f"compiles {graphs * shapes} graphs for {shapes} shapes" in said
+        assert found(shapes - 1) == []
+
+    @pytest.mark.parametrize(("batches", "graphs"), [("1,2,4,8,16", 6), ("1,3,5,7,9", 10)])
+    def test_of_graphs_that_shapes_share(self, composer: Composers, batches: str, graphs: int) -> None:
+        """Steps without guidance run half of the batch, which may be the whole batch of another shape."""
+        chosen = "compiler=inductor compiler.dynamic=false caching=guidance_interval workload.steps=10"
+        found = self.of(composer, *chosen.split(), f"workload.batch_size=[{batches}]")
+        assert [f"compiles {graphs} graphs for 5 shapes" in said for said in found] == [True] * (graphs > 8)
+
+    @pytest.mark.parametrize(
+        ("dynamic", "shapes", "fits"),
+        [
+            ("true", "workload.size=64", False),
+            ("null", "workload.size=[64,96]", False),
+            ("null", "workload.batch_size=[1,2]", True),
+            ("false", "workload.size=[64,96]", True),
+        ],
+    )
+    def test_of_sizes_that_become_symbols_beside_autograd(
+        self, composer: Composers, dynamic: str, shapes: str, fits: bool
+    ) -> None:
+        chosen = ("compiler=inductor", f"compiler.dynamic={dynamic}", shapes)
+        found = self.of(composer, *chosen, "grad_mode=enabled")
+        assert fits == (found == [])
+        assert fits or "autograd records for any shape" in found[0]
+        assert self.of(composer, *chosen) == []
+
+    @pytest.mark.parametrize(("targets", "fits"), [("text_encoder", True), ("text_encoder,decoder", False)])
+    def test_of_sizes_that_a_text_encoder_does_not_see(self, composer: Composers, targets: str, fits: bool) -> None:
+        sizes = f"workload.size={[64 + 8 * n for n in range(9)]}".replace(" ", "")
+        chosen = ("compiler=inductor", f"compiler.targets=[{targets}]", sizes)
+        found = self.of(composer, *chosen, "grad_mode=enabled")
+        assert ["autograd records for any shape" in said for said in found] == [True] * (not fits)
+        found = self.of(composer, *chosen, "compiler.dynamic=false")
+        assert ["compiles 9 graphs for 9 shapes" in said for said in found] == [True] * (not fits)
 
     def test_of_a_workspace_that_is_sized_once(self, composer: Composers) -> None:
         found = self.of(composer, "compiler=deepspeed", "workload.size=[64,72]")

@@ -17,7 +17,7 @@ from sdopt.study.designs import CONTROL
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import ROOT, SABOTAGE, SMALL, SMOKE, Finished, fork, sdopt, start, workers
-from tests.conftest import Compose, Load
+from tests.fixtures import Compose, Load
 
 
 def rows(result: StudyResult) -> dict[str, VariantResult]:
@@ -111,7 +111,7 @@ class TestFinished:
             assert [record.seed for record in row.images] == [0, 1, 2, 3]
             for record in row.images:
                 with Image.open(finished.folder / record.path) as picture:
-                    assert picture.size == (64, 64)
+                    assert picture.size == (32, 32)
                     assert picture.format == "PNG"
 
     def test_identical_processes_make_identical_images(self, finished: Finished) -> None:
@@ -225,11 +225,17 @@ class TestBlocks:
             *("study.baseline=['+sabotage=uses_the_cache']", "+sabotage=uses_the_cache", "grad_mode=inference_mode"),
         )
         assert finished.code == 0, finished.shown
+        folders: list[str] = []
         for path in (finished.folder / "logs").iterdir():
-            found = [line for line in path.read_text().splitlines() if line.startswith("cache: ")]
-            assert found[0] == "cache: cold"
-            assert len(found) > 1
-            assert set(found[1:]) == {"cache: warm"}
+            said = [line.split() for line in path.read_text().splitlines() if "_CACHE_DIR: " in line]
+            for name in ("TORCHINDUCTOR_CACHE_DIR:", "TRITON_CACHE_DIR:"):
+                found = [(state, folder) for variable, state, folder in said if variable == name]
+                folders.append(found[0][1])
+                assert len(found) > 1
+                assert found == [("cold", folders[-1]), *[("warm", folders[-1])] * (len(found) - 1)]
+                assert "/study-" in folders[-1]
+        # No variant finds what another one has compiled.
+        assert len(set(folders)) == len(folders) == 2 * 3
         assert not list(own_folder().glob("study-*"))
 
     def test_says_so(self, blocks: Finished) -> None:

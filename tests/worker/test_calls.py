@@ -1,8 +1,9 @@
 """Timed calls and those that draw images are made alike, and their images are read within their time."""
 
 import gc
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sdopt.gate.trial.measuring import Call, called
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import Mark
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
 
@@ -105,6 +106,38 @@ class TestTimedCall:
             drawn = np.asarray(Image.open(tmp_path / record.path), dtype=float)
             assert (record.prompt_index, record.image_index) == (image.prompt_index, image.image_index)
             assert np.abs(drawn - image.pixels).max() <= 2
+
+    @pytest.mark.parametrize(
+        ("cut", "made"),
+        [
+            (lambda images: images[:2], (2, 32, 32, 3)),
+            (lambda images: images[:, ::2, ::2], (4, 16, 16, 3)),
+            (lambda images: np.concatenate([images, images[:1]]), (5, 32, 32, 3)),
+        ],
+        ids=["fewer", "smaller", "more"],
+    )
+    def test_that_makes_other_images_than_asked_for_fails(
+        self, session: Load, tmp_path: Path, cut: Callable[[np.ndarray], np.ndarray], made: tuple[int, ...]
+    ) -> None:
+        """An image that is missing would else be looked for at another place, and one of another size at none."""
+        loaded = session(*BATCHES)
+
+        def other(call: Call, arguments: dict[str, Any]) -> Any:
+            output = call(**arguments)
+            output.images = cut(output.images)
+            return output
+
+        called(loaded._pipe, other)
+        draw = timed_draw(loaded._variant)
+        said = re.escape(f"asked for images of the shape (4, 32, 32, 3), and made {made}")
+        for make in (
+            loaded.time_once,
+            loaded.time_stages,
+            lambda: loaded.draw_again(0, draw),
+            lambda: loaded.generate(0, draw, tmp_path),
+        ):
+            with pytest.raises(RuntimeError, match=said):
+                make()
 
     def test_takes_the_time_of_a_result_that_comes_late(self, session: Load) -> None:
         loaded = session()

@@ -12,7 +12,7 @@ from sdopt.errors import UsageError
 from sdopt.worker.forkserver import prepare_environment, start_fork_server
 from sdopt.worker.machine import probe_machine
 from sdopt.worker.process import Worker
-from tests.conftest import Compose
+from tests.fixtures import Compose
 
 
 class TestServer:

@@ -18,7 +18,7 @@ from sdopt.worker.forkserver import ServerError, start
 from sdopt.worker.machine import Machine, find_machine
 from sdopt.worker.preload import import_all
 from tests.command import ROOT
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 XFORMERS = """
 import os

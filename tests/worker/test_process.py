@@ -1,22 +1,28 @@
 """The parent's handle on a worker: what it answers, and how it ends."""
 
 import os
+import runpy
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from sdopt.hardware.device import Device
 from sdopt.results.records import Status
 from sdopt.worker.failures import describe_error
 from sdopt.worker.forkserver import start_fork_server
-from sdopt.worker.host import PipelineHost
+from sdopt.worker.host import PipelineHost, variables
 from sdopt.worker.process import Worker, answers_of
 from sdopt.worker.protocol import Compiled, TimedCall, WorkerError
 from tests.command import parents
-from tests.conftest import CPU, Compose
+from tests.fixtures import CPU, Compose
+
+CARD = Device("cuda", name="a GPU", attributes={"known": True})
 
 
 @pytest.fixture
@@ -109,13 +115,19 @@ class TestWorker:
         worker.kill()
         assert worker.pid not in parents()
 
-    def test_says_which_signal_ended_it(self, worker: Worker) -> None:
+    @pytest.mark.parametrize(("device", "may_be_memory"), [(CPU, False), (CARD, True)])
+    def test_says_which_signal_ended_it(
+        self, variant: Compose, tmp_path: Path, device: Device, may_be_memory: bool
+    ) -> None:
+        """A crash beside others on a card is tried alone; on a CPU it is one."""
+        worker = Worker(start_fork_server(), variant(), device, tmp_path / "log", tmp_path / "scratch", timeout_s=60)
         worker.hello()
         os.kill(worker.pid, signal.SIGSEGV)
         with pytest.raises(WorkerError) as caught:
             worker.time_once()
         assert caught.value.status is Status.KILLED
         assert caught.value.reason == "killed by SIGSEGV during 'time_once'"
+        assert caught.value.out_of_memory == may_be_memory
 
     def test_has_a_time_limit_for_each_answer(self, variant: Compose, tmp_path: Path) -> None:
         worker = Worker(start_fork_server(), variant(), CPU, tmp_path / "log", tmp_path / "scratch", timeout_s=0.01)
@@ -124,6 +136,36 @@ class TestWorker:
         assert caught.value.status is Status.TIMEOUT
         assert caught.value.reason == "no answer to 'prepare' within 0.01 s (protocol.timeout_s)"
         assert worker.pid not in parents()
+
+
+class TestVariables:
+    def test_a_users_folder_of_triton_is_left(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+        assert Path(variables(CARD, tmp_path)["TRITON_CACHE_DIR"]).is_relative_to(tmp_path)
+        monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+        assert variables(CARD, tmp_path)["TRITON_CACHE_DIR"] == "/mine"
+
+    @pytest.mark.parametrize(("device", "starts"), [(CPU, False), (CARD, True)])
+    def test_sdnq_on_a_cpu_leaves_cards_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device, starts: bool
+    ) -> None:
+        """Its module that asks for the card is executed as beside one."""
+        found = find_spec("sdnq")
+        if found is None or found.origin is None:
+            pytest.skip("sdnq")
+        asked: list[torch.device] = []
+
+        def capability(card: torch.device) -> tuple[int, int]:
+            asked.append(card)
+            return 9, 0
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+        monkeypatch.delenv("SDNQ_DEVICE", raising=False)
+        for name, value in ({"SDNQ_USE_TORCH_COMPILE": "0"} | variables(device, tmp_path)).items():
+            monkeypatch.setenv(name, value)
+        common = runpy.run_path(str(Path(found.origin).with_name("common.py")))
+        assert (common["torch_backend"], bool(asked)) == (("cuda", True) if starts else ("cpu", False))
 
 
 class TestErrors:
@@ -150,6 +192,7 @@ class TestErrors:
             "GET was unable to find an engine to execute this computation",
             "CUDA error: all CUDA-capable devices are busy or unavailable",
             "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+            "aoti_torch_empty_strided(2, size, stride, 5, 1, 0) API call failed at /tmp/cache/model.cpp, line 512",
             "/tmp/cuda_utils.so: failed to map segment from shared object",
         ],
     )
