@@ -1,9 +1,10 @@
 """Applies options to a program's own pipeline, proves them and takes them back; loads measured variants."""
 
 import inspect
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +12,33 @@ import torch
 
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import override_of
+from sdopt.config.groups import optimization_options, override_of
+from sdopt.config.overrides import group_of, key_of
+from sdopt.config.parse import SECTIONS
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Context, Optimization, Stage
-from sdopt.pipelines.parts import denoiser_of, device_of, networks_of, place, unwrapped
+from sdopt.optimizations.memory import TinyVae
+from sdopt.optimizations.precision import FixedVae
+from sdopt.pipelines.loading import LoadedModel, scheduler_like
+from sdopt.pipelines.parts import denoiser_of, device_of, networks_of, place
+from sdopt.pipelines.snapshot import Snapshot
+from sdopt.pipelines.tasks import task_of
+from sdopt.reference import MODEL
 from sdopt.report.outcome import Outcome, load_result
 from sdopt.results.choices import as_choice
 from sdopt.results.records import Evidence
-from sdopt.schema import Model, Tracking, Workload
-from sdopt.tracking.runs import download_result
+from sdopt.schema import Scheduler, Tracking, Workload
+from sdopt.tracking.runs import download_run
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
     import pandas as pd
     from diffusers import DiffusionPipeline
 
-_OPTIMIZED: "weakref.WeakKeyDictionary[DiffusionPipeline, _Optimized]" = weakref.WeakKeyDictionary()
-"""The pipelines that options were applied to, for as long as they live."""
+_OPTIMIZED = "_sdopt_optimized"
+"""Attribute of a pipeline that options were applied to; with the pipeline, all that is kept for it is garbage."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,18 @@ class Report:
 
 @dataclass
 class _Optimized:
-    """The options that were applied to a pipeline, and the state before."""
+    """The options that were applied to a pipeline, and the state before; None if it was loaded with them."""
 
     assembly: Assembly
     choices: dict[str, str]
-    before: "_State"
+    cls: type
+    """The pipeline's class, whose call takes what a user gives."""
+    before: Snapshot | None
+    usual: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a call that gives none of its own."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        """Leaves it out of a copy of the pipeline, into which `undo` would put the parts of the original."""
 
 
 def optimize(
@@ -83,34 +99,47 @@ def optimize(
         overrides: keys of the options as on the command line, for example `"compiler.mode=max-autotune"`.
         prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`.
         config_dir: a folder with groups of your own, as `--config-dir` names it.
-        groups: the option of each group, or the options of a group that combine, as in `conf/README.md`.
+        groups: the option of each group, or the options of a group that combine, as in `conf/README.md`; and
+            the scheduler.
 
     Returns:
-        The same pipeline. `prove` says whether the options took effect, and `undo` takes them back.
+        The same pipeline. `prove` says whether the options took effect, and `undo` takes them back: for it, parts that
+        options replace or remove stay in memory, unlike those of a pipeline from `load`.
 
     Raises:
-        UsageError: there is no such option or key, or options were applied to this pipeline before.
+        UsageError: there is no such option or key, it cannot apply to a pipeline, a file of it is missing and cannot be
+            downloaded, or options were applied to this pipeline before; nothing was changed.
         ConflictError: an option cannot run on this device, with this model or beside the others; nothing was changed.
     """
-    if pipe in _OPTIMIZED:
+    if getattr(pipe, _OPTIMIZED, None) is not None:
         raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
-    named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
     folder = None if config_dir is None else Path(config_dir)
+    _require_applicable(groups, overrides, folder)
+    named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
     with composer_of([*named, *overrides], folder) as composer:
         variant = composer.variant("pipeline", [*named, *overrides])
-    options = {axis: option for axis, option in variant.applied if axis.partition(".")[0] in groups}
+    options = {axis: option for axis, option in variant.applied if group_of(axis) in groups}
     model = _model_of(pipe)
+    scheduler = scheduler_like(pipe.scheduler, variant.scheduler) if "scheduler" in groups else pipe.scheduler
     _require_prompts(options, variant.choices, prompts)
-    _require(options, pipe, model, variant.choices)
-    optimized = _Optimized(Assembly(pipe, {}), dict(variant.choices), _State.of(pipe))
-    _apply_at_loading(pipe, options, model)
-    optimized.assembly = Assembly.of(pipe, options)
+    problems = variant.undistilled() if "scheduler" in groups else []
+    problems += _vaes_to_name(options, model, variant.choices, overrides)
+    _require(options, pipe, model, scheduler, variant.choices, problems)
+    for option in options.values():
+        option.files(model, fetch=True)
+    # What a file from the hub holds is known only now.
+    _require(options, pipe, model, scheduler, variant.choices, [])
+    parts = _parts(pipe, options, model)
+    cls, before = type(pipe), Snapshot.of(pipe)
+    pipe.scheduler = scheduler
+    _apply_at_loading(pipe, options, parts)
+    assembly = Assembly.of(pipe, options)
     if prompts:
-        optimized.assembly.prepare_inputs(prompts)
-    _OPTIMIZED[pipe] = optimized
-    _wrap_calls(pipe, optimized.assembly, {})
+        assembly.prepare_inputs(prompts)
+    setattr(pipe, _OPTIMIZED, _Optimized(assembly, dict(variant.choices), cls, before))
+    _wrap_calls(pipe, assembly, {})
     return pipe
 
 
@@ -125,11 +154,15 @@ def load(
 ) -> "DiffusionPipeline":
     """Returns the pipeline of a variant that was measured, with its options applied.
 
-    Its calls take the measured number of steps, size and guidance scale unless they are given others.
+    Its calls take the measured number of steps and of images per prompt, size, guidance scale and strength unless they
+    are given others. PyTorch's number of threads is the whole program's, and stays as it is: on a CPU,
+    `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A package of `compiler=aot`
+    is for the number with which it was compiled.
 
     Args:
         result: a run's folder, its `result.json`, or the id of an MLflow run of the study or of a variant.
-        variant: the variant's name, as tables show it; may be left out where there is one besides the baseline.
+        variant: the variant's name, as tables show it; may be left out where there is one besides the baseline, and for
+            the id of a variant's run.
         prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`.
         device: `cpu`, `cuda` or `cuda:N`; None is what was measured.
         tracking_uri: where MLflow keeps the run; None is sdopt's default.
@@ -139,8 +172,8 @@ def load(
         UsageError: there is no such result or variant, or its files are missing.
         ConflictError: the variant cannot run on this machine.
     """
-    found = _result(result, tracking_uri)
-    row = found.variant(_named(found, variant))
+    found, named = _result(result, tracking_uri)
+    row = found.variant(_named(found, variant or named))
     with composer_of(row.overrides, None if config_dir is None else Path(config_dir)) as composer:
         planned = composer.variant(row.name, row.overrides)
     probed = probe_device(device or row.config.hardware.device)
@@ -148,11 +181,12 @@ def load(
         raise ConflictError(problems)
     _require_prompts(planned.optimizations, planned.choices, prompts)
     assembly = Assembly.load(planned, probed.torch_name)
-    before = _State.of(assembly.pipe)
     if prompts:
         assembly.prepare_inputs(prompts)
-    _OPTIMIZED[assembly.pipe] = _Optimized(assembly, dict(planned.choices), before)
-    _wrap_calls(assembly.pipe, assembly, _defaults(planned))
+    usual = _defaults(planned)
+    optimized = _Optimized(assembly, dict(planned.choices), type(assembly.pipe), None, usual)
+    setattr(assembly.pipe, _OPTIMIZED, optimized)
+    _wrap_calls(assembly.pipe, assembly, usual)
     return assembly.pipe
 
 
@@ -171,8 +205,8 @@ def prove(
         UsageError: no options were applied to this pipeline.
     """
     optimized = _optimized(pipe)
-    usual = inspect.signature(optimized.before.cls.__call__).parameters.get("strength")
-    strength = call.get("strength", usual.default if usual else 1.0)
+    own = inspect.signature(optimized.cls.__call__).parameters.get("strength")
+    strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
     steps = optimized.assembly.traced_steps(strength)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
     if any(option.stage is Stage.COMPILE for option in optimized.assembly.options.values()):
@@ -191,123 +225,104 @@ def prove(
 
 
 def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
-    """Takes back, in place, the options that were applied to a pipeline.
+    """Takes back, in place, the options that were applied to a pipeline, and what else was changed in it since.
 
     Returns:
         The same pipeline, as it was before.
 
     Raises:
-        UsageError: no options were applied to it; or they changed what cannot be restored, as weights that were
-            rounded, fused or offloaded: then nothing is taken back, and the pipeline has to be loaded anew.
+        UsageError: no options were applied to it, as to a copy of a pipeline that has some; they came with `load`; or
+            they changed what cannot be restored, as weights that were rounded, fused or offloaded: then nothing is
+            taken back, and the pipeline has to be loaded anew.
     """
     optimized = _optimized(pipe)
-    lost = optimized.before.lost(pipe)
-    for axis, option in optimized.assembly.options.items():
-        if option.loads_on_host:
-            lost.append(f"{as_choice(axis, optimized.choices[axis])} has moved the weights of the pipeline")
+    if optimized.before is None:
+        raise UsageError("cannot be undone: sdopt.load applied the options at loading; load the baseline instead")
+    moving = [axis for axis, option in optimized.assembly.options.items() if option.loads_on_host]
+    lost = [f"{as_choice(axis, optimized.choices[axis])} has moved the weights of the pipeline" for axis in moving]
+    lost = lost or optimized.before.lost()
     if lost:
         raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
-    del _OPTIMIZED[pipe]
+    delattr(pipe, _OPTIMIZED)
     return pipe
 
 
-# ---------------------------------------------------------------------------------------------------- before a change
-
-
-@dataclass
-class _State:
-    """The state of a pipeline that `undo` restores, and marks that show that it cannot."""
-
-    cls: type
-    parts: dict[str, Any]
-    modules: list[tuple[torch.nn.Module, type, dict[str, Any]]]
-    """The modules of its networks, each with its class and with attributes of its own that options replace: methods,
-    hooks of diffusers, flags of slicing and tiling."""
-    processors: dict[str, Any]
-    """The denoiser's attention processors, by layer."""
-    weights: dict[str, tuple[torch.dtype, int, tuple[int, ...]]]
-    """By network and name: type, number of changes in place, and the size."""
-
-    @classmethod
-    def of(cls, pipe: "DiffusionPipeline") -> "_State":
-        networks = networks_of(pipe)
-        return cls(
-            type(pipe),
-            dict(pipe.components),
-            [(module, type(module), _own(module)) for network in networks.values() for module in network.modules()],
-            dict(getattr(denoiser_of(pipe), "attn_processors", {})),
-            dict(_weights(networks)),
-        )
-
-    def lost(self, pipe: "DiffusionPipeline") -> list[str]:
-        """Returns a line for each network whose weights have changed."""
-        networks = {name: unwrapped(part) for name, part in self.parts.items() if isinstance(part, torch.nn.Module)}
-        now = dict(_weights(networks))
-        changed = {
-            key.partition(".")[0] for key in self.weights.keys() | now.keys() if self.weights.get(key) != now.get(key)
-        }
-        return [f"the weights of {name} were changed" for name in sorted(changed)]
-
-    def restore(self, pipe: "DiffusionPipeline") -> None:
-        """Puts back parts, methods, flags and attention processors, and the usual memory format."""
-        pipe.__class__ = self.cls
-        for name, part in self.parts.items():
-            setattr(pipe, name, part)
-        for module, kind, attributes in self.modules:
-            module.__class__ = kind
-            for key in _own(module).keys() - attributes.keys():
-                del module.__dict__[key]
-            module.__dict__.update(attributes)
-        for name in networks_of(pipe):
-            self.parts[name].to(memory_format=torch.contiguous_format)
-        if self.processors:
-            denoiser_of(pipe).set_attn_processor(dict(self.processors))
-
-
-def _own(module: torch.nn.Module) -> dict[str, Any]:
-    """Returns a module's attributes, without those that every module has."""
-    return {key: value for key, value in vars(module).items() if key not in _MODULE}
-
-
-_MODULE = set(vars(torch.nn.Module()))
-
-
-def _weights(networks: dict[str, Any]) -> Iterator[tuple[str, tuple[torch.dtype, int, tuple[int, ...]]]]:
-    for name, network in networks.items():
-        for key, weight in network.named_parameters():
-            yield f"{name}.{key}", (weight.dtype, weight._version, tuple(weight.shape))
-
-
 # ------------------------------------------------------------------------------------------------------- applying
+
+
+def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None) -> None:
+    """Raises UsageError for what would be composed and then ignored: other sections, and groups that are not named."""
+    applicable = {group for group, _ in optimization_options(folder)} | {"scheduler"}
+    problems = []
+    for word in (*(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()), *overrides):
+        key = key_of(word)
+        group = group_of(key)
+        if group in SECTIONS and group != "scheduler":
+            elsewhere = "give steps, size, guidance and images to its calls, or measure with sdopt.run"
+            problems.append(f"{word}: a pipeline takes only options and a scheduler; {elsewhere}")
+        elif group in applicable and group not in groups:
+            chosen = word.partition("=")[2] if key == group else "…"
+            problems.append(f'{word}: no option of {group} is named: add {group}="{chosen}"')
+        elif group not in applicable:
+            problems.append(f"{word}: no key of an option; sdopt.optimize takes {', '.join(sorted(applicable))}")
+    if problems:
+        raise UsageError(problems)
 
 
 def _as_value(chosen: str | Sequence[str]) -> str:
     return chosen if isinstance(chosen, str) else f"[{','.join(chosen)}]"
 
 
-def _model_of(pipe: "DiffusionPipeline") -> Model:
-    """Returns the model section that a pipeline would be loaded with; options ask it for configurations."""
+def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
+    """Returns what a pipeline says of its model: where it is from, and the configurations of its parts as they are."""
     name = str(getattr(pipe, "name_or_path", "") or "")
     size = int(denoiser_of(pipe).config.get("sample_size", 64)) * int(getattr(pipe, "vae_scale_factor", 8))
-    if Path(name).is_dir():
-        return Model(name="pipeline", weights="path", path=name, size=size)
-    if name.count("/") == 1 and not Path(name).exists():
-        return Model(name="pipeline", weights="hub", hub_id=name, size=size)
-    # The pipeline is from a single file, or built by hand: only its architecture is known.
-    return Model(name="sdxl" if "XL" in type(pipe).__name__ else "sd15", weights="random", size=size)
+    parts = {**networks_of(pipe), "scheduler": pipe.scheduler}
+    by_diffusers: Any = {key: part for key, part in parts.items() if hasattr(part, "to_json_string")}
+    configs = {key: json.loads(part.to_json_string()) for key, part in by_diffusers.items()}
+    described = LoadedModel("pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs)
+    if name and Path(name).resolve() == MODEL.resolve():
+        return replace(described, name=MODEL.name, weights="packaged")
+    if name and Path(name).exists():
+        return replace(described, path=name)
+    return replace(described, weights="hub", hub_id=name) if name.count("/") == 1 else described
 
 
-def _require(options: dict[str, Optimization], pipe: "DiffusionPipeline", model: Model, choices: Any) -> None:
+def _vaes_to_name(
+    options: Mapping[str, Optimization], model: LoadedModel, choices: Mapping[str, str], overrides: Sequence[str]
+) -> list[str]:
+    """Returns the conflicts of options whose VAE is chosen by the model, where nobody knows which one it is."""
+    keys = {key_of(word) for word in overrides}
+    return [
+        f"{as_choice(axis, choices[axis])}: this pipeline does not say of which model it is: name a VAE that fits, "
+        f'with "{axis}.hub_id=owner/name" or "{axis}.path=…"'
+        for axis, option in options.items()
+        if isinstance(option, TinyVae | FixedVae)
+        and not model.is_known
+        and not keys & {f"{axis}.hub_id", f"{axis}.path"}
+    ]
+
+
+def _require(
+    options: dict[str, Optimization],
+    pipe: "DiffusionPipeline",
+    model: LoadedModel,
+    scheduler: Any,
+    choices: Mapping[str, str],
+    problems: Sequence[str],
+) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
-    ctx = Context(probe_device(str(pipe.device)), model, Workload(), options)
+    described = Scheduler(type(scheduler).__name__, dict(scheduler.config))
+    device = probe_device(str(pipe.device))
+    ctx = Context(device, model, Workload(), options, described, task_of(model.class_name))
     names = {axis: as_choice(axis, choices[axis]) for axis in options}
-    problems = [f"{names[axis]}: {reason}" for axis, option in options.items() for reason in option.conflicts(ctx)]
+    found = [f"{names[axis]}: {reason}" for axis, option in options.items() for reason in option.conflicts(ctx)]
     for axis, option in options.items():
         if option.load_kwargs().keys() - {"dtype"}:
-            problems.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
-    if problems:
-        raise ConflictError(problems)
+            found.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
+    if problems or found:
+        raise ConflictError([*problems, *found])
 
 
 def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, str], prompts: Sequence[str]) -> None:
@@ -322,16 +337,25 @@ def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, 
             raise ConflictError(problems)
 
 
-def _apply_at_loading(pipe: "DiffusionPipeline", options: dict[str, Optimization], model: Model) -> None:
+def _dtype(options: Mapping[str, Optimization]) -> "torch.dtype | None":
+    """Returns the type that options want at loading; None if they leave it as it is."""
+    return next((kwargs["dtype"] for option in options.values() if "dtype" in (kwargs := option.load_kwargs())), None)
+
+
+def _parts(pipe: "DiffusionPipeline", options: Mapping[str, Optimization], model: LoadedModel) -> dict[str, Any]:
+    """Returns the parts that replace a pipeline's own, which is not changed yet."""
+    dtype = _dtype(options) or denoiser_of(pipe).dtype
+    return {name: part for option in options.values() for name, part in option.parts_for(pipe, model, dtype).items()}
+
+
+def _apply_at_loading(pipe: "DiffusionPipeline", options: Mapping[str, Optimization], parts: dict[str, Any]) -> None:
     """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
     # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
-    for option in options.values():
-        dtype = option.load_kwargs().get("dtype")
-        if dtype is not None:
-            pipe.to(dtype=dtype)
-        for name, part in option.parts(model, dtype or denoiser_of(pipe).dtype).items():
-            setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
+    if (dtype := _dtype(options)) is not None:
+        pipe.to(dtype=dtype)
+    for name, part in parts.items():
+        setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
 
 
 def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[str, Any]) -> None:
@@ -339,8 +363,11 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
     cls: Any = type(pipe)
     call = cls.__call__
     names = [name for name in inspect.signature(call).parameters if name != "self"]
-    usual = {name: value for name, value in defaults.items() if name in names}  # image-to-image has no size
+    usual = {
+        name: value for name, value in defaults.items() if name in names
+    }  # image-to-image has no size, text-to-image no strength
 
+    @wraps(call)  # a copy of the pipeline has this class, and may get further options
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
         if isinstance(given.get("prompt"), str):
@@ -353,7 +380,7 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
 
 
 def _optimized(pipe: "DiffusionPipeline") -> _Optimized:
-    found = _OPTIMIZED.get(pipe)
+    found: _Optimized | None = getattr(pipe, _OPTIMIZED, None)
     if found is None:
         raise UsageError("no options were applied to this pipeline with sdopt.optimize or sdopt.load")
     return found
@@ -362,13 +389,15 @@ def _optimized(pipe: "DiffusionPipeline") -> _Optimized:
 # -------------------------------------------------------------------------------------------------------- loading
 
 
-def _result(source: str | Path, tracking_uri: str | None) -> Outcome:
+def _result(source: str | Path, tracking_uri: str | None) -> tuple[Outcome, str | None]:
+    """Returns a result, and the variant that its MLflow run is of, if it is named by such a run."""
     if Path(source).exists():
-        return load_result(source)
+        return load_result(source), None
     if Path(source).suffix or len(Path(source).parts) > 1:
         raise UsageError(f"{source}: no such folder")
     tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
-    return Outcome.of(download_result(str(source), tracking))
+    study, variant = download_run(str(source), tracking)
+    return Outcome.of(study), variant
 
 
 def _named(result: Outcome, name: str | None) -> str:
@@ -385,6 +414,8 @@ def _named(result: Outcome, name: str | None) -> str:
 def _defaults(variant: Variant) -> dict[str, Any]:
     return {
         "num_inference_steps": variant.workload.steps,
+        "num_images_per_prompt": variant.workload.images_per_prompt,
+        "strength": variant.task.strength,
         "guidance_scale": variant.guidance_scale,
         "height": variant.size,
         "width": variant.size,

@@ -77,6 +77,10 @@ class Task:
     strength: float = bounded(1.0, gt=0, le=1)
     """Share of the steps to run, and noise level of the starting image; 1 starts from noise only."""
 
+    def steps_of(self, steps: int) -> int:
+        """Returns how many of `workload.steps` run, as `get_timesteps` of diffusers' pipelines counts them."""
+        return int(steps * self.strength)
+
 
 @dataclass(frozen=True)
 class Scheduler:
@@ -213,7 +217,6 @@ class Sheet:
     bandwidth_gb_s: float = bounded(gt=0, le=1e9)
     compute_capability: float | None = bounded(None, ge=1, le=100)
     """CUDA compute capability, such as 8.6; null for a CPU."""
-    tdp_w: float | None = bounded(None, gt=0, le=1e6)
     vector: Rates = field(default_factory=Rates)
     """Rates of the vector units: CUDA cores, or a CPU."""
     tensor: Rates = field(default_factory=Rates)

@@ -94,7 +94,7 @@ class Variant:
             self.optimizations,
             self.scheduler,
             self.task,
-            len(self.shapes),
+            self.shapes,
         )
 
     def conflicts(self, device: Device) -> list[str]:
@@ -110,7 +110,7 @@ class Variant:
         return [
             reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + [*self._undistilled(), *retired(self.model), *self._crowded(device)]
+        ] + [*self.undistilled(), *retired(self.model), *self._crowded(device)]
 
     def _crowded(self, device: Device) -> list[str]:
         """Returns the conflict, if any, of too many threads: thousands of them would block each other indefinitely."""
@@ -119,7 +119,7 @@ class Variant:
             return []
         return [f"hardware.threads={threads}: at most {most} here, {_THREADS_PER_CORE} for each core"]
 
-    def _undistilled(self) -> list[str]:
+    def undistilled(self) -> list[str]:
         """Returns the conflict, if any, of a few-step scheduler with a model that was not distilled for it."""
         lora = self.optimizations.get("lora")
         if not self.scheduler.distilled or not isinstance(lora, NoLora | None):

@@ -1,25 +1,64 @@
 """The library door: options on a pipeline that a program already has, and the pipeline of a measured variant."""
 
+import gc
+import re
+import weakref
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import (
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+    PNDMScheduler,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionPipeline,
+)
+from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sdopt
+from sdopt.config.groups import optimization_options, options_of
 from sdopt.errors import ConflictError, UsageError
-from sdopt.reference import MODEL
+from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
+from sdopt.results.files import write_result
+from sdopt.results.records import StudyResult
 from tests.command import SMOKE, Finished
 from tests.command import sdopt as run
+from tests.pipelines.test_hub import cache  # noqa: F401
+from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # noqa: F401
+
+HUB_ID = "somebody/small-emoji"
+"""The reference model in `cache`, laid out as the hub does."""
+
+LOSSY = (
+    *("precision=bf16", "precision=fp16", "precision=fp16_autocast", "precision=fp16_vae_fp32"),
+    *("precision=int8_sdnq", "precision=int8_torchao", "lora=fused", "memory=layerwise_casting"),
+    "memory=group_offload",
+)
+"""Options on a CPU that change or move weights: `undo` refuses them."""
+
+
+def loaded() -> StableDiffusionPipeline:
+    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def by_hand(pipe: StableDiffusionPipeline) -> StableDiffusionPipeline:
+    """A pipeline of the same parts that does not say where they are from, as one from a single file."""
+    made = StableDiffusionPipeline(**pipe.components, requires_safety_checker=False)
+    made.set_progress_bar_config(disable=True)
+    return made
 
 
 @pytest.fixture
 def pipe() -> StableDiffusionPipeline:
-    pipe = StableDiffusionPipeline.from_pretrained(MODEL)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return loaded()
 
 
 def drawn(pipe: StableDiffusionPipeline, prompt: str | list[str] = "a red apple", **call: Any) -> np.ndarray:
@@ -93,6 +132,39 @@ class TestOptimize:
             (("attention.wrong=1",), {"attention": "sliced"}, UsageError, "attention.wrong"),
             ((), {"attention": "cudnn"}, ConflictError, "attention=cudnn: "),
             ((), {"memory": ["precomputed_embeddings"]}, ConflictError, r"prompts=\[…\]"),
+            ((), {"task": "img2img"}, UsageError, "task=img2img: a pipeline takes only options and a scheduler; give"),
+            (
+                ("workload.steps=3",),
+                {"attention": "math"},
+                UsageError,
+                "workload.steps=3: a pipeline takes only options",
+            ),
+            (
+                ("precision=bf16",),
+                {"attention": "math"},
+                UsageError,
+                'no option of precision is named: add precision="b',
+            ),
+            (
+                ("lora.scale=2",),
+                {"attention": "math"},
+                UsageError,
+                'lora.scale=2: no option of lora is named: add lora="…',
+            ),
+            (
+                (),
+                {"experiment": "fastest"},
+                UsageError,
+                "experiment=fastest: no key of an option; sdopt.optimize takes",
+            ),
+            (("resume=x",), {"attention": "math"}, UsageError, "resume=x: no key of an option"),
+            ((), {"scheduler": "lcm"}, ConflictError, "scheduler=lcm: needs a model distilled to a few steps"),
+            (
+                (),
+                {"scheduler": "plms", "compiler": "whole_step"},
+                ConflictError,
+                "PNDMScheduler uses earlier predictions",
+            ),
         ],
     )
     def test_what_cannot_be_is_said_before_anything_changes(
@@ -107,6 +179,100 @@ class TestOptimize:
             sdopt.optimize(pipe, *overrides, **groups)
         with pytest.raises(UsageError, match="no options were applied"):
             sdopt.prove(pipe)
+        assert type(pipe.scheduler) is DDIMScheduler
+
+    def test_a_scheduler_is_that_of_a_measured_variant(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, "+scheduler.options.timestep_spacing=trailing", scheduler="euler")
+        assert type(pipe.scheduler) is EulerDiscreteScheduler
+        assert pipe.scheduler.config.timestep_spacing == "trailing"
+        assert pipe.scheduler.config.beta_schedule == DDIMScheduler.load_config(MODEL / "scheduler")["beta_schedule"]
+        assert type(sdopt.undo(pipe).scheduler) is DDIMScheduler
+
+    def test_conflicts_are_those_of_its_scheduler_and_its_task(self, pipe: StableDiffusionPipeline) -> None:
+        pipe.scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
+        with pytest.raises(ConflictError, match="PNDMScheduler uses earlier predictions"):
+            sdopt.optimize(pipe, compiler="whole_step")
+        tiled = "with memory.tiny_vae, diffusers encodes tiles of a start image to 4 channels"
+        with pytest.raises(ConflictError, match=tiled):
+            sdopt.optimize(StableDiffusionImg2ImgPipeline.from_pretrained(MODEL), memory=["vae_tiling", "tiny_vae"])
+
+    def test_a_scheduler_is_asked_for_what_it_uses_itself(self, pipe: StableDiffusionPipeline) -> None:
+        """Schedulers keep the keys of the one that they were made from; only DDIM clips."""
+        clipping = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=True)
+        pipe.scheduler = EulerDiscreteScheduler.from_config(clipping.config)
+        assert pipe.scheduler.config["clip_sample"] is True
+        sdopt.undo(sdopt.optimize(pipe, compiler="whole_step"))
+        pipe.scheduler = clipping
+        out = "scheduler=ddim with +scheduler.options.clip_sample=false"
+        with pytest.raises(ConflictError, match=re.escape(out)):
+            sdopt.optimize(pipe, compiler="whole_step")
+        sdopt.optimize(pipe, "+scheduler.options.clip_sample=false", scheduler="ddim", compiler="whole_step")
+        assert not pipe.scheduler.config.clip_sample
+
+    def test_conflicts_are_those_of_its_own_parts(self, pipe: StableDiffusionPipeline) -> None:
+        heads = pipe.unet.config.attention_head_dim
+        with pytest.raises(ConflictError, match=f"a layer of this model has only {heads} heads"):
+            sdopt.optimize(by_hand(pipe), f"attention.slice_size={heads + 1}", attention="sliced")
+
+    def test_the_own_vae_is_kept_in_float32(self, pipe: StableDiffusionPipeline) -> None:
+        with torch.no_grad():
+            pipe.vae.decoder.conv_out.bias += 0.1
+        before, own = drawn(pipe), pipe.vae.decoder.conv_in.weight.clone()
+        for each in (by_hand(deepcopy(pipe)), pipe):
+            sdopt.optimize(each, "precision.weights=bfloat16", precision="fp16_vae_fp32")
+            assert torch.equal(each.vae.decoder.conv_in.weight, own)
+            assert np.abs(drawn(each) - before).mean() < 0.02
+            assert sdopt.prove(each).engaged
+
+    def test_a_vae_is_named_for_a_model_that_nobody_knows(self, pipe: StableDiffusionPipeline) -> None:
+        own = by_hand(pipe)
+        words = r'memory=tiny_vae: this pipeline does not say .* "memory\.tiny_vae\.hub_id=owner/name"'
+        with pytest.raises(ConflictError, match=words):
+            sdopt.optimize(own, memory=["tiny_vae"])
+        sdopt.optimize(own, f"memory.tiny_vae.path={TINY_AUTOENCODER}", memory=["tiny_vae"])
+        assert sdopt.prove(own).engaged
+
+    def test_the_packaged_model_has_a_tiny_vae_and_loras(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, memory=["tiny_vae"], lora="loaded")
+        assert sdopt.prove(pipe).engaged
+
+    def test_a_file_is_fetched_before_anything_changes(
+        self, pipe: StableDiffusionPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        asked: list[bool] = []
+        real = huggingface_hub.hf_hub_download
+
+        def download(*args: Any, local_files_only: bool, **kwargs: Any) -> str:
+            asked.append(not local_files_only)
+            return str(real(*args, local_files_only=local_files_only, **kwargs))
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        pipe.register_to_config(_name_or_path="somebody/small")
+        with pytest.raises(UsageError, match=r"memory\.tiny_vae\.hub_id=madebyollin/taesd: not complete in the local"):
+            sdopt.optimize(pipe, precision="bf16", memory=["tiny_vae"])
+        assert asked[-1], "the hub is asked last"
+        assert pipe.unet.dtype is torch.float32
+
+    def test_a_pipeline_from_the_hub(self, cache: Path) -> None:  # noqa: F811
+        """Its configurations are its own: nothing is looked up in the usual cache, where it is not."""
+        pipe = StableDiffusionPipeline.from_pretrained(HUB_ID, cache_dir=cache, local_files_only=True)
+        assert pipe.name_or_path == HUB_ID
+        before = drawn(pipe)
+        heads = pipe.unet.config.attention_head_dim
+        with pytest.raises(ConflictError, match=f"a layer of this model has only {heads} heads"):
+            sdopt.optimize(pipe, f"attention.slice_size={heads + 1}", attention="sliced")
+        sdopt.optimize(pipe, attention="sliced", caching="deepcache")
+        assert sdopt.prove(pipe).engaged
+        assert np.array_equal(drawn(sdopt.undo(pipe)), before)
+
+    def test_nothing_keeps_a_pipeline_that_its_program_drops(self, pipe: StableDiffusionPipeline) -> None:
+        own = by_hand(pipe)
+        left = weakref.ref(sdopt.optimize(own, attention="vanilla"))
+        del own
+        gc.collect()
+        assert left() is None
 
     def test_twice_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, attention="vanilla")
@@ -136,6 +302,72 @@ class TestUndo:
         assert not any("_diffusers_hook" in vars(layer) for layer in pipe.unet.modules())
         assert np.array_equal(drawn(pipe, num_inference_steps=5), before)
 
+    @pytest.mark.parametrize("group", sorted({group for group, _ in optimization_options()}))
+    def test_restores_each_bit_or_says_what_is_lost(self, pipe: StableDiffusionPipeline, group: str) -> None:
+        before, undone, lost = drawn(pipe), list[str](), set[str]()
+        for option in options_of(group):
+            chosen: dict[str, Any] = {group: [option] if group == "memory" else option}
+            if option == "precomputed_embeddings":
+                chosen["prompts"] = ["a red apple"]
+            try:
+                sdopt.optimize(pipe, **chosen)
+            except ConflictError:
+                continue  # it cannot run on a CPU, or lacks a package
+            if group != "compiler" or option == "trace":  # the others compile for long
+                drawn(pipe)
+            try:
+                sdopt.undo(pipe)
+            except UsageError:
+                lost.add(option)
+                pipe = loaded()
+            else:
+                undone.append(option)
+                assert np.array_equal(drawn(pipe), before), option
+        assert undone
+        assert lost <= {name.partition("=")[2] for name in LOSSY if name.startswith(f"{group}=")}
+
+    def test_takes_a_compiled_decoder_out_of_the_vae(self, pipe: StableDiffusionPipeline) -> None:
+        decoder = pipe.vae.decoder
+        sdopt.optimize(pipe, "compiler.targets=[text_encoder,denoiser,decoder]", compiler="inductor")
+        assert pipe.vae.decoder is not decoder
+        sdopt.undo(pipe)
+        assert pipe.vae.decoder is decoder
+
+    def test_keeps_the_layout_that_was_there(self, pipe: StableDiffusionPipeline) -> None:
+        pipe.unet.to(memory_format=torch.channels_last)
+        strides = [weight.stride() for weight in pipe.unet.parameters()]
+        sdopt.undo(sdopt.optimize(pipe, layout="channels_last", attention="vanilla"))
+        assert [weight.stride() for weight in pipe.unet.parameters()] == strides
+        assert pipe.vae.decoder.conv_in.weight.is_contiguous()
+
+    def test_a_hook_of_the_program_stays_and_can_be_removed(self, pipe: StableDiffusionPipeline) -> None:
+        calls: list[int] = []
+        handle = pipe.unet.register_forward_hook(lambda *_: calls.append(1))
+        sdopt.undo(sdopt.optimize(pipe, caching="tome"))
+        drawn(pipe)
+        assert len(calls) == 2
+        handle.remove()
+        drawn(pipe)
+        assert len(calls) == 2
+
+    def test_leaves_buffers_where_they_were_moved(self, pipe: StableDiffusionPipeline) -> None:
+        """`pipe.to` replaces them, and moves parameters in place: both shall be on one device."""
+        sdopt.optimize(pipe, attention="vanilla")
+        place = next(module for module in pipe.text_encoder.modules() if "position_ids" in module._buffers)
+        moved = place.position_ids = place.position_ids.clone()
+        sdopt.undo(pipe)
+        assert place.position_ids is moved
+
+    def test_a_lora_in_the_weights_is_seen(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", lora="fused")
+        with pytest.raises(UsageError, match="the weights of unet were changed; load the pipeline"):
+            sdopt.undo(pipe)
+
+    def test_a_type_that_was_changed_back_is_seen(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, precision="bf16").to(torch.float32)
+        with pytest.raises(UsageError, match="the weights of vae were changed; load the pipeline"):
+            sdopt.undo(pipe)
+
     def test_weights_that_wait_elsewhere_stay_there(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, memory=["group_offload"])
         with pytest.raises(
@@ -144,6 +376,31 @@ class TestUndo:
             sdopt.undo(pipe)
         drawn(pipe)
         assert sdopt.prove(pipe).engaged
+
+    def test_a_copy_of_the_pipeline_is_not_undone(self, pipe: StableDiffusionPipeline) -> None:
+        """It shares no parts with the original, whose parts `undo` would put into it."""
+        own, before = pipe.unet, drawn(pipe)
+        copied = deepcopy(sdopt.optimize(pipe, attention="vanilla"))
+        with pytest.raises(UsageError, match="no options were applied to this pipeline"):
+            sdopt.undo(copied)
+        assert copied.unet is not own
+        assert np.abs(drawn(sdopt.optimize(copied, layout="channels_last")) - before).max() < 1e-3
+        assert np.array_equal(drawn(sdopt.undo(pipe)), before)
+        assert pipe.unet is own
+
+    def test_waits_for_no_parameter_by_itself(self, pipe: StableDiffusionPipeline) -> None:
+        """On a card, each number that is read waits for all that runs there."""
+
+        class Reads(TorchDispatchMode):
+            count = 0
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                self.count += func is torch.ops.aten._local_scalar_dense.default
+                return func(*args, **kwargs or {})
+
+        with Reads() as reads:  # type: ignore[no-untyped-call]
+            sdopt.undo(sdopt.optimize(pipe, attention="vanilla"))
+        assert reads.count < 10
 
     def test_says_what_is_lost(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, precision="bf16", attention="vanilla")
@@ -159,8 +416,42 @@ class TestLoad:
         assert sdopt.prove(pipe).engaged
         calls = []
         pipe.unet.register_forward_hook(lambda *_: calls.append(1))
-        assert pipe("a red apple", output_type="np").images.shape == (1, 64, 64, 3)
+        assert pipe("a red apple", output_type="np").images.shape == (1, 32, 32, 3)
         assert len(calls) == finished.result.config.workload.steps
+
+    def test_calls_are_those_that_were_measured(self, result: StudyResult, tmp_path: Path) -> None:
+        row = result.variant("baseline")
+        work = ("task.strength=0.5", "workload.images_per_prompt=2", "workload.steps=4")
+        row.overrides += ["task=inpaint", "task.image=packaged", "task.mask=packaged", *work]
+        write_result(result, tmp_path)
+        pipe = sdopt.load(tmp_path, "baseline")
+        steps: list[int] = []
+        pipe.unet.register_forward_hook(lambda *_: steps.append(1))
+        picture, white = Image.new("RGB", (64, 64), "red"), Image.new("L", (64, 64), 255)
+        assert pipe("a red apple", image=picture, mask_image=white, output_type="np").images.shape == (2, 32, 32, 3)
+        assert len(steps) == 2
+        pipe("a red apple", image=picture, mask_image=white, strength=1.0, num_images_per_prompt=1)
+        assert len(steps) == 6
+        assert sdopt.prove(pipe, image=picture, mask_image=white).engaged
+
+    @needs_mlflow
+    def test_by_the_id_of_a_run(self, logged: Store, finished: Finished) -> None:  # noqa: F811
+        parent, runs = logged.of_study(finished.result)
+        for named, dtype in (("baseline", torch.float32), ("bfloat16", torch.bfloat16)):
+            # Its name can be changed in the UI.
+            logged.client.update_run(runs[named].info.run_id, name=f"my {named}")
+            pipe = sdopt.load(runs[named].info.run_id, tracking_uri=logged.tracking.uri)
+            assert pipe.unet.dtype is dtype
+        pipe = sdopt.load(runs["baseline"].info.run_id, "bfloat16", tracking_uri=logged.tracking.uri)
+        assert pipe.unet.dtype is torch.bfloat16
+        with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
+            sdopt.load(parent.info.run_id, tracking_uri=logged.tracking.uri)
+
+    def test_is_not_undone(self, finished: Finished) -> None:
+        pipe = sdopt.load(finished.folder, "bfloat16")
+        with pytest.raises(UsageError, match=r"sdopt\.load applied the options at loading; load the baseline instead"):
+            sdopt.undo(pipe)
+        assert sdopt.prove(pipe).engaged
 
     def test_one_that_encodes_prompts_beforehand_is_told_them(self, tmp_path: Path) -> None:
         found = run(tmp_path, "run", *SMOKE, "memory=[precomputed_embeddings]")

@@ -84,7 +84,11 @@ def emulated(device: Device, hardware: Hardware) -> Device:
     sheet = hardware.sheet
     if not hardware.emulate_memory or sheet is None or sheet.capability is None or device.capability is None:
         return device
-    return replace(device, name=sheet.name, capability=min(device.capability, sheet.capability))
+    if sheet.capability >= device.capability:
+        return replace(device, name=sheet.name)
+    # What cuDNN was probed to take is the real card's; without it, the capability decides.
+    attributes = {key: found for key, found in device.attributes.items() if key != "cudnn_head_dimension"}
+    return replace(device, name=sheet.name, capability=sheet.capability, attributes=attributes)
 
 
 def require_sheet(hardware: Hardware) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.schema import Model, Scheduler, Task, Workload
+from sdopt.schema import Model, Scheduler, Shape, Task, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +54,13 @@ class Context:
     """All optimizations of the variant, including this one, by axis (`precision`, `memory.vae_slicing`)."""
     scheduler: Scheduler = field(default_factory=Scheduler)
     task: Task = field(default_factory=Task)
-    shapes: int = 1
-    """Number of shapes that one process runs, one after the other."""
+    shapes: tuple[Shape, ...] = ()
+    """The shapes that one process runs, one after the other; () where they are not known."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that a call runs: tasks that start from an image leave the first ones out."""
+        return self.task.steps_of(self.workload.steps)
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,16 @@ class Optimization:
             dtype: type of the weights of the other components.
         """
         return {}
+
+    def parts_for(self, pipe: "DiffusionPipeline", model: Model, dtype: "torch.dtype") -> dict[str, Any]:
+        """Returns the components that replace those of a pipeline that is already loaded, and that it leaves as it is.
+
+        Args:
+            pipe: the pipeline, before its weights are cast.
+            model: what is known of its origin.
+            dtype: the type that the weights of the other components will have.
+        """
+        return self.parts(model, dtype)
 
     def load_kwargs(self) -> dict[str, Any]:
         """Returns the option's keyword arguments for `from_pretrained`."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -51,6 +52,8 @@ class Caching(Optimization):
     saves_operations: ClassVar[bool] = True
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
+    batch_sizes: ClassVar[int] = 1
+    """Number of batch sizes of the denoiser in one image."""
 
     @property
     @override
@@ -112,7 +115,9 @@ class DeepCaching(Caching):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        return [] if ctx.workload.steps > 1 else ["the first step skips nothing: set workload.steps to 2 or more"]
+        if ctx.steps > 1:
+            return []
+        return [f"the first step skips nothing: set workload.steps to {ceil(2 / ctx.task.strength)} or more"]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -170,10 +175,10 @@ class PyramidAttention(Caching):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        if self._reuses(ctx.workload.steps):
+        if self._reuses(ctx.steps):
             return []
         between = f"{self.start} and {self.stop}"
-        return [f"no step of {ctx.workload.steps} reuses an output between the shares {between}: set more steps"]
+        return [f"no step of {ctx.steps} reuses an output between the shares {between}: set more steps"]
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -237,6 +242,7 @@ class GuidanceInterval(Caching):
     """Applies guidance only between two shares of the steps; other steps run the denoiser on half of the samples."""
 
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
+    batch_sizes: ClassVar[int] = 2
 
     start: float = bounded(0.1, ge=0, lt=1)
     """Share of the steps before guidance begins."""
@@ -263,7 +269,7 @@ class GuidanceInterval(Caching):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        steps = ctx.workload.steps
+        steps = ctx.steps
         if any(not self.guides(step, steps) for step in range(steps)):
             return []
         return [f"all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"]

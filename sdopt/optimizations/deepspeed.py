@@ -148,7 +148,7 @@ def misfits(ctx: Context) -> list[str]:
     found += other_than_float16(ctx, what) + records_autograd(ctx, what) + leaves_adapters_out(ctx)
     if (part_config(ctx.model, "unet") or {}).get("upcast_attention"):
         found.append("this model computes its attention in float32, which DeepSpeed's kernels cannot")
-    if ctx.shapes > 1:
+    if len(ctx.shapes) > 1:
         found.append("DeepSpeed allocates its workspace for one shape: give one workload.size and batch_size")
     return found + _beyond_tiles(ctx)
 

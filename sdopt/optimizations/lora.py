@@ -12,6 +12,7 @@ import torch
 from typing_extensions import override
 
 from sdopt.errors import UsageError
+from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.loading import part_config
@@ -71,8 +72,8 @@ class Lora(Optimization):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        if is_on_hub(self.path):
-            return []
+        if is_on_hub(self.path) and not self._cached:
+            return []  # conflicts are checked before anything is fetched
         packaged = ctx.model.weights == "packaged" and ctx.model.name == MODEL.name
         found = []
         for name in self.names:
@@ -81,6 +82,14 @@ class Lora(Optimization):
             except UsageError as error:
                 found += error.problems
         return list(dict.fromkeys(found))
+
+    @property
+    def _cached(self) -> bool:
+        """Whether the files of a repository are in the local cache of the hub."""
+        try:
+            return all(lora_file(self.path, name).is_file() for name in self.names)
+        except UsageError:
+            return False
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
@@ -174,7 +183,7 @@ class Hotswap(Lora):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
-        if found or is_on_hub(self.path):
+        if found or (is_on_hub(self.path) and not self._cached):
             return found
         files = [lora_file(self.path, name) for name in self.names]
         found += [
@@ -195,12 +204,12 @@ class Hotswap(Lora):
 
         def proof(trace: Trace) -> Finding:
             found = _adapter_finding(pipe, trace)
-            graphs, own = _graphs(), trace.images()
+            graphs, own = compiled_so_far()[1], trace.images()
             start = time.perf_counter()
             self._load(pipe, self.names[1], hotswap=True)
             swap_s, others = time.perf_counter() - start, trace.images()
             self._load(pipe, self.names[0], hotswap=True)
-            back, compiled = trace.images(), _graphs() - graphs
+            back, compiled = trace.images(), compiled_so_far()[1] - graphs
             changed = not np.array_equal(own, others)
             facts = {**found.facts, "recompiles": compiled, "other_images": changed, "swap_s": round(swap_s, 4)}
             engaged = found.engaged and changed and np.array_equal(own, back) and not compiled
@@ -208,12 +217,6 @@ class Hotswap(Lora):
             return Finding(engaged, summary, facts)
 
         return proof
-
-
-def _graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:

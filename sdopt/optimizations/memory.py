@@ -29,6 +29,7 @@ from sdopt.pipelines.parts import (
     layers_with_weights,
     text_encoders_of,
 )
+from sdopt.reference import TINY_AUTOENCODER
 from sdopt.schema import Model, bounded
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class TinyVae(Optimization):
         if self.hub_id:
             return hub_network(self.hub_id, "memory.tiny_vae", fetch)
         if (PACKAGED / model.name).is_dir() and model.weights in ("packaged", "random"):
-            return PACKAGED / "tiny_autoencoder"
+            return TINY_AUTOENCODER
         if model.weights == "random":
             return ARCHITECTURES / "taesd"
         return hub_network("madebyollin/taesdxl" if is_sdxl(model) else "madebyollin/taesd", "memory.tiny_vae", fetch)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -154,6 +155,11 @@ class FullVae(Precision):
     @override
     def parts(self, model: Model, dtype: torch.dtype) -> dict[str, Any]:
         return {"vae": load_part(model, "vae", torch.float32)}
+
+    @override
+    def parts_for(self, pipe: "DiffusionPipeline", model: Model, dtype: torch.dtype) -> dict[str, Any]:
+        # The program may have put in a VAE of its own, or none can be loaded again.
+        return {"vae": deepcopy(pipe.vae).to(torch.float32)}
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

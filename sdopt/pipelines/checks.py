@@ -15,7 +15,7 @@ from sdopt.pipelines.catalog import (
     names_in_folder,
 )
 from sdopt.pipelines.tokenizer import has_vocabulary
-from sdopt.schema import Model
+from sdopt.schema import Model, wrong_name
 
 _PICKLED = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 
@@ -45,9 +45,12 @@ def require_model(model: Model) -> None:
     """Checks that a model's files can be loaded, without loading or fetching them.
 
     Raises:
-        UsageError: the model does not come with these weights, or its files are missing, incomplete or not safetensors.
+        UsageError: the model does not come with these weights, its name is none, or its files are missing, incomplete
+            or not safetensors.
     """
     _require_no_idle_keys(model)
+    if wrong := wrong_name(model.name):
+        raise UsageError(f"model.name={model.name}: {wrong}")
     if model.weights == "packaged":
         if not (PACKAGED / model.name / "model_index.json").is_file():
             raise UsageError(

@@ -4,6 +4,8 @@ import difflib
 import importlib
 import inspect
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,30 @@ if TYPE_CHECKING:
 from sdopt.pipelines.catalog import architecture_folder, class_name_of
 
 
+@dataclass(frozen=True)
+class LoadedModel(Model):
+    """The model of a pipeline that a program has loaded, and in which it may have replaced parts.
+
+    Without a path, `weights=path` is a model of unknown origin: a single file, or a pipeline that was built by hand.
+    """
+
+    class_name: str = ""
+    """Class name of the pipeline."""
+    configs: Mapping[str, dict[str, Any]] = field(default_factory=dict, hash=False)
+    """The configurations of its networks and its scheduler, of those that diffusers defines, by part."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the pipeline says where its weights come from."""
+        return self.weights != "path" or self.path is not None
+
+
 def part_config(model: Model, part: str) -> dict[str, Any] | None:
-    """Returns the configuration of a part such as `unet` or `vae` without loading it; None if it is not local."""
+    """Returns the configuration of a part such as `unet` or `scheduler` without loading it; None if it is not local."""
+    if isinstance(model, LoadedModel):
+        return model.configs.get(part)
     try:
-        path = folder_of(model) / part / "config.json"
+        path = folder_of(model) / part / ("scheduler_config.json" if part == "scheduler" else "config.json")
     except UsageError:
         return None  # conflicts are checked before anything is fetched
     return dict(json.loads(path.read_text())) if path.is_file() else None
@@ -31,6 +53,8 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
 
 def is_sdxl(model: Model) -> bool:
     """Returns whether a model is of the SDXL family; if it is not local, by the name of its architecture."""
+    if isinstance(model, LoadedModel):
+        return "XL" in model.class_name
     try:
         folder = folder_of(model)
     except UsageError:
@@ -129,6 +153,11 @@ def scheduler_class(scheduler: Scheduler) -> Any:
     return getattr(diffusers, name)
 
 
+def scheduler_like(own: Any, scheduler: Scheduler) -> Any:
+    """Returns the chosen scheduler with the configuration of a model's own, as far as no option overrides it."""
+    return scheduler_class(scheduler).from_config(own.config, **scheduler.options)
+
+
 def require_options(scheduler: Scheduler) -> None:
     """Raises UsageError for options that the scheduler does not have: diffusers would ignore them."""
     known = inspect.signature(scheduler_class(scheduler).__init__).parameters
@@ -176,7 +205,7 @@ def load_pipeline(
         pipe = cls.from_pretrained(
             folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments
         )
-    pipe.scheduler = scheduler_class(scheduler).from_config(pipe.scheduler.config, **scheduler.options)
+    pipe.scheduler = scheduler_like(pipe.scheduler, scheduler)
     pipe.set_progress_bar_config(disable=True)
     adapt(pipe, task)
     place(pipe, device, on_host)

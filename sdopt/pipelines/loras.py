@@ -7,8 +7,12 @@ from typing import Any
 from sdopt.errors import UsageError
 from sdopt.reference import LORAS, MODEL
 
-_DOWN = (".lora_A.weight", ".lora_down.weight", ".lora.down.weight")
-"""Suffixes of the names of the first of a LoRA's two matrices: by peft, by kohya, by older diffusers."""
+_DOWN = (".lora_A.weight", ".lora_down.weight", ".lora.down.weight", "_lora.down.weight")
+"""Suffixes of the names of the first of a LoRA's two matrices: by peft, by kohya, by older diffusers, and by diffusers
+when LoRAs were attention processors (`….attn2.processor.to_k_lora.down.weight`)."""
+
+_TEXT_KEYS = re.compile(r"unet.*attn2[._](processor[._])?to_k[._]")
+"""Names of matrices that are applied to the states of the text encoder."""
 
 
 def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) -> Path:
@@ -64,7 +68,7 @@ def misfits(file: Path, path: str | None, unet: dict[str, Any] | None, packaged:
     down = {name: shape for name, shape in _shapes(file).items() if name.endswith(_DOWN)}
     if not down:
         return [f"{file.name} holds no LoRA: none of its names ends in {_DOWN[0]} or {_DOWN[1]}"]
-    width = next((shape[1] for name, shape in down.items() if re.search(r"unet.*attn2[._]to_k[._]", name)), None)
+    width = next((shape[1] for name, shape in down.items() if _TEXT_KEYS.search(name)), None)
     if unet is None or width in (None, unet.get("cross_attention_dim")):
         return []
     wanted = unet.get("cross_attention_dim")

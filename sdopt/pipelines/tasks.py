@@ -28,6 +28,13 @@ def pipeline_class(text_to_image: str, task: Task) -> Any:
     return getattr(diffusers, text_to_image.removesuffix("Pipeline") + _PIPELINES[task.kind])
 
 
+def task_of(class_name: str) -> Task:
+    """Returns the task of a pipeline, by the name of its class."""
+    # The suffix of text-to-image is one of the others' too.
+    kinds = (kind for kind, suffix in reversed(_PIPELINES.items()) if class_name.endswith(suffix))
+    return Task(kind=next(kinds, "txt2img"))
+
+
 def require_inputs(task: Task, model: Model, workload: Workload) -> None:
     """Raises UsageError if an image that the task needs is missing or unreadable, or if it ignores a given one."""
     problems = []
@@ -50,7 +57,7 @@ def require_inputs(task: Task, model: Model, workload: Workload) -> None:
             problems += [f"task.{name}={problem}" for problem in error.problems]
     if task.kind == "txt2img" and task.strength != 1:
         problems.append(f"task.strength={task.strength}: task=txt2img starts from pure noise; leave it at 1")
-    elif int(workload.steps * task.strength) < 1:
+    elif task.steps_of(workload.steps) < 1:
         problems.append(
             f"task.strength={task.strength}: leaves no step of workload.steps={workload.steps} to run; raise either"
         )

@@ -31,7 +31,7 @@ from sdopt.report.rows import notes_of
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Hardware, Rates, Sheet
 from tests.command import ROOT, SMALL, SMOKE, sdopt
-from tests.conftest import CPU, Compose
+from tests.fixtures import CPU, Compose
 from tests.records import reconfigure
 
 SHEETS = data_sheets()
@@ -213,6 +213,15 @@ class TestPlanning:
         assert emulated(old, hardware).capability == (7, 0)
         assert emulated(H200, Hardware(sheet=SHEETS["h200"])) is H200
 
+    def test_cudnn_on_an_emulated_card_takes_no_wider_heads_than_there(self, variant: Compose) -> None:
+        hardware = Hardware(sheet=SHEETS["a10"], emulate_memory=True)
+        options = ("model=sd15", "model.weights=random", "precision=fp16", "attention=cudnn")
+        probed = replace(H200, attributes={"cudnn_head_dimension": 256})
+        assert variant(*options).conflicts(probed) == []
+        [found] = replace(variant(*options), hardware=hardware).conflicts(probed)
+        assert "the cudnn kernel supports heads of up to 128 channels, in " in found
+        assert emulated(replace(probed, capability=(8, 6)), hardware).attributes == probed.attributes
+
 
 class TestBuilds:
     CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -250,7 +259,7 @@ class TestMemory:
         finished = sdopt(
             tmp_path,
             *("run", *[o for o in SMALL if not o.startswith("hardware=")], "protocol=smoke", "hardware=a10"),
-            *("workload.size=64", "hardware.emulate_memory=true", "hardware.sheet.memory_gib=0.63", "precision=bf16"),
+            *("workload.size=64", "hardware.emulate_memory=true", "hardware.sheet.memory_gib=0.63", "precision=fp16"),
         )
         assert finished.code == 3
         assert {row.status for row in finished.result.variants} == {Status.OUT_OF_MEMORY}

@@ -11,7 +11,7 @@ import torch
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, ask_nvml, describe_gpu, process_gib
 from sdopt.results.records import GpuState
-from tests.conftest import CPU
+from tests.fixtures import CPU
 from tests.hardware.stubs import UUID, Nvml, NVMLLibraryMismatchError, install
 
 CARD = Device("cuda", name="a card")

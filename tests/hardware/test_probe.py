@@ -12,7 +12,7 @@ import torch
 from sdopt.errors import UsageError
 from sdopt.hardware import probe
 from sdopt.hardware.probe import list_cards, probe_device
-from tests.conftest import CPU
+from tests.fixtures import CPU
 from tests.hardware.stubs import Nvml
 
 TOO_OLD = (

@@ -17,7 +17,7 @@ from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations import attention, conflicts, deepspeed
 from sdopt.results.records import Evidence
 from sdopt.worker.host import PipelineHost
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 
 
 def card(major: int, minor: int, **attributes: Any) -> Device:
@@ -241,7 +241,7 @@ class TestDeepSpeed:
         assert sum(memory._elsewhere) == 4
 
     def test_every_layer_computes_what_it_did(self, session: Load) -> None:
-        loaded = session()
+        loaded = session("workload.size=64")
         [expected] = loaded._call(output_type="np").images
         proof = deepspeed.Attention().apply(loaded._pipe)
         [found] = loaded._call(output_type="np").images

@@ -27,7 +27,7 @@ from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.results.records import Evidence
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 
 OPTIONS = sorted(path.stem for path in (CONF / "caching").glob("*.yaml") if path.stem != "none")
 STEPS = "workload.steps=10"
@@ -77,6 +77,26 @@ class TestConflicts:
     def test_with_what_cannot_work(self, variant: Compose, overrides: list[str], reason: str) -> None:
         found = " ".join(variant(*overrides).conflicts(CPU))
         assert reason in found
+
+    @pytest.mark.parametrize(
+        ("option", "fewest"),
+        [
+            ("caching=deepcache", 2),
+            ("caching=pyramid_attention", 2),
+            ("caching=guidance_interval caching.start=0 caching.stop=0.6", 3),
+        ],
+    )
+    @pytest.mark.parametrize("task", ["img2img", "inpaint"])
+    def test_steps_that_a_task_leaves_out_do_not_count(
+        self, variant: Compose, session: Load, task: str, option: str, fewest: int
+    ) -> None:
+        chosen = [*option.split(), f"task={task}", "task.strength=0.5"]
+        assert variant(*chosen, f"workload.steps={2 * fewest}").conflicts(CPU) == []
+        [found] = variant(*chosen, f"workload.steps={2 * fewest - 1}").conflicts(CPU)
+        assert "workload.steps to 4 or more" in found or f" of {fewest - 1} " in found
+        pipe = session(f"task={task}", f"workload.steps={2 * fewest - 1}")._pipe
+        pipe.scheduler.set_timesteps(2 * fewest - 1)
+        assert pipe.get_timesteps(2 * fewest - 1, 0.5, "cpu")[1] == fewest - 1
 
     def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
         for option in ("deepcache", "guidance_interval"):

@@ -13,7 +13,7 @@ from sdopt.optimizations.compiler import InductorDynamic
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE
-from tests.conftest import CPU, Load
+from tests.fixtures import CPU, Load
 from tests.optimizations.compilers import TWO_STEPS, evidence, latents
 
 pytestmark = pytest.mark.slow
@@ -129,6 +129,38 @@ def test_what_a_new_shape_compiles_is_counted(
     assert [host.time_once(place).compiled.graphs for place in range(4)] == graphs
     assert [host.time_once(place).compiled.graphs for place in range(4)] == [0] * 4
     assert all(evidence.engaged for place in range(4) for evidence in host.prove(place))
+
+
+def test_shapes_share_the_graph_of_a_batch_without_guidance(
+    composer: type[HydraComposer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TorchDynamo alone: for one image, batches of 2 and 1; for two, batches of 4 and 2."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    chosen = "compiler=inductor compiler.dynamic=false caching=guidance_interval workload.steps=3"
+    host = PipelineHost(composer([*SMOKE, *chosen.split(), "workload.batch_size=[1,2]"]).variant(None), CPU)
+    host.prepare()
+    assert [host.time_once(place).compiled.graphs for place in range(2)] == [2, 1]
+
+
+def test_calls_after_dynamos_limit_are_seen(session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TorchDynamo alone, which decides what runs eagerly: a limit of one graph leaves out the other batch size."""
+    torch._dynamo.reset()
+    compile_with = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic, **_: compile_with(module, backend="eager", dynamic=dynamic)
+    )
+    chosen = ("compiler=inductor", "compiler.dynamic=false", "caching=guidance_interval", "workload.steps=3")
+    host = session(*chosen)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        host.time_once()
+        found = evidence(host)
+    assert not found.engaged
+    assert found.facts["compiled_regions_run"] > 0
+    assert "which are not all of 2 calls of the denoiser" in found.summary
 
 
 def test_any_shape_is_one_compilation(session: Load) -> None:

@@ -1,6 +1,12 @@
 """The options of the group `compiler`: what they conflict with, what they prove, and how near they come to eager."""
 
 import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +26,9 @@ from sdopt.optimizations.compiler.base import PerShape, StandIn, Tensors
 from sdopt.optimizations.compiler.cuda_graphs import Capture
 from sdopt.optimizations.compiler.whole_step import Steps
 from sdopt.pipelines.parts import denoiser_of, unwrapped
+from sdopt.reference import MODEL
 from sdopt.worker.host import PipelineHost
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 from tests.optimizations.compilers import TWO_STEPS, StubGraphs, evidence, latents
 
 CARD = Device("cuda", name="a GPU", capability=(9, 0), memory_total_gib=80.0, memory_free_gib=80.0)
@@ -109,6 +116,14 @@ class TestConflicts:
         assert "selects its own attention kernel: remove attention=math" in found
         assert "records nothing for autograd: choose grad_mode=no_grad or inference_mode" in found
 
+    @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt", "blade"])
+    def test_an_exported_graph_keeps_its_lora(self, variant: Compose, option: str) -> None:
+        found = " ".join(variant(f"compiler={option}", "lora=hotswap").conflicts(CPU))
+        assert "lora=hotswap would draw wrong images: choose compiler=inductor, or lora=loaded or fused" in found
+        for fits in ("lora=loaded", "lora=fused"):
+            assert "lora=hotswap" not in " ".join(variant(f"compiler={option}", fits).conflicts(CPU))
+        assert variant("compiler=inductor", "lora=hotswap").conflicts(CPU) == []
+
     @pytest.mark.parametrize("option", ["inductor", "cuda_graphs"])
     def test_unknown_and_no_targets(self, variant: Compose, option: str) -> None:
         found = variant(f"compiler={option}", "compiler.targets=[]").conflicts(CARD)
@@ -151,8 +166,29 @@ class TestConflicts:
     @pytest.mark.parametrize("scheduler", ["ddim", "euler"])
     def test_a_whole_step(self, variant: Compose, scheduler: str) -> None:
         assert variant("compiler=whole_step", f"scheduler={scheduler}").conflicts(CPU) == []
-        [found] = variant("compiler=whole_step", "+scheduler.options.clip_sample=true").conflicts(CPU)
-        assert "scheduler.options.clip_sample=true" in found
+
+    @pytest.mark.parametrize("name", ["clip_sample", "thresholding"])
+    def test_a_whole_step_that_clips(self, variant: Compose, name: str) -> None:
+        [found] = variant("compiler=whole_step", f"+scheduler.options.{name}=true").conflicts(CPU)
+        assert f"DDIMScheduler has {name}=true, which makes the step nonlinear: choose scheduler=ddim with " in found
+        assert found.endswith(f"+scheduler.options.{name}=false, or compiler=inductor")
+
+    @pytest.mark.parametrize("own", [{"clip_sample": True}, {}], ids=["set", "default"])
+    def test_a_whole_step_of_a_model_that_clips(self, variant: Compose, tmp_path: Path, own: dict[str, bool]) -> None:
+        shutil.copytree(MODEL, tmp_path / "model")
+        config = tmp_path / "model" / "scheduler" / "scheduler_config.json"
+        kept = {key: value for key, value in json.loads(config.read_text()).items() if key != "clip_sample"}
+        config.write_text(json.dumps(kept | own))
+        assert DDIMScheduler.from_pretrained(config.parent).config.clip_sample
+        chosen = ("compiler=whole_step", "model=folder", f"model.path={tmp_path / 'model'}")
+        [found] = variant(*chosen).conflicts(CPU)
+        assert "DDIMScheduler has clip_sample=true" in found
+        assert variant(*chosen, "scheduler=ddim", "+scheduler.options.clip_sample=false").conflicts(CPU) == []
+        assert variant(*chosen, "scheduler=euler").conflicts(CPU) == []
+
+    def test_a_whole_step_of_a_model_that_is_not_there_yet(self, variant: Compose) -> None:
+        chosen = ("compiler=whole_step", "model=sdxl", "scheduler=ddim")
+        assert not any("nonlinear" in found for found in variant(*chosen).conflicts(CPU))
 
     def test_blade_says_what_to_do(self, variant: Compose) -> None:
         found = " ".join(variant("compiler=blade").conflicts(CARD))
@@ -316,7 +352,7 @@ class TestAnyShape:
         monkeypatch.setattr(torch, "compile", lambda module, **_: Noting(module))
         host = session("compiler=inductor_dynamic", "grad_mode=inference_mode", TWO_STEPS)
         trace = Trace(call=host._call)
-        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = 2
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = trace.denoiser.calls = 2
         found = host._assembly.proofs["compiler"](trace)
         assert found.engaged, "whichever pipeline of this process the graphs were compiled for"
         assert "compiled before" in found.summary
@@ -389,12 +425,14 @@ class TestPackages:
         aot._load(Tensors(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {}), Path("some.pt2"))
         assert made == [("some.pt2", "model", True, 1, -1)]
 
+    @staticmethod
+    def digest(unet: Any, rows: int = 2) -> str:
+        given = (torch.zeros(rows, unet.config.in_channels, 8, 8, dtype=unet.dtype), torch.tensor(1))
+        return aot.digest(Tensors(unet, given, {"return_dict": False}))
+
     def test_are_told_apart_by_what_their_code_depends_on(self, session: Load) -> None:
         def digest(*overrides: str, rows: int = 2) -> str:
-            unet = session(*overrides)._pipe.unet
-            channels = unet.config.in_channels
-            given = (torch.zeros(rows, channels, 8, 8, dtype=unet.dtype), torch.tensor(1))
-            return aot.digest(Tensors(unet, given, {"return_dict": False}))
+            return self.digest(session(*overrides)._pipe.unet, rows)
 
         found = Counter(
             [
@@ -403,18 +441,97 @@ class TestPackages:
                 digest("layout=channels_last"),
                 digest("attention=vanilla"),
                 digest("attention=math"),
+                digest("lora=loaded"),
+                digest("lora=loaded", "lora.scale=0.5"),
+                digest("lora=hotswap"),
                 digest(rows=4),
             ]
         )
         assert set(found.values()) == {1}
         assert digest() in found
+        assert digest("lora=loaded") in found
+
+    def test_are_told_apart_by_attributes_of_modules(self, session: Load) -> None:
+        """Such as those in which FreeU, a LoRA's alpha and the models of Stable Diffusion 2 differ."""
+        unet = session("lora=hotswap")._pipe.unet
+        before = self.digest(unet)
+        unet.enable_freeu(s1=0.9, s2=0.2, b1=1.2, b2=1.4)
+        found = [self.digest(unet)]
+        unet.disable_freeu()
+        layer = next(layer for layer in unet.modules() if hasattr(layer, "scaling"))
+        layer.scaling["sdopt"].fill_(0.25)
+        found.append(self.digest(unet))
+        layer.scaling["sdopt"].fill_(1)
+        unet.mid_block.attentions[0].transformer_blocks[0].attn1.upcast_attention = True
+        found.append(self.digest(unet))
+        unet.mid_block.attentions[0].transformer_blocks[0].attn1.upcast_attention = False
+        assert len({before, *found}) == 4
+        for name in ("s1", "s2", "b1", "b2"):
+            for block in unet.up_blocks:
+                delattr(block, name)
+        assert self.digest(unet) == before
+
+    def test_do_not_depend_on_where_a_model_was_loaded_from(self, session: Load) -> None:
+        unet = session()._pipe.unet
+        before = self.digest(unet)
+        unet.register_to_config(_name_or_path="elsewhere", _diffusers_version="0.1.0")
+        assert self.digest(unet) == before
+
+    def test_do_not_depend_on_the_order_of_sets(self, session: Load) -> None:
+        unet = session()._pipe.unet
+        attention = unet.mid_block.attentions[0]
+        assert len(attention.config["_use_default_values"]) > 1
+        attention.some = {0, 2**61 - 1}  # of one hash, by which the order is that of insertion
+        before = self.digest(unet)
+        attention.some = {2**61 - 1, 0}
+        attention.register_to_config(_use_default_values=attention.config["_use_default_values"][::-1])
+        assert self.digest(unet) == before
+        attention.some = {1}
+        assert self.digest(unet) != before
+
+    @pytest.mark.slow
+    def test_are_the_same_in_another_process(self) -> None:
+        code = """
+            import torch
+            from diffusers import UNet2DConditionModel
+            from sdopt.optimizations.compiler import aot
+            from sdopt.optimizations.compiler.base import Tensors
+            from sdopt.reference import MODEL
+            unet = UNet2DConditionModel.from_pretrained(MODEL, subfolder="unet")
+            print(aot.digest(Tensors(unet, (torch.zeros(2, unet.config.in_channels, 8, 8), torch.tensor(1)), {})))
+        """
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        found = {
+            subprocess.run(
+                command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            ).stdout
+            for seed in ("0", "1")
+        }
+        assert [len(each.strip()) for each in found] == [32]
+
+    def test_are_for_one_number_of_threads(self) -> None:
+        """Inductor generates loops and arrays for the threads that there are: with more, they would be overrun."""
+        layer = torch.nn.Linear(2, 2)
+        threads, found = torch.get_num_threads(), set()
+        try:
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                found.add(aot.digest(Tensors(layer, (torch.ones(1, 2),), {})))
+        finally:
+            torch.set_num_threads(threads)
+        assert len(found) == 2
 
 
 class TestInductorTargets:
     """Proof by target; what is compiled really is in the slow tests."""
 
     @pytest.mark.parametrize(
-        ("regions", "engaged"), [({"denoiser": 2, "vae_decoder": 1}, True), ({"denoiser": 2}, False)]
+        ("regions", "engaged"),
+        [
+            ({"denoiser": 2, "vae_decoder": 1}, True),
+            ({"denoiser": 2}, False),
+            ({"denoiser": 1, "vae_decoder": 1}, False),  # TorchDynamo ran one call eagerly
+        ],
     )
     def test_each_must_have_run(
         self, session: Load, monkeypatch: pytest.MonkeyPatch, regions: dict[str, int], engaged: bool
@@ -428,6 +545,8 @@ class TestInductorTargets:
         trace = Trace()
         for stage, count in regions.items():
             trace.stages[stage].operators["Torch-Compiled Region: 0/0"] = count
+        trace.denoiser.calls, trace.stages["vae_decoder"].calls = 2, 1
         found = proof(trace)
         assert found.engaged == engaged
-        assert "denoiser 2" in found.summary
+        assert f"denoiser {regions['denoiser']}" in found.summary
+        assert engaged != ("which are not all of" in found.summary)

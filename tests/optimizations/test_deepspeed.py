@@ -12,7 +12,7 @@ import torch
 from sdopt.measure.trace import Trace
 from sdopt.optimizations import deepspeed as options
 from sdopt.optimizations.compiler.deepspeed import DeepSpeed, replace_blocks, require_fitting
-from tests.conftest import Load
+from tests.fixtures import Load
 
 
 @pytest.fixture

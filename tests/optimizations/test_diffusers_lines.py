@@ -19,7 +19,7 @@ from sdopt.optimizations.precision import Precision
 from sdopt.reference import LORAS, MODEL
 from sdopt.results.records import Promise, VariantResult
 from sdopt.variant import Variant
-from tests.conftest import Compose
+from tests.fixtures import Compose
 
 TOGETHER = (
     ("precision=bf16", "attention=vanilla", "layout=channels_last", "grad_mode=inference_mode")

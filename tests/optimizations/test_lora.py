@@ -1,6 +1,8 @@
 """LoRAs: which files are taken, what shows that they changed the images, and that one replaces another."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +11,15 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
 from sdopt.config.composer import HydraComposer
+from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Contract, Finding
+from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
 from sdopt.results.records import Evidence
 from sdopt.worker.host import PipelineHost
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 
 OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
@@ -82,11 +86,34 @@ class TestFiles:
             return str(tmp_path / name)
 
         monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-        chosen = variant("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
+        options = ("lora=loaded", "lora.path=some/style", "lora.weight_name=it.safetensors")
+        chosen = variant(*options)
         assert chosen.conflicts(CPU) == []
         for fetch in (True, False):
             assert chosen.optimizations["lora"].files(chosen.model, fetch) == [tmp_path / "it.safetensors"]
-        assert asked == [("some/style", "it.safetensors", False), ("some/style", "it.safetensors", True)]
+        assert asked == [("some/style", "it.safetensors", local) for local in (True, False, True)]
+        save_file(load_file(LORAS / "fxemoji.safetensors"), tmp_path / "it.safetensors")
+        [found] = variant(*options, "model=sd15", "model.weights=random").conflicts(CPU)
+        assert "it.safetensors was made for text states of 144 channels, and this model's have 768" in found
+
+    def test_of_the_time_when_loras_were_attention_processors(
+        self, variant: Compose, session: Load, tmp_path: Path
+    ) -> None:
+        def older(name: str) -> str:
+            name = re.sub(r"\.(to_\w+)(\.0)?\.lora_", r".processor.\1_lora.", name)
+            return name.replace("_lora.A.", "_lora.down.").replace("_lora.B.", "_lora.up.")
+
+        file = tmp_path / "older.safetensors"
+        attention = {name: each for name, each in load_file(LORAS / "fxemoji.safetensors").items() if ".to_" in name}
+        save_file({older(name): each for name, each in attention.items()}, file)
+        assert rank_of(file) == 4
+        chosen = ("lora=hotswap", f"lora.path={tmp_path}", f"lora.weight_name={file.name}", f"lora.other={file.name}")
+        assert variant(*chosen).conflicts(CPU) == []
+        [found] = variant(*chosen, "lora.target_rank=2").conflicts(CPU)
+        assert found.endswith(": lora.target_rank=2: the files have ranks up to 4")
+        [found] = variant(*chosen, "model=sd15", "model.weights=random").conflicts(CPU)
+        assert "older.safetensors was made for text states of 144 channels, and this model's have 768" in found
+        assert evidence(session("lora=loaded", f"lora.path={file}", STEPS)).engaged
 
     def test_ranks(self, variant: Compose) -> None:
         assert rank_of(LORAS / "fxemoji.safetensors") == 4
@@ -173,6 +200,19 @@ class TestUndone:
         assert self.proved(loaded).engaged
         loaded._pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
         assert not self.proved(loaded).engaged
+
+    def test_a_swap_for_which_a_graph_is_made(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By any compiler, such as one that captures a graph anew."""
+        loaded, load = session("lora=hotswap", STEPS), Hotswap._load
+
+        def compiling(option: Hotswap, *given: Any, **how: Any) -> None:
+            with compilation():
+                load(option, *given, **how)
+
+        monkeypatch.setattr(Hotswap, "_load", compiling)
+        found = self.proved(loaded)
+        assert not found.engaged
+        assert found.facts["recompiles"] == 2
 
     def test_another_that_changes_nothing(self, session: Load, tmp_path: Path) -> None:
         for name in ("a", "b"):

@@ -20,7 +20,7 @@ from sdopt.results.records import Evidence
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, Finished, sdopt
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
 BATCH = ("workload.batch_size=2", "workload.prompt_count=2")
@@ -153,8 +153,8 @@ class TestTinyVae:
         assert not evidence(loaded)["memory.tiny_vae"].engaged
 
     def test_draws_nearly_the_same(self, session: Load, tmp_path: Path) -> None:
-        steps = "workload.steps=10"
-        difference = pixels(session("memory=tiny_vae", steps), tmp_path) - pixels(session(steps), tmp_path)
+        own = ("workload.steps=10", "workload.size=64")
+        difference = pixels(session("memory=tiny_vae", *own), tmp_path) - pixels(session(*own), tmp_path)
         assert 0.5 < np.abs(difference).mean() < 16
 
     @pytest.mark.parametrize("precision", ["fp16", "bf16", "autocast_fp16"])

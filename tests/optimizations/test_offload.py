@@ -22,7 +22,7 @@ from sdopt.results.records import Evidence
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
 GPU = Device("cuda", name="a GPU", capability=(8, 0), memory_total_gib=80.0, memory_free_gib=80.0)
@@ -195,7 +195,7 @@ class TestGroups:
         assert not proof(Trace()).engaged, "nothing was brought yet"
 
     def test_of_two_networks_with_the_same_names(self, session: Load, small_xl: Path, tmp_path: Path) -> None:  # noqa: F811
-        model = ("model=folder", f"model.path={small_xl}", "model.size=64")
+        model = ("model=folder", f"model.path={small_xl}", "workload.size=64")
         loaded = session(*model, "memory=group_offload")
         assert evidence(loaded).engaged
         assert np.array_equal(image(loaded, tmp_path / "offloaded"), image(session(*model), tmp_path / "plain"))

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
 from torch.utils import cpp_extension
 
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.attention import Sdpa, backend_of
 from sdopt.optimizations.base import Finding
-from sdopt.optimizations.compiler import Inductor, toolchain
+from sdopt.optimizations.compiler import Inductor, aot, toolchain
+from sdopt.optimizations.compiler.base import Tensors
 from sdopt.pipelines.loading import head_dimensions
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 
 
 def card(major: int, minor: int, **attributes: Any) -> Device:
@@ -99,6 +101,21 @@ def test_back_ends_are_told_apart_by_exact_names(name: str, backend: str | None)
 def test_cudnns_kernel_in_a_graph_is_no_flash_kernel(session: Load, option: str, engaged: bool) -> None:
     trace = Trace(kernels=Counter({"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7": 12}))
     assert Sdpa(backend=option).apply(session()._pipe)(trace).engaged == engaged
+
+
+def test_a_package_serves_every_card_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's properties of a card include its UUID."""
+
+    def digest(**others: Any) -> str:
+        known = {"name": "a GPU", "major": 9, "minor": 0, "multi_processor_count": 132, "uuid": "one"} | others
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known))
+        with FakeTensorMode():
+            given = torch.empty(1, 3, device="cuda:0")
+        return aot.digest(Tensors(torch.nn.Linear(3, 3), (given,), {}))
+
+    assert digest() == digest(uuid="another")
+    others: list[dict[str, Any]] = [{"name": "another GPU"}, {"minor": 1}, {"multi_processor_count": 66}]
+    assert len({digest(), *(digest(**other) for other in others)}) == 4
 
 
 class TestToolchain:

@@ -24,7 +24,7 @@ from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt, working_in
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load, require_runnable
 
 AXES = ("precision", "attention", "compiler", "layout", "grad_mode")
 AXES_APART = {"caching", "lora"}  # test_caching.py, test_lora.py
@@ -110,6 +110,12 @@ class TestConflicts:
     ) -> None:
         found = variant(*overrides).conflicts(cuda(*capability))
         assert [reason.partition(":")[0] for reason in found] == at_fault
+
+    def test_on_a_gpu_skip_its_tests(self, variant: Compose) -> None:
+        require_runnable(variant("precision=fp16"), cuda(7, 5))
+        for option in ("precision=bf16", "attention=flash", "precision=fp32_ieee"):
+            with pytest.raises(pytest.skip.Exception, match=f"{option}: .* needs compute capability 8.0"):
+                require_runnable(variant(option), cuda(7, 5))
 
     def test_say_the_capability_that_is_missing(self, variant: Compose) -> None:
         [found] = variant("precision=bf16").conflicts(cuda(7, 5))
@@ -417,13 +423,7 @@ def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: p
 
 @pytest.mark.gpu
 class TestOnCuda:
-    """Kernels seen on a GPU of compute capability 8.0 or more."""
-
-    @pytest.fixture
-    def on_cuda(self, session: Load) -> Load:
-        from sdopt.hardware.probe import probe_device
-
-        return lambda *overrides: session(*overrides, device=probe_device("cuda"))
+    """Kernels seen on a GPU; what this one cannot run is skipped."""
 
     @pytest.mark.parametrize("option", ["flash", "cudnn", "mem_efficient", "math", "default", "vanilla", "sliced"])
     def test_attention(self, on_cuda: Load, option: str) -> None:

@@ -14,7 +14,7 @@ from sdopt.hardware.cards import planned_device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof
 from sdopt.schema import Model
-from tests.conftest import CPU
+from tests.fixtures import CPU
 from tests.optimizations.walk import TASKS, Choice, Walk, covering_runs
 
 DEVICES = {"cpu": CPU, **{card: planned_device(data_sheets()[card]) for card in ("h200", "rtx4090", "t4")}}
@@ -30,7 +30,7 @@ def walk() -> Walk:
 def quick(walk: Walk) -> list[Choice]:
     """The options that run here and do not compile for long."""
     long = walk.compiles_for_long()
-    return [choice for choice in walk.choices if choice not in long and walk.runnable([choice])]
+    return [choice for choice in walk.able() if choice not in long]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def runs(walk: Walk, quick: Sequence[Choice]) -> list[tuple[list[Choice], str]]:
 
 class TestDeclared:
     @pytest.mark.parametrize("device", DEVICES)
-    @pytest.mark.parametrize("model", ["emoji", "sd15", "sdxl"])
+    @pytest.mark.parametrize("model", ["emoji", "sd15", "sd21", "sd21_base", "sdxl"])
     def test_what_a_pair_adds_to_the_conflicts_of_both_names_one_of_them(
         self, walk: Walk, device: str, model: str
     ) -> None:
@@ -50,6 +50,16 @@ class TestDeclared:
             f"{first} with {second}: {reason}"
             for first, second in walk.pairs
             for reason in walk.undeclared((first, second), DEVICES[device], model=section)
+        ]
+        assert not found, "\n".join(found)
+
+    @pytest.mark.parametrize("task", sorted({*TASKS} - {"txt2img"}))
+    def test_and_so_with_the_tasks_that_start_from_an_image(self, walk: Walk, task: str) -> None:
+        section = walk.variant([], task).task
+        found = [
+            f"{first} with {second}: {reason}"
+            for first, second in walk.pairs
+            for reason in walk.undeclared((first, second), CPU, task=section)
         ]
         assert not found, "\n".join(found)
 
@@ -104,8 +114,7 @@ class TestRun:
     @pytest.mark.slow
     def test_every_pair_takes_effect(self, walk: Walk) -> None:
         """With those that compile for long: an hour or more on one core."""
-        able = [choice for choice in walk.choices if walk.runnable([choice])]
-        found = walk.failures(covering_runs(walk, able))
+        found = walk.failures(covering_runs(walk, walk.able()))
         assert not found, "\n".join(found)
 
 

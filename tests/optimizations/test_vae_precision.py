@@ -11,7 +11,7 @@ from sdopt.errors import UsageError
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
-from tests.conftest import CPU, Compose, Load
+from tests.fixtures import CPU, Compose, Load
 from tests.pipelines.test_models import small_xl  # noqa: F401
 
 

@@ -91,6 +91,15 @@ class Walk:
         made = (self.variant(chosen, task, number) for number in range(len(WORKLOADS)))
         return next((variant for variant in made if not variant.conflicts(self.device)), None)
 
+    def able(self) -> list[Choice]:
+        """Returns the options that run here, without those of the baseline: a pair with one of these is the other."""
+        plain = self.variant([]).optimizations
+        return [
+            choice
+            for choice in self.choices
+            if not choice.optimizations.items() <= plain.items() and self.runnable([choice])
+        ]
+
     def undeclared(self, pair: Pair, device: Device, **sections: object) -> list[str]:
         """Returns reasons that a pair has and neither of the two alone, but that do not name one of them as the other.
 

@@ -17,7 +17,7 @@ from sdopt.pipelines.random_weights import empty_network
 from sdopt.results.records import Status
 from sdopt.schema import Model, Scheduler, Task
 from tests.command import sdopt
-from tests.conftest import Compose, operations_of
+from tests.fixtures import Compose, operations_of
 from tests.pipelines.single_file import original_layout
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,11 @@ from safetensors.torch import save_file
 from sdopt.errors import UsageError
 from sdopt.pipelines.latents import read_latents
 from sdopt.worker.draws import timed_draw
-from tests.conftest import Compose, Load
+from tests.fixtures import Compose, Load
 
 SHAPE = (8, 8, 8)
-"""Of the packaged model's latents."""
+"""Of the packaged model's latents, at its own size."""
+OWN = "workload.size=null"
 
 
 def saved(folder: Path, latents: object, name: str = "latents.pt") -> Path:
@@ -29,7 +30,7 @@ def saved(folder: Path, latents: object, name: str = "latents.pt") -> Path:
 def test_one_latent_serves_all_images(tmp_path: Path, session: Load, name: str) -> None:
     latent = torch.randn(1, *SHAPE)
     path = saved(tmp_path, latent, name)
-    made = session(f"workload.latents={path}", "workload.batch_size=2", "workload.prompt_count=3")
+    made = session(OWN, f"workload.latents={path}", "workload.batch_size=2", "workload.prompt_count=3")
     for number in range(2):
         drawn = made._prompts_and_noise(number, timed_draw(made._variant))["latents"]
         torch.testing.assert_close(drawn, latent.expand(2, -1, -1, -1))
@@ -40,6 +41,7 @@ def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
     latents = torch.randn(7, *SHAPE)
     path = saved(tmp_path, latents)
     made = session(
+        OWN,
         *(f"workload.latents={path}", "workload.images_per_prompt=2"),
         *("workload.prompt_count=3", "workload.batch_size=2"),
     )
@@ -49,7 +51,7 @@ def test_each_image_has_its_own(tmp_path: Path, session: Load) -> None:
 
 def test_given_latents_make_the_image(tmp_path: Path, session: Load) -> None:
     noise = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(0))
-    drawn, given = session(), session(f"workload.latents={saved(tmp_path, noise)}")
+    drawn, given = session(OWN), session(OWN, f"workload.latents={saved(tmp_path, noise)}")
     images = [
         made._call(inputs=made._prompts_and_noise(0, timed_draw(made._variant)), output_type="pt").images
         for made in (drawn, given)

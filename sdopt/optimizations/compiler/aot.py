@@ -5,6 +5,7 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,9 @@ class Aot(Compiler):
     """Compiles the denoiser to a package on disk, with `torch.export` and AOTInductor, and later loads the package.
 
     A package contains compiled code without weights, and uses the pipeline's weights. Its key is a digest of the
-    module's structure, the shapes and types of inputs and weights, library versions and the device. Packages are stored
-    in, and loaded only from, `$XDG_CACHE_HOME/sdopt/aot`, which only its owner may read or write.
+    module's structure and settings, the shapes and types of inputs and weights, library versions, the device and, on a
+    CPU, the number of threads. Packages are stored in, and loaded only from, `$XDG_CACHE_HOME/sdopt/aot`, which only
+    its owner may read or write.
     """
 
     recompile: bool = False
@@ -152,6 +154,12 @@ def _constants(call: Tensors, package: Path, names: list[str]) -> dict[str, torc
     return {name: known[name] for name in names}
 
 
+def _card(device: torch.device) -> tuple[str | int, ...]:
+    """Returns the kind of a card. All its properties would include the UUID, and a package serve that one card."""
+    found = torch.cuda.get_device_properties(device)
+    return found.name, found.major, found.minor, found.multi_processor_count
+
+
 def digest(call: Tensors) -> str:
     """Returns a hex digest of everything that the compiled code of a call depends on."""
     import diffusers
@@ -159,11 +167,11 @@ def digest(call: Tensors) -> str:
     module = call.module
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     device = call.inputs[0].device
-    machine = torch.cuda.get_device_properties(device) if device.type == "cuda" else _processor()
+    machine = _card(device) if device.type == "cuda" else _processor()
     about = [
         (torch.__version__, torch.version.cuda, diffusers.__version__, str(machine)),
         [(name, tuple(each.shape), each.stride(), str(each.dtype)) for name, each in sorted(tensors.items())],
-        # An option replaces a module's class, or overrides a method on the instance.
+        # An option replaces a module's class, overrides a method on the instance, or sets an attribute.
         [(name, _kind(each)) for name, each in module.named_modules()],
         [(name, _kind(p)) for part in module.modules() for name, p in getattr(part, "attn_processors", {}).items()],
         [(tuple(each.shape), each.stride(), str(each.dtype)) for each in call.inputs],
@@ -172,14 +180,49 @@ def digest(call: Tensors) -> str:
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 
-def _kind(part: Any) -> tuple[str, str, list[str]]:
+_REGISTRIES = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
+"""PyTorch's own attributes of a module: its weights, which `digest` lists, and its hooks."""
+
+_ORIGINS = frozenset({"_name_or_path", "_diffusers_version", "_use_default_values"})
+"""What a diffusers configuration says of the file that it was read from: no code depends on it.
+
+The names of values that the file lacks (`_use_default_values`) are in another order in each process.
+"""
+
+
+def _kind(part: Any) -> tuple[str, list[str], Any]:
+    """Returns the class of a module or processor, the names of methods overridden on it, and its attributes."""
     own = [name for name, value in vars(part).items() if callable(value) and hasattr(type(part), name)]
-    said = part.extra_repr() if isinstance(part, torch.nn.Module) else ""
-    return f"{type(part).__module__}.{type(part).__qualname__}", said, sorted(own)
+    attributes = {name: value for name, value in vars(part).items() if name not in _REGISTRIES}
+    return _class_of(part), sorted(own), _constant(attributes)
 
 
-def _processor() -> tuple[str, ...]:
-    return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()
+def _constant(value: Any) -> Any:
+    """Returns what compiled code may keep of an attribute: values of numbers, strings and tensors, and others' class.
+
+    peft keeps a LoRA's scale in a dict, as a number or as a tensor that is no buffer. The `repr` of other objects may
+    hold an address, which differs between equal modules.
+    """
+    if isinstance(value, bool | int | float | str | torch.dtype | None):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return sorted((repr(key), _constant(each)) for key, each in value.items() if key not in _ORIGINS)
+    if isinstance(value, list | tuple):
+        return [_constant(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(_constant(each)) for each in value)  # each process has an order of its own
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return value.tolist()
+    return _class_of(value)
+
+
+def _class_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _processor() -> tuple[str | int, ...]:
+    # Inductor generates loops, and arrays for partial sums, for a fixed number of threads.
+    return platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
 
 
 def private_folder() -> Path:

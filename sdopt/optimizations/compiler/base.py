@@ -15,6 +15,7 @@ from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
 from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae
+from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ def exports(ctx: Context, what: str) -> list[str]:
     for axis, option in ctx.chosen.items():
         if option.stage is Stage.QUANTIZE:
             found.append(f"{what} needs weights in the type of the arithmetic, which {axis} changes")
+    if isinstance(ctx.chosen.get("lora"), Hotswap):
+        # peft swaps weights and scales in place. An exported graph keeps the scales as constants, if not the weights.
+        keeps = f"{what} keeps the scale of the LoRA that it was made with, and lora=hotswap would draw wrong images"
+        found.append(f"{keeps}: choose compiler=inductor, or lora=loaded or fused")
     return found
 
 

@@ -1,6 +1,6 @@
 """`torch.compile` with Inductor: of whole modules, of repeated blocks, or once for any shape."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,6 +25,7 @@ from sdopt.optimizations.compiler.base import (
 )
 from sdopt.optimizations.compiler.toolchain import unfit_for_inductor
 from sdopt.optimizations.conflicts import keeps_gradients
+from sdopt.pipelines.loading import head_dimensions_by_level
 from sdopt.pipelines.parts import denoiser_of, device_of
 from sdopt.schema import bounded
 
@@ -46,17 +47,35 @@ def _arguments(option: "Inductor | Regional") -> str:
     return "".join(f", {name}={value!r}" for name, value in given.items() if value != usual[name])
 
 
-def too_many_shapes(ctx: Context, dynamic: bool | None) -> list[str]:
-    """Returns the conflict, if any, of static graphs with more shapes than TorchDynamo's recompilation limit."""
-    if dynamic is not False or ctx.shapes == 1:
+def too_many_graphs(ctx: Context, dynamic: bool | None, graphs: int) -> list[str]:
+    """Returns the conflict, if any, of more static graphs than TorchDynamo's recompilation limit.
+
+    Args:
+        ctx: the shapes of one process.
+        dynamic: whether shapes are symbolic; None generalizes a shape on its first change.
+        graphs: static graphs of the same code at all shapes.
+    """
+    if dynamic is not False:
         return []
     from torch._dynamo import config
 
     limit: int = config.recompile_limit
-    if ctx.shapes <= limit:
+    if graphs <= limit:
         return []
-    more = f"compiles a graph for each of {ctx.shapes} shapes, and PyTorch runs shapes after the first {limit} eagerly"
+    shapes = len(ctx.shapes)
+    more = f"compiles {graphs} graphs for {shapes} shapes, and PyTorch runs what comes after the first {limit} eagerly"
     return [f"{more}: choose compiler.dynamic=null, or compiler=inductor_dynamic"]
+
+
+def records_any_shape(ctx: Context) -> list[str]:
+    """Returns the conflict, if any, of a graph for any image size with `grad_mode=enabled`."""
+    if not keeps_gradients(ctx):
+        return []
+    # PyTorch 2.13: "cannot determine truth value of Relational" in torch/_inductor/ir.py get_stride_order. With
+    # attention=vanilla it compiles for a quarter of an hour, and the backward pass fails.
+    fails = "Inductor cannot compile a graph that autograd records for any shape"
+    other = "compiler=inductor with compiler.dynamic=false"
+    return [f"{fails}: choose grad_mode=no_grad or inference_mode, or {other}"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,20 @@ class Inductor(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets) + too_many_shapes(ctx, self.dynamic)
+        found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets)
+        batches = getattr(ctx.chosen.get("caching"), "batch_sizes", 1) if "denoiser" in self.targets else 1
+        of_images = not {"denoiser", "decoder"}.isdisjoint(self.targets)  # text encoders see no image size
+        # Half of one batch may be the whole of another.
+        graphs = {
+            (shape.size if of_images else None, n * shape.batch_size)
+            for shape in ctx.shapes
+            for n in range(1, batches + 1)
+        }
+        found += too_many_graphs(ctx, self.dynamic, len(graphs))
+        sizes = {shape.size for shape in ctx.shapes}
+        # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
+        if of_images and (self.dynamic or (self.dynamic is None and len(sizes) > 1)):
+            found += records_any_shape(ctx)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
             found += unfit_for_graphs(ctx, self.targets)
         return found
@@ -105,8 +137,7 @@ class Inductor(Compiler):
         replace_modules(pipe, self.targets, compiled)
 
         def proof(trace: Trace) -> Finding:
-            regions = {target: trace.stages[STAGE_OF[target]].compiled_regions for target in self.targets}
-            found = _compiled(regions, self.mode, device_of(pipe))
+            found = _compiled(trace, self.targets, self.mode, device_of(pipe))
             if not replays or device_of(pipe).type != "cuda":
                 return found
             return _replayed(found, trace, self.targets)
@@ -135,7 +166,9 @@ class Regional(Compiler):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        return unfit_for_inductor(ctx) + too_many_shapes(ctx, self.dynamic)
+        # All blocks share their code, which is compiled for each level of the UNet that has some.
+        levels = len(head_dimensions_by_level(ctx.model)) or 1
+        return unfit_for_inductor(ctx) + too_many_graphs(ctx, self.dynamic, levels * len(ctx.shapes))
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -146,8 +179,7 @@ class Regional(Compiler):
         def proof(trace: Trace) -> Finding:
             blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
             regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
-            found = _compiled({"denoiser": regions}, self.mode, device_of(pipe))
-            # Beyond its recompilation limit, Dynamo runs a block eagerly and reports that only in a log.
+            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
             everywhere = regions >= len(blocks) * calls > 0
             summary = f"{found.summary}, for {len(blocks)} blocks in {calls} calls"
             return Finding(found.engaged and everywhere, summary, found.facts | {"blocks": len(blocks)})
@@ -174,12 +206,7 @@ class InductorDynamic(Compiler):
         if isinstance(ctx.chosen.get("attention"), Sliced):
             anew = "there are as many slices as the batch needs, so each batch size would be compiled anew"
             found.append(f"{anew}: choose compiler=inductor, or another attention than sliced")
-        if keeps_gradients(ctx):
-            # PyTorch 2.13: "cannot determine truth value of Relational" in torch/_inductor/ir.py get_stride_order. With
-            # attention=vanilla it compiles for a quarter of an hour, and the backward pass fails.
-            fails = "Inductor cannot compile a graph that autograd records for any shape"
-            found.append(f"{fails}: choose grad_mode=no_grad or inference_mode, or compiler=inductor")
-        return found
+        return found + records_any_shape(ctx)
 
     @override
     def context(self, pipe: "DiffusionPipeline") -> AbstractContextManager[Any]:
@@ -198,7 +225,7 @@ class InductorDynamic(Compiler):
         replace_modules(pipe, ["denoiser"], compiled)
 
         def proof(trace: Trace) -> Finding:
-            found = _compiled({"denoiser": trace.denoiser.compiled_regions}, self.mode, device_of(pipe))
+            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
             if not found.engaged:
                 return found
             before = compilation.compiled_so_far()[1]
@@ -235,14 +262,17 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
     return shapes
 
 
-def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Finding:
-    """Checks, from the number of runs per target, whether regions compiled by TorchDynamo ran.
+def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.device) -> Finding:
+    """Checks whether each call of each target ran regions compiled by TorchDynamo.
 
-    The summary adds what the mode does not do on this device.
+    Beyond its recompilation limit, TorchDynamo runs a call eagerly and reports that only in a log. The summary adds
+    what the mode does not do on this device.
     """
     from torch._dynamo.utils import counters
     from torch._inductor import utils as inductor_utils
 
+    stages = {target: trace.stages[STAGE_OF[target]] for target in targets}
+    regions = {target: stage.compiled_regions for target, stage in stages.items()}
     facts: dict[str, Any] = {
         "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
@@ -254,12 +284,16 @@ def _compiled(regions: Mapping[str, int], mode: str, device: torch.device) -> Fi
         graphs = "graphs that this process compiled before"
     shown = ", ".join(f"{target} {count}" for target, count in regions.items()) if len(regions) > 1 else ""
     summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run{shown and f' ({shown})'}"
+    fewer = [target for target, stage in stages.items() if not regions[target] >= stage.calls > 0]
+    if any(regions.values()) and fewer:
+        told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
+        summary += f", which are not all of {told}"
     if len(regions) > 1:
         facts["regions"] = dict(regions)
     if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
         facts["templates"] = False
         summary += "; Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
-    return Finding(all(regions.values()), summary, facts)
+    return Finding(not fewer, summary, facts)
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:

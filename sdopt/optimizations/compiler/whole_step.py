@@ -16,6 +16,7 @@ from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import Compiler, StandIn, replace_modules
 from sdopt.optimizations.compiler.toolchain import unfit_for_inductor
 from sdopt.optimizations.conflicts import records_autograd
+from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 
@@ -49,8 +50,14 @@ class WholeStep(Compiler):
                 f"{chosen} uses earlier predictions or adds noise, so a step is not a sum of latents and prediction: "
                 "choose scheduler=ddim or euler"
             )
-        nonlinear = [name for name in _NONLINEAR if ctx.scheduler.options.get(name)]
-        return found + [f"scheduler.options.{name}=true: makes the step nonlinear" for name in nonlinear]
+        for name in _NONLINEAR:
+            # Other schedulers only keep such keys of the configuration that they were made from.
+            if chosen == "DDIMScheduler" and _is_set(ctx, name):
+                found.append(
+                    f"{chosen} has {name}=true, which makes the step nonlinear: choose scheduler=ddim with "
+                    f"+scheduler.options.{name}=false, or compiler=inductor"
+                )
+        return found
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
@@ -71,6 +78,14 @@ class WholeStep(Compiler):
             return Finding(inside and taken, summary, facts)
 
         return proof
+
+
+def _is_set(ctx: Context, name: str) -> bool:
+    """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
+    own = part_config(ctx.model, "scheduler")
+    # A configuration that lacks the name stands for diffusers' default, which is to clip.
+    of_model = own is not None and own.get(name, name == "clip_sample")
+    return bool(ctx.scheduler.options.get(name, of_model))
 
 
 class Steps:

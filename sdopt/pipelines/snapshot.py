@@ -1,0 +1,147 @@
+"""Remembers a pipeline as it is, so that what options change in it can be taken back."""
+
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdopt.pipelines.parts import networks_of
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The attributes of a module or scheduler: its methods, flags, hooks and layers, among which options replace some.
+
+    Its tensors are not among them: an option that replaces a parameter shall free its memory, and buffers are where
+    the program has moved the module since.
+    """
+
+    owner: Any
+    kind: type
+    attributes: dict[str, Any]
+    contents: list[tuple[Any, Any]]
+    """Each of its own dictionaries and sets with a copy: a handle that removes a hook refers to the dictionary."""
+
+    @classmethod
+    def of(cls, owner: Any) -> "_Kept":
+        own = dict(vars(owner))
+        changing = [value for name, value in own.items() if type(value) in _CHANGING and name not in _TENSORS]
+        return cls(owner, type(owner), own, [(value, copy(value)) for value in changing])
+
+    def restore(self) -> None:
+        self.owner.__class__ = self.kind
+        vars(self.owner).clear()
+        vars(self.owner).update(self.attributes)
+        for value, content in self.contents:
+            value.clear()
+            value.update(content)
+
+
+_CHANGING = (dict, OrderedDict, set)
+"""Types of attributes that options change in place; diffusers replaces configurations, which are of another type."""
+
+_TENSORS = ("_parameters", "_buffers")
+"""Attributes of a module that hold its tensors. `Module.to` replaces buffers, and moves parameters in place."""
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A parameter: where it belongs, marks of its values, and its order in memory."""
+
+    module: torch.nn.Module
+    name: str
+    found: "weakref.ref[torch.nn.Parameter]"
+    marks: tuple[Any, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def all_of(cls, network: torch.nn.Module) -> "list[_Weight]":
+        found = [
+            (module, name, parameter)
+            for module in network.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        marks = _marks([parameter for _, _, parameter in found])
+        return [
+            cls(module, name, weakref.ref(parameter), mark, parameter.stride())
+            for (module, name, parameter), mark in zip(found, marks, strict=True)
+        ]
+
+    def restore(self) -> None:
+        parameter = self.found()
+        assert parameter is not None, "it is not lost"
+        self.module._parameters[self.name] = parameter
+        if parameter.stride() != self.strides:
+            parameter.data = torch.empty_strided(
+                parameter.shape, self.strides, dtype=parameter.dtype, device=parameter.device
+            ).copy_(parameter.data)
+
+
+@dataclass
+class Snapshot:
+    """The state of a pipeline, to be restored, and marks of its weights that show whether it can be.
+
+    An option that replaces a parameter shall free its memory, so parameters are referred to and not kept.
+    """
+
+    cls: type
+    parts: dict[str, Any]
+    kept: list[_Kept]
+    """The scheduler and the modules of all networks."""
+    weights: dict[str, list[_Weight]]
+    """The parameters of each network."""
+
+    @classmethod
+    def of(cls, pipe: "DiffusionPipeline") -> "Snapshot":
+        """Takes the state of a pipeline, and reads all of its weights once."""
+        networks = networks_of(pipe)
+        modules = [module for network in networks.values() for module in network.modules()]
+        weights = {name: _Weight.all_of(network) for name, network in networks.items()}
+        return cls(type(pipe), dict(pipe.components), [_Kept.of(each) for each in (pipe.scheduler, *modules)], weights)
+
+    def lost(self) -> list[str]:
+        """Returns a line for each network whose weights have changed."""
+        changed = [name for name, weights in self.weights.items() if _are_lost(weights)]
+        return [f"the weights of {name} were changed" for name in sorted(changed)]
+
+    def restore(self, pipe: "DiffusionPipeline") -> None:
+        """Puts back parts, and their methods, flags, hooks, layers and memory formats; nothing of it may be `lost`."""
+        pipe.__class__ = self.cls
+        for name, part in self.parts.items():
+            setattr(pipe, name, part)
+        for kept in self.kept:
+            kept.restore()
+        for weight in (weight for weights in self.weights.values() for weight in weights):
+            weight.restore()
+
+
+def _are_lost(weights: Sequence[_Weight]) -> bool:
+    """Returns whether a parameter of a network was freed or changed."""
+    parameters = [parameter for weight in weights if (parameter := weight.found()) is not None]
+    return len(parameters) < len(weights) or _marks(parameters) != [weight.marks for weight in weights]
+
+
+def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
+    """Returns, for each parameter, what differs once it was changed; its order in memory makes no difference."""
+    # A LoRA that is fused, or a type that is changed and changed back, leaves the number of changes in place as it was.
+    hashes = defaultdict[torch.device, dict[int, torch.Tensor]](dict)
+    for number, parameter in enumerate(parameters):
+        plain = type(parameter.data) is torch.Tensor and parameter.device.type != "meta"
+        if plain and parameter.dtype in _HASHED:
+            hashes[parameter.device][number] = torch.hash_tensor(parameter.detach()).view(torch.int64)
+    contents: dict[int, int] = {}
+    for found in hashes.values():
+        # At once, because each transfer from a card waits for all that runs there.
+        contents |= zip(found, torch.stack([*found.values()]).tolist(), strict=True)
+    return [(each.dtype, tuple(each.shape), each._version, contents.get(n, 0)) for n, each in enumerate(parameters)]
+
+
+_HASHED = (torch.float32, torch.float16, torch.bfloat16)
