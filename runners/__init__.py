@@ -15,6 +15,10 @@ from typing import Any, TextIO
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of Ctrl-C, as shells have it."""
 
+ENDED = (0, 1, 3)
+"""The exit codes of a study that was measured and judged to its end, whatever came of it. Others are those of mistakes
+and of signals, after which a command that ran the study does nothing more."""
+
 
 class Ended(KeyboardInterrupt):
     """A signal that a command answers as it answers Ctrl-C."""

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import end_with_code
+from . import ENDED, end_with_code
 
 PROMPTS = 240
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     with scratch_folder("calibrate") as folder:
         counts = [f"quality.prompt_count={arguments.prompts}", f"quality.floor_prompts={arguments.prompts}"]
         code = run([*_STUDY, *counts, *arguments.overrides, f"hydra.run.dir={folder}/run"])
-        if not (folder / "run" / "result.json").is_file():
+        if code not in ENDED or not (folder / "run" / "result.json").is_file():
             return code
         return _write(folder / "run", arguments.output)
 

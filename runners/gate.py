@@ -34,12 +34,13 @@ def main(argv: list[str]) -> int:
         "--waive",
         default="",
         metavar="NAMES",
-        help="differences to allow with --against: versions, sdopt, or versions,sdopt",
+        help="differences to allow with --against, separated by commas: versions, sdopt, options",
     )
     parser.add_argument(
         "--output",
         type=Path,
-        help="folder for verdicts.{json,md,xml} (default: beside the result; of an MLflow run outputs/verdicts/<id>)",
+        help="folder for verdicts.{json,md,xml}; of a sweep, one in it for each job (default: beside the result; of an "
+        "MLflow run outputs/reports/<id>)",
     )
     arguments = parser.parse_intermixed_args(argv)
 
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError, print_problems
+    from sdopt.gate.judge import worst_code
     from sdopt.tracking.finding import find_results
 
     config = gate_of(arguments.overrides)
@@ -55,18 +57,37 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
         )
-    waived = tuple(filter(None, arguments.waive.split(",")))
+    waived = _waived(arguments.waive, arguments.against)
     found = find_results(arguments.result, config.tracking)
     codes, problems = [], list(found.damaged)
     for result, folder in found.studies:
         try:
-            codes.append(_judge(result, folder, config, arguments.against, waived, arguments.output))
+            # Each job of a sweep has verdicts of its own.
+            output = arguments.output / folder.name if arguments.output and found.sweep else arguments.output
+            codes.append(_judge(result, folder, config, arguments.against, waived, output))
         except UsageError as error:
             problems += error.problems
     print_problems(problems)
     codes += [UsageError.exit_code] * len(problems)
-    # A regression is worth more notice than what could not be judged.
-    return 1 if 1 in codes else max(codes)
+    return worst_code(codes)
+
+
+def _waived(names: str, against: str | None) -> tuple[str, ...]:
+    """Returns the waivers of a command line. Raises UsageError: one does not exist, or there is nothing to waive."""
+    from sdopt.errors import UsageError
+    from sdopt.gate.drift import WAIVERS
+
+    waived = tuple(filter(None, names.split(",")))
+    problems = []
+    if unknown := sorted(set(waived) - set(WAIVERS)):
+        problems.append(f"--waive {','.join(unknown)}: unknown; choose from {', '.join(WAIVERS)}")
+    if waived and against is None:
+        problems.append(
+            f"--waive {names}: allows differences to an earlier result; name that with --against, or leave it out"
+        )
+    if problems:
+        raise UsageError(problems)
+    return waived
 
 
 def _judge(
@@ -79,9 +100,9 @@ def _judge(
 ) -> int:
     from rich.console import Console
 
-    from sdopt.errors import UnavailableError, UsageError
+    from sdopt.errors import UnavailableError
     from sdopt.gate.calibration import calibration_for
-    from sdopt.gate.drift import WAIVERS, judge_drift
+    from sdopt.gate.drift import judge_drift
     from sdopt.gate.judge import exit_code, judge
     from sdopt.report.catalog import write_reports
     from sdopt.report.table import answer_group
@@ -94,9 +115,6 @@ def _judge(
         _keep(result, folder, verdicts=output is None)
         judgements = result.judgements
     else:
-        unknown = sorted(set(waived) - set(WAIVERS))
-        if unknown:
-            raise UsageError(f"--waive {','.join(unknown)}: unknown; choose from {', '.join(WAIVERS)}")
         earlier, then = find_result(against, config.tracking)
         result.gate = config.gate.name
         judgements = judge_drift(

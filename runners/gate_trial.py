@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sdopt.gate.trial import CONF
 
-from . import end_with_code
+from . import ENDED, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.gate.trial.alarms import Trial
@@ -69,19 +69,27 @@ def main(argv: list[str]) -> int:
 
     command = ["--config-dir", str(arguments.config_dir.resolve()), f"experiment={preset}", *arguments.overrides]
     if arguments.alarms is not None:
-        return _alarms(arguments.alarms, arguments.folder, arguments.ledger, command)
+        from sdopt.config.overrides import asks_dry_run
+
+        dry = asks_dry_run(arguments.overrides)
+        return _alarms(arguments.alarms, arguments.folder, arguments.ledger, command, dry)
     started = time.monotonic()
     folder = Path("outputs/runs/gate-trial") / time.strftime("%Y-%m-%d_%H-%M-%S")
     code = run([*command, f"hydra.run.dir={folder}"])
-    if not (folder / "result.json").is_file():
+    if code not in ENDED or not (folder / "result.json").is_file():
         return code
     return _report(folder, started)
 
 
 def _report(folder: Path, started: float | None) -> int:
-    """Draws and judges what need not be timed, and shows all of the trial."""
+    """Draws and judges what need not be timed, and shows all of the trial.
+
+    Raises:
+        UnavailableError: the baseline has no images, so that there is nothing to judge by.
+    """
     from rich.console import Console
 
+    from sdopt.errors import UnavailableError
     from sdopt.gate.calibration import calibration_for, fitting_calibration
     from sdopt.gate.trial.caught import timed_variants
     from sdopt.gate.trial.drawn import judge_drawn
@@ -90,6 +98,13 @@ def _report(folder: Path, started: float | None) -> int:
     from sdopt.worker.machine import probe_machine
 
     console, result = Console(stderr=True), read_result(folder)
+    baseline = result.variant(result.baseline)
+    if not baseline.images:
+        why = f" (status {baseline.status}: {baseline.reason})" if not baseline.status.measured else ""
+        raise UnavailableError(
+            f"{folder}: the baseline has no images{why}, and the trial judges all others by them: measure a new trial "
+            "with `sdopt gate-trial`"
+        )
     gate = result.config.gate
     found = calibration_for(result, gate.calibration)
     calibration, misfit = fitting_calibration(found, result.config, gate.calibration is not None)
@@ -136,8 +151,11 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
     return f"{tables}\n{summary}{took}\n" + (f"\n{calibration}\n" if calibration else "")
 
 
-def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str]) -> int:
-    """Makes the A/A trials that are missing, a sweep of one study per contract for each seed; counts the alarms."""
+def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str], dry: bool) -> int:
+    """Makes the A/A trials that are missing, a sweep of one study per contract for each seed; counts the alarms.
+
+    A dry run shows the plan of one sweep, and how many are missing.
+    """
     from sdopt.gate.trial.alarms import CANDIDATES, missing_seeds, read_ledger, trials_in, write_ledger
 
     from .run import main as run
@@ -145,8 +163,13 @@ def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str]) 
     ledger = ledger or folder / "trials.csv"
     kept = {(trial.seed, trial.contract): trial for trial in (*read_ledger(ledger), *trials_in(folder))}
     contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
-    code = 0
-    for seed in missing_seeds(kept.values(), wanted):
+    code, missing = 0, missing_seeds(kept.values(), wanted)
+    if dry:
+        if missing:
+            code = run(["-m", *command, f"workload.seed={missing[0]}", contracts])
+        print(f"{len(kept)} of {wanted} trials are made; {len(missing)} sweeps of {len(CANDIDATES)} are missing")
+        return code
+    for seed in missing:
         sweep = folder / str(seed)
         if (sweep / "multirun.yaml").is_file():
             code = run([f"resume={sweep}"])
@@ -155,11 +178,11 @@ def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str]) 
         kept |= {(trial.seed, trial.contract): trial for trial in trials_in(sweep)}
         write_ledger(ledger, kept.values())
         # What neither measured nor judged (usage, a full disk, a signal) would do so for each seed.
-        if code not in (0, 1, 3) or not any(seed == made for made, _ in kept):
+        if code not in ENDED or not any(seed == made for made, _ in kept):
             break
     trials = list(kept.values())
     failed = _show_alarms(trials, folder)
-    if code not in (0, 1, 3):
+    if code not in ENDED:
         return code
     return 1 if failed else 0 if len(trials) >= wanted else 3
 

@@ -56,7 +56,10 @@ def _run(argv: list[str], launch: "Callable[[list[str]], Folders]") -> int:
     if folders.sweep is not None:
         from rich.console import Console
 
-        return max(code, summarise_sweep(folders.sweep, Console()), 3 if folders.lost else 0)
+        from sdopt.gate.judge import worst_code
+
+        found = worst_code((summarise_sweep(folders.sweep, Console()), 3 if folders.lost else 0))
+        return code or found
     return code or (exit_code(folders.run) if folders.run else 0)
 
 

@@ -58,12 +58,12 @@ def main(argv: list[str]) -> int:
     start_fork_server()
     from rich.console import Console
 
-    from sdopt.config.overrides import key_of
+    from sdopt.config.overrides import asks_dry_run, key_of
     from sdopt.search.command import begun, prepare
     from sdopt.search.terminal import space_table
 
-    dry = [override for override in arguments.overrides if key_of(override) == "dry_run"]
-    overrides = [override for override in arguments.overrides if override not in dry]
+    dry = asks_dry_run(arguments.overrides)
+    overrides = [override for override in arguments.overrides if key_of(override) != "dry_run"]
     console = Console()
 
     def say(line: str) -> None:
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
     with independent_children():
         prepared = prepare(overrides, arguments.config_dir)
-        if dry and dry[-1].partition("=")[2].lower() == "true":
+        if dry:
             console.print(space_table(prepared.space))
             return 0
         with begun(prepared, began, say) as search:

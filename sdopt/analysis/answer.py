@@ -15,7 +15,6 @@ from sdopt.analysis.figures import Figures, Ratio, figures_of
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
-from sdopt.schema import CHOICES, WORK
 
 
 class Worth(StrEnum):
@@ -116,11 +115,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         for name, ratio in at.ratios.items()
     }
     judged = None if left_out else _judgement(result, row)
-    work = [
-        key
-        for key in row.variant.config.differing(reference.config, (*WORK, "hardware"))
-        if not key.startswith(CHOICES)
-    ]
+    work = row.variant.config.other_work(reference.config)
     worth, because = _worth(result, row.variant, reference, ratios, judged)
     if work and worth in (Worth.WORTH_IT, Worth.HARMFUL):
         worth, because = Worth.UNPROVEN, f"not the same work: {', '.join(work)}"
@@ -201,13 +196,8 @@ def _failure(variant: VariantResult) -> tuple[Worth, str] | None:
 
 def _claims(variant: VariantResult, reference: VariantResult) -> set[str]:
     """Returns the claims of the options in which two variants differ."""
-    return {
-        claim
-        for side, other in ((variant, reference), (reference, variant))
-        for axis, promise in side.promises.items()
-        if side.choices.get(axis) != other.choices.get(axis)
-        for claim in promise.claims
-    }
+    promises = [*variant.promises_beside(reference), *reference.promises_beside(variant)]
+    return {claim for promise in promises for claim in promise.claims}
 
 
 def _shown(ratio: Ratio, smallest: float) -> int:
@@ -253,17 +243,11 @@ def _why_unproven(ratios: dict[str, Ratio], smallest: dict[str, float]) -> str:
 
 def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
     """Says in which direction measures differ, as in `faster` or `more memory`."""
-    words = {
-        ("speedup", True): "faster",
-        ("speedup", False): "slower",
-        ("memory_ratio", True): "less memory",
-        ("memory_ratio", False): "more memory",
-    }
     parts = []
     for name in names:
-        measure, _, shape = name.partition("/")
-        better = ratios[name].measure.gain(ratios[name].interval.estimate) > 1
-        parts.append(words[measure, better] + (f" at {shape}" if shape else ""))
+        measure, shape = ratios[name].measure, name.partition("/")[2]
+        better = measure.gain(ratios[name].interval.estimate) > 1
+        parts.append((measure.better if better else measure.worse) + (f" at {shape}" if shape else ""))
     return " and ".join(parts)
 
 

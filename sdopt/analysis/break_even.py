@@ -10,9 +10,10 @@ def break_even(
 ) -> BreakEven | None:
     """Returns the extra start-up cost of a candidate over its reference, and when that cost is repaid.
 
-    The time of n calls is loading, the first call and n - 1 further calls. The candidate breaks even once its shorter
-    calls have saved the difference in start-up time. The bounds come from the speed-up's interval; the uncertainty of
-    the start-up times, of which each process gives one, is not included.
+    The time of n calls is loading, the first call and n - 1 further calls. With several shapes, the first call at each
+    of the others, in which it may be compiled again, is part of the start-up too; the n calls are at the main shape.
+    The candidate breaks even once its shorter calls have saved the difference in start-up time. The bounds come from
+    the speed-up's interval; the uncertainty of the start-up times, of which each process gives one, is not included.
 
     Args:
         candidate: the variant with the start-up cost.
@@ -23,8 +24,8 @@ def break_even(
     Returns:
         the cost and the break-even point; None if the start or the speed-up was not measured.
     """
-    begun, others = first_image_s(candidate), first_image_s(reference)
-    if begun is None or others is None or call is None or speedup is None:
+    first, begun, others = first_image_s(candidate), start_up_s(candidate), start_up_s(reference)
+    if first is None or begun is None or others is None or call is None or speedup is None:
         return None
     images = candidate.config.images_per_call
 
@@ -37,13 +38,14 @@ def break_even(
     # The larger the gain, the sooner.
     bounded = speedup.low is not None
     return BreakEven(
-        first_image_s=begun,
+        first_image_s=first,
         extra_s=begun - others,
         call_s=call.estimate,
         images=repaid(speedup.estimate),
         images_low=repaid(speedup.high) if bounded else None,
         images_high=repaid(speedup.low) if bounded else None,
         confidence=speedup.confidence if bounded else None,
+        shapes=len(candidate.config.shapes),
     )
 
 
@@ -53,6 +55,22 @@ def first_image_s(variant: VariantResult) -> float | None:
         if measurement.load_s is not None and measurement.cold_start_s is not None:
             return measurement.load_s + measurement.cold_start_s
     return None
+
+
+def start_up_s(variant: VariantResult) -> float | None:
+    """Returns the seconds of loading and of the first call at each shape; None where they were not measured."""
+    for measurement in variant.measurements:
+        calls = [shape.cold_start_s for shape in measurement.shapes]
+        if measurement.load_s is not None and None not in calls:
+            return measurement.load_s + sum(call for call in calls if call is not None)
+    return None
+
+
+def start_text(found: BreakEven) -> str:
+    """Writes what the start-up is, as in "before the first image"."""
+    if found.shapes == 1:
+        return "before the first image"
+    return f"in loading and the first calls at {found.shapes} shapes"
 
 
 def break_even_text(found: BreakEven) -> str:

@@ -5,7 +5,7 @@ times, memory or images with those of another clock, another call or another pro
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -90,14 +90,28 @@ def uncompared(variant: VariantResult) -> list[int]:
     return sorted(timed - compared)
 
 
-def idle_doubts(variant: VariantResult) -> list[str]:
-    """Says which idle processes worked while others were timed."""
-    busy = [m.idle_cpu for m in variant.measurements if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
+def idle_doubts(variant: VariantResult, sessions: Collection[int] | None = None) -> list[str]:
+    """Says which idle processes worked while others were timed; of some sessions, if their numbers are given."""
+    counted = [m for m in variant.measurements if sessions is None or m.session in sessions]
+    busy = [m.idle_cpu for m in counted if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
     if not busy:
         return []
     return [
         f"the idle processes of '{variant.name}' used up to {100 * max(busy):.0f} % of a core while others were timed"
     ]
+
+
+def idle_uncounted(result: StudyResult, variant: VariantResult) -> bool:
+    """Returns whether a process waited while others were timed, and the kernel did not count what it used.
+
+    In blocks none waits beside another one. The count of a process is kept after its last round, so that of a session
+    that broke off is not known for any kernel.
+    """
+    return any(
+        measurement.idle_cpu is None and measurement.latency_s and measurement.complete
+        for measurement in variant.measurements
+        if not (result.sessions and result.sessions[measurement.session].schedule == "blocks")
+    )
 
 
 def stage_doubts(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
@@ -225,9 +239,10 @@ def core_doubts(variant: VariantResult) -> list[str]:
 def slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
     """Returns how many calls of the quality pass took more than `SLOW` times the median, of how many, and the longest.
 
-    None if no process drew the images, or if there were too few calls. A single slow call may have any cause.
+    None if no process drew the images, or if there were too few calls. If several processes drew them, as more prompts
+    were added, the last one counts. A single slow call may have any cause.
     """
-    for measurement in variant.measurements:
+    for measurement in reversed(variant.measurements):
         if len(measurement.pass_s) >= _FEWEST_CALLS:
             ratios = np.array(measurement.pass_s) / np.median(measurement.pass_s)
             return int((ratios > SLOW).sum()), ratios.size, float(ratios.max())
@@ -237,9 +252,9 @@ def slow_calls(variant: VariantResult) -> tuple[int, int, float] | None:
 def kept_in_pass(variant: VariantResult) -> tuple[float, float] | None:
     """Returns by how many MiB memory grew over the quality pass, and the allowed growth; None without a quality pass.
 
-    Start and end are each a median over a tenth of its calls.
+    Start and end are each a median over a tenth of its calls. If there were several passes, the last one counts.
     """
-    for measurement in variant.measurements:
+    for measurement in reversed(variant.measurements):
         held = np.array(measurement.pass_held_gib)
         if held.size >= _FEWEST_CALLS:
             tenth = max(1, held.size // 10)
@@ -278,17 +293,19 @@ def _drawn_s(variant: VariantResult) -> float | None:
 
 
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
-    """Says what disturbed the rounds of two variants: another study, a process of this one, or other work."""
+    """Says what disturbed the rounds of two variants: another study, a process of this one, or other work.
+
+    Sessions that timed no round of both do not count.
+    """
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
     sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
     others = sorted({other for session in sessions for other in session.disturbed_by})
     found = [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
     for variant in result.variants:
-        beside = [measurement for measurement in variant.measurements if measurement.session in numbers]
-        if any(measurement.idle_cpu is not None for measurement in beside):
-            found += idle_doubts(variant)
+        found += idle_doubts(variant, numbers)
     limit = result.config.protocol.interference
-    worst = [share for side in (candidate, reference) for m in side.measurements for share in _deciding(m)]
+    timed = [m for side in (candidate, reference) for m in side.measurements if m.session in numbers]
+    worst = [share for measurement in timed for share in _deciding(measurement)]
     disturbed = [share for share in worst if limit is not None and share > limit]
     if 2 * len(disturbed) > len(worst):
         share = f"{100 * limit:g} %" if limit is not None else ""

@@ -21,8 +21,11 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     The main effect of an option is its speed-up averaged over the others. The interaction of two is their joint
     speed-up over the product of each alone: above 1 they help each other. Rival options of one axis have none. If
     cells of the product are missing, effects that the rest cannot tell apart are named as aliased, without a figure.
+    A cell whose only block broke off counts as missing.
     """
-    cells = [v for v in result.variants if v.role == "variant" and v.status.timed and v.samples]
+    timed = [variant for variant in result.variants if variant.role == "variant" and variant.status.timed]
+    logs_of = _logs_of(timed, result.variant(result.baseline))
+    cells = [cell for cell in timed if logs_of[cell.name]]
     if len(cells) <= 1 or not options:
         return []
     present = np.array([[float(option in _chosen(cell)) for option in options] for cell in cells])
@@ -39,7 +42,7 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     design = np.column_stack([np.ones(len(cells)), *(centred[:, list(term)].prod(axis=1) for term in fitted)])
     aliases = _aliases(design)
     inverse = np.linalg.pinv(design)
-    times, unit = _log_times(cells, result.variant(result.baseline))
+    times, unit = _log_times([logs_of[cell.name] for cell in cells])
     memory = [_log_peaks(cell) for cell in cells]
     found = []
     for term in terms:
@@ -53,7 +56,8 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
             " × ".join(options[n] for n in fitted[other - 1]) if other else "the mean" for other in aliases[row]
         ]
         if not effect.aliased_with:
-            effect.speedup = ratio(-(inverse[row] @ times), result.confidence, unit)
+            if times.size:
+                effect.speedup = ratio(-(inverse[row] @ times), result.confidence, unit)
             if all(len(values) == len(memory[0]) and values for values in memory):
                 effect.memory_ratio = ratio(inverse[row] @ np.array(memory), result.confidence, "process")
     return found
@@ -64,25 +68,36 @@ def _chosen(cell: VariantResult) -> dict[str, str]:
     return {as_choice(axis, option_name(option)): axis for axis, option in cell.choices.items()}
 
 
-def _log_times(cells: Sequence[VariantResult], baseline: VariantResult) -> tuple[np.ndarray, str]:
-    """Returns the log of the times, a row per cell and a column per replicate; and whether that is process or round.
+def _logs_of(cells: Sequence[VariantResult], baseline: VariantResult) -> dict[str, dict[int, np.ndarray]]:
+    """Returns the log of the times by cell, replicate and round; a block that broke off has none.
 
     If there were several sessions, times are relative to the baseline of each; contrasts within one stay the same.
     """
-    replicates = sorted(set.intersection(*(set(cell.samples) for cell in cells)))
     flat = [measurement for cell in cells for measurement in cell.measurements if measurement.latency_s]
-    if len({measurement.session for measurement in flat}) > 1:
-        logs = [[relative_logs(cell, baseline, replicate) for replicate in replicates] for cell in cells]
-    else:
-        in_blocks = any(measurement.latency_before_s for measurement in flat)
-        logs = [
-            [log_times(m, in_blocks) for m in cell.measurements if m.latency_s and m.replicate in replicates]
-            for cell in cells
-        ]
-    if len(replicates) > 1:
-        return np.array([[values.mean() for values in row] for row in logs]), "process"
-    rounds = min(row[0].size for row in logs)
-    return np.array([row[0][:rounds] for row in logs]), "round"
+    several = len({measurement.session for measurement in flat}) > 1
+    in_blocks = any(measurement.latency_before_s for measurement in flat)
+    found = {}
+    for cell in cells:
+        if several:
+            logs = {replicate: relative_logs(cell, baseline, replicate) for replicate in cell.samples}
+        else:
+            timed = [measurement for measurement in cell.measurements if measurement.latency_s]
+            logs = {measurement.replicate: log_times(measurement, in_blocks) for measurement in timed}
+        found[cell.name] = {replicate: values for replicate, values in logs.items() if values.size}
+    return found
+
+
+def _log_times(logs: Sequence[dict[int, np.ndarray]]) -> tuple[np.ndarray, str]:
+    """Returns the log of the times, a row per cell and a column per replicate; and whether that is process or round.
+
+    Only replicates of which every cell has times count; without any, there are no columns.
+    """
+    replicates = sorted(set.intersection(*(set(cell) for cell in logs)))
+    if len(replicates) != 1:
+        return np.array([[cell[replicate].mean() for replicate in replicates] for cell in logs]), "process"
+    rows = [cell[replicates[0]] for cell in logs]
+    rounds = min(row.size for row in rows)
+    return np.array([row[:rounds] for row in rows]), "round"
 
 
 def _log_peaks(cell: VariantResult) -> list[float]:

@@ -1,6 +1,6 @@
 """Gathers every figure of a study, with its interval, once.
 
-Ratios are those that `analysis.timing.compare` recorded; everything else is derived here. Tables, plots, Markdown,
+Ratios are those that `analysis.ratios.compare` recorded; everything else is derived here. Tables, plots, Markdown,
 trackers, data frames and a sweeper's objective all read these rows, so that they cannot disagree. A gate takes the same
 estimates from `analysis.measures`, with one-sided bounds of its own.
 """

@@ -24,6 +24,8 @@ class Measure:
         name: its name in rules, trackers and tables; for a measure that options claim, also the field of `Comparison`.
         claim: the claim (`Optimization.claims`) of an option that should improve it; "" if options cannot claim it.
         higher_is_better: whether a ratio above 1 is a gain.
+        better: a gain in words.
+        worse: a harm in words.
         log_ratio: computes the ratio with its error; None if it was not measured.
         floor: returns the ratio, at least 1, by which two identical baselines differed; None if it is not known.
     """
@@ -31,6 +33,8 @@ class Measure:
     name: str
     claim: str
     higher_is_better: bool
+    better: str
+    worse: str
     log_ratio: Callable[[VariantResult, VariantResult], LogRatio | None]
     floor: Callable[[StudyResult, Comparison], float | None]
 
@@ -49,14 +53,30 @@ class Measure:
         return found
 
 
-SPEEDUP = Measure("speedup", "latency", True, log_speedup, lambda _, comparison: comparison.floor)
+SPEEDUP = Measure("speedup", "latency", True, "faster", "slower", log_speedup, lambda _, comparison: comparison.floor)
 
-MEMORY_RATIO = Measure("memory_ratio", "memory", False, log_memory_ratio, lambda result, _: memory_floor(result))
+MEMORY_RATIO = Measure(
+    "memory_ratio",
+    "memory",
+    False,
+    "less memory",
+    "more memory",
+    log_memory_ratio,
+    lambda result, _: memory_floor(result),
+)
 
 MEASURES = {measure.name: measure for measure in (SPEEDUP, MEMORY_RATIO)}
 """The measures that an option may claim, by name, in the order of display."""
 
-TAIL_RATIO = Measure("tail_ratio", "", False, log_tail, lambda result, _: tail_floor(result))
+TAIL_RATIO = Measure(
+    "tail_ratio",
+    "",
+    False,
+    "faster largest calls",
+    "slower largest calls",
+    log_tail,
+    lambda result, _: tail_floor(result),
+)
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
 """The measures that a gate's rules may name besides quality metrics, by name."""

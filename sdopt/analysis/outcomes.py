@@ -9,6 +9,7 @@ from sdopt.analysis.gpu import LAUNCH_BOUND, busy_share
 from sdopt.analysis.measures import SPEEDUP, smallest_factor
 from sdopt.results.choices import as_choice, option_name
 from sdopt.results.records import Evidence, Status, StudyResult, VariantResult
+from sdopt.schema import WORK
 
 
 class Standing(StrEnum):
@@ -90,7 +91,8 @@ def _alone(result: StudyResult, row: Figures) -> str | None:
     if row.comparison is None or row.variant.role == "control":
         return None
     reference = result.variant(row.comparison.reference)
-    if row.variant.config.differing(reference.config, ("model", "task", "scheduler", "workload", "hardware")):
+    # Not even in what a variant may choose: fewer steps beside the option would be credited to it.
+    if row.variant.config.differing(reference.config, (*WORK, "hardware")):
         return None
     mine, others = row.variant.choices, reference.choices
     axes = [axis for axis in {*mine, *others} if mine.get(axis) != others.get(axis)]

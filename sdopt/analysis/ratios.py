@@ -14,7 +14,6 @@ from scipy import special
 
 from sdopt.analysis.break_even import break_even
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
-from sdopt.schema import WORK
 
 MINIMUM_PROCESSES = 3
 """Minimum number of processes on each side for an interval: with two, one odd process decides."""
@@ -125,7 +124,7 @@ def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRati
 
 def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> LogRatio | None:
     """Returns the speed-up of pairs of processes by replicate; see `log_speedup`."""
-    logs = [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
+    logs = _logs_of(pairs)
     if not logs:
         return None
     if len(logs) == 1:
@@ -137,6 +136,11 @@ def _log_speedup(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]])
     mine = np.array([log_times(m, in_blocks).mean() for m, _ in flat])
     other = np.array([log_times(r, in_blocks).mean() for _, r in flat])
     return _two_samples(other, mine)
+
+
+def _logs_of(pairs: Mapping[int, Sequence[tuple[Measurement, Measurement]]]) -> list[np.ndarray]:
+    """Returns log(reference / candidate) by round, of each replicate, over all its sessions."""
+    return [np.concatenate([_paired_logs(mine, other) for mine, other in found]) for found in pairs.values()]
 
 
 def _beside_their_own(pairs: Sequence[tuple[Measurement, Measurement]]) -> bool:
@@ -238,14 +242,13 @@ def floor(control: VariantResult, baseline: VariantResult, sessions: Collection[
         baseline: the first one.
         sessions: numbers of sessions; all others are left out.
     """
-    found = paired(control, baseline, sessions).values()
-    logs = [float(np.concatenate([_paired_logs(*pair) for pair in pairs]).mean()) for pairs in found]
+    logs = [float(values.mean()) for values in _logs_of(paired(control, baseline, sessions))]
     return math.exp(abs(float(np.mean(logs)))) if logs else None
 
 
 def memory_floor(result: StudyResult) -> float | None:
     """Returns the ratio, at least 1, by which the peak memory of the two baselines differed."""
-    control = next((variant for variant in result.variants if variant.role == "control"), None)
+    control = result.control
     if control is None or not control.status.measured:
         return None
     found = log_memory_ratio(control, result.variant(result.baseline))
@@ -254,23 +257,22 @@ def memory_floor(result: StudyResult) -> float | None:
 
 def compare(result: StudyResult) -> None:
     """Fills in every comparison of a study from its raw samples, and the A/A floor."""
-    control = next(variant for variant in result.variants if variant.role == "control")
-    baseline = result.variant(result.baseline)
-    # A failed control gives no floor.
-    known = control.status.timed and baseline.status.timed
-    result.floor = floor(control, baseline) if known else None
+    control, baseline = result.control, result.variant(result.baseline)
+    if control is not None and not (control.status.timed and baseline.status.timed):
+        control = None  # one that failed gives no floor
+    result.floor = floor(control, baseline) if control else None
     for comparison in result.comparisons:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
         for shape_index, ratios in enumerate(comparison.shapes):
             ratios.speedup = ratios.memory_ratio = ratios.floor = None
             if compared:
-                mine, other, first, again = (side.at(shape_index) for side in (candidate, reference, baseline, control))
+                mine, other = candidate.at(shape_index), reference.at(shape_index)
                 ratios.speedup = speedup(mine, other, result.confidence)
                 ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
-                if known and ratios.speedup is not None:
+                if control and ratios.speedup is not None:
                     sessions = {m.session for found in paired(mine, other).values() for m, _ in found}
-                    ratios.floor = floor(again, first, sessions)
+                    ratios.floor = floor(control.at(shape_index), baseline.at(shape_index), sessions)
         _explain(comparison, result)
 
 
@@ -284,8 +286,8 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
         return
     call = latency(reference, result.config.protocol.estimator, result.confidence)
     comparison.break_even = break_even(candidate, reference, call, comparison.speedup)
-    differing = candidate.config.differing(reference.config, (*WORK, "hardware"))
-    notes = [f"not the same work: {', '.join(differing)}"] if differing else []
+    other_work = candidate.config.other_work(reference.config)
+    notes = [f"not the same work: {', '.join(other_work)}"] if other_work else []
     if comparison.speedup is None:
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)
@@ -357,10 +359,10 @@ def speedup_drift(
 ) -> Interval | None:
     """Returns a later speed-up over an earlier one, each of a variant over its own baseline.
 
-    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, one for each pair of
-    processes. There is none where a run has fewer than three pairs.
+    The two runs share no rounds: Welch's interval for the difference of two means of log ratios, one for each replicate
+    that the variant shares with its baseline. There is none where a run has fewer than three.
     """
-    mine, other = (_log_ratios(*pair) for pair in (later, earlier))
+    mine, other = (np.array([values.mean() for values in _logs_of(paired(*sides))]) for sides in (later, earlier))
     if not mine.size or not other.size:
         return None
     found = LogRatio(float(mine.mean() - other.mean()), n=int(min(mine.size, other.size)))
@@ -370,9 +372,3 @@ def speedup_drift(
         freedom = total**2 / float(np.sum(shares**2 / [mine.size - 1, other.size - 1])) if total else 1.0
         found = replace(found, error=math.sqrt(total), freedom=freedom)
     return found.interval(confidence)
-
-
-def _log_ratios(candidate: VariantResult, reference: VariantResult) -> np.ndarray:
-    """Returns log(reference / candidate) of each pair of processes."""
-    pairs = zip(candidate.measurements, reference.measurements, strict=False)
-    return np.array([values.mean() for mine, other in pairs if (values := _paired_logs(mine, other)).size])

@@ -53,6 +53,16 @@ def key_of(override: str) -> str:
         raise UsageError(f"{override}: not an override ({str(error).splitlines()[0]}); write key=value") from error
 
 
+def asks_dry_run(overrides: Sequence[str]) -> bool:
+    """Returns whether a command line asks for its plan alone: the last `dry_run` counts, as for Hydra.
+
+    Raises:
+        UsageError: a text is no override.
+    """
+    given = [override for override in overrides if key_of(override) == "dry_run"]
+    return bool(given) and given[-1].partition("=")[2].lower() == "true"
+
+
 def group_of(key: str) -> str:
     """Returns the first part of a key or of a group's path: `memory` for `memory.vae_tiling.tile_size`."""
     return key.partition(".")[0].partition("/")[0]

@@ -1,4 +1,8 @@
-"""Rules that apply in every gate: they check whether the measurements can be believed. They fail closed."""
+"""Rules that apply in every gate: they check whether the measurements can be believed, at the main shape.
+
+Those on figures that every study has fail closed. Those on the quality pass say nothing where it was short or cached,
+as it is in honest studies, too.
+"""
 
 import math
 
@@ -15,6 +19,7 @@ from sdopt.analysis.doubts import (
     growth,
     growth_doubts,
     idle_doubts,
+    idle_uncounted,
     image_doubts,
     kept_in_pass,
     noise_doubts,
@@ -39,7 +44,7 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
     """Returns the rulings on whether the measurements of two variants can be believed, whatever they show."""
     return [
         _drawn_alike(result, candidate, reference),
-        _idle(candidate, reference),
+        _idle(result, candidate, reference),
         _growing(candidate, reference),
         *_pass_slow(candidate, reference),
         *_pass_growing(candidate, reference),
@@ -69,10 +74,12 @@ def _drawn_alike(result: StudyResult, candidate: VariantResult, reference: Varia
     return Ruling(rule, "", Verdict.PASS, f"{count} images of timed calls equal those of the quality pass, {within}")
 
 
-def _idle(candidate: VariantResult, reference: VariantResult) -> Ruling:
+def _idle(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> Ruling:
     doubts = [*idle_doubts(candidate), *idle_doubts(reference)]
     if doubts:
         return unjudged("idle", "; ".join(doubts))
+    if idle_uncounted(result, candidate) or idle_uncounted(result, reference):
+        return unjudged("idle", "this machine's kernel does not count what idle processes use")
     known = [m.idle_cpu for side in (candidate, reference) for m in side.measurements if m.idle_cpu is not None]
     if not known:
         return Ruling("idle", "", Verdict.PASS, "no process was idle while another one was timed")

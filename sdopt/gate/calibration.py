@@ -6,6 +6,7 @@ as shares of that spread.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,19 @@ def calibration_file(model: str, steps: int) -> Path:
 def read_calibration(path: Path) -> Calibration:
     """Reads a calibration. Raises UsageError if the file is missing or is not a calibration."""
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
+        return _ADAPTER.validate_json(path.expanduser().read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); `sdopt calibrate` writes one") from error
     except ValidationError as error:
         raise UsageError(f"{path}: not a calibration: {error.errors()[0]['msg']}") from error
+
+
+@dataclass(frozen=True)
+class OfOtherWeights(Calibration):
+    """A calibration of other weights than a study's, which is never applied."""
+
+    why: str = ""
+    """Which weights differ, and what to do."""
 
 
 def calibration_for(result: StudyResult, path: str | None) -> Calibration | None:
@@ -88,19 +97,39 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
     If sdopt ships several, returns the one whose settings differ least from the study's.
 
     Returns:
-        None if there is no calibration, or none with the same weights: margins of one model do not apply to another.
+        None if there is no calibration; `OfOtherWeights` if there is none with the same weights: margins of one model
+        do not apply to another.
 
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
     """
-    files = [Path(path).expanduser()] if path else sorted(FOLDER.glob(f"{result.config.model.name}-*.json"))
+    # The name comes from the result, which may hold anything: it is compared, and neither a path nor a pattern.
+    shipped = (file for file in FOLDER.glob("*.json") if file.stem.rpartition("-")[0] == result.config.model.name)
+    files = [Path(path)] if path else sorted(shipped)
+    found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
     ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
-    found = [
-        calibration
-        for calibration in map(read_calibration, files)
-        if all(calibration.digests.get(name, digest) == digest for name, digest in ours.items())
-    ]
-    return min(found, key=lambda calibration: len(calibration.differing(result.config)), default=None)
+    for calibration in found:
+        if not _other_digests(calibration, ours):
+            return calibration
+    return _of_other_weights(found[0], ours, result.config, path) if found else None
+
+
+def _other_digests(calibration: Calibration, ours: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Returns the digests of weights that differ, by name: the calibration's and the study's."""
+    mine = calibration.digests
+    return {name: (mine[name], digest) for name, digest in ours.items() if mine.get(name, digest) != digest}
+
+
+def _of_other_weights(
+    calibration: Calibration, ours: Mapping[str, str], config: RecordedConfig, path: str | None
+) -> OfOtherWeights:
+    weights = ", ".join(
+        f"{name} {mine[:12]} (here {digest[:12] or 'unknown'})"
+        for name, (mine, digest) in _other_digests(calibration, ours).items()
+    )
+    named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
+    why = f"{named} is of other weights, {weights}: {_calibrate(calibration, config)}"
+    return OfOtherWeights(**vars(calibration), why=why)
 
 
 def fitting_calibration(
@@ -109,7 +138,7 @@ def fitting_calibration(
     """Returns the calibration if it may be applied to a study, and a note for the reader.
 
     Two images of one prompt differ more at few steps than at many, so a calibration with other settings does not fit.
-    A calibration whose file the user named is applied anyway, and the note says so.
+    A calibration whose file the user named is applied anyway, and the note says so. One of other weights never fits.
 
     Args:
         calibration: the calibration found for the study.
@@ -118,15 +147,26 @@ def fitting_calibration(
     """
     if calibration is None:
         return None, ""
+    if isinstance(calibration, OfOtherWeights):
+        return None, calibration.why
     other = calibration.differing(config)
     if not other:
         return calibration, ""
     settings = ", ".join(f"{key}={mine} (here {theirs})" for key, (mine, theirs) in other.items())
     if named:
         return calibration, f"the calibration was measured with {settings}"
-    overrides = " ".join(f"{key}={theirs}" for key, (_, theirs) in other.items() if not key.startswith("scheduler"))
-    advice = f"run `sdopt calibrate model={config.model.name} {overrides} --output own.json`".replace("  ", " ")
-    return None, f"the calibration was measured with {settings}: {advice} and judge with gate.calibration=own.json"
+    return None, f"the calibration was measured with {settings}: {_calibrate(calibration, config)}"
+
+
+def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
+    """Says how to get a calibration that fits a study better than this one."""
+    overrides = [
+        f"{key}={theirs}"
+        for key, (_, theirs) in calibration.differing(config).items()
+        if not key.startswith("scheduler")
+    ]
+    command = " ".join(["sdopt calibrate", f"model={config.model.name}", *overrides, "--output own.json"])
+    return f"run `{command}` and judge with gate.calibration=own.json"
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

@@ -4,22 +4,35 @@ Speed is compared as each result's own speed-up over its own baseline, because t
 are compared prompt by prompt.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import RULED, SPEEDUP
 from sdopt.analysis.ratios import speedup_drift
 from sdopt.errors import UsageError
+from sdopt.gate.belief import belief_rulings
 from sdopt.gate.calibration import Calibration, fitting_calibration
 from sdopt.gate.judge import RuleContext, judgement, of_shapes
+from sdopt.gate.rulings import unjudged
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult
-from sdopt.schema import WORK, Gate, Quality
+from sdopt.results.records import (
+    Comparison,
+    Interval,
+    Judgement,
+    Ruling,
+    Score,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
+from sdopt.schema import CHOICES, WORK, Gate, Quality
 
-WAIVERS = ("versions", "sdopt")
-"""Differences that may be waived by name: `versions` of torch, diffusers and the like, and the code of `sdopt`."""
+WAIVERS = ("versions", "sdopt", "options")
+"""Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and what
+variants of the same name choose, with the keys of their `options`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class Difference:
 
 
 def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
-    """Returns what keeps two results from being compared: other devices, models, workloads, prompts or versions."""
+    """Returns what keeps two results from being compared: other devices, models, workloads, versions or choices."""
     now, then = later.environment, earlier.environment
     found = [
         Difference(f"{what}: {mine} against {other}")
@@ -52,7 +65,33 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
         shown = [f"{version} {(commit or '')[:9]}{'+dirty' if dirty else ''}" for version, commit, dirty in code]
         found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
     work = later.config.differing(earlier.config, WORK)
-    return found + [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
+    found += [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
+    chosen = changed_choices(later, earlier)
+    return found + [Difference(f"{what} ({', '.join(names)})", "options") for what, names in chosen.items()]
+
+
+def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
+    """Returns what variants of the same name choose otherwise, as `caching.interval: 5 against 3`, with their names.
+
+    What the two studies as a whole differ in is left out.
+    """
+    of_study = later.config.differing(earlier.config, WORK)
+    before = {variant.name: variant for variant in earlier.variants}
+    found: dict[str, list[str]] = {}
+    for now in later.variants:
+        if (then := before.get(now.name)) is None:
+            continue
+        mine, other = now.config.flat() | now.choices, then.config.flat() | then.choices
+        groups = {axis.partition(".")[0] for axis in (*now.choices, *then.choices)} - {*WORK}
+        for key in dict.fromkeys([*mine, *other]):
+            # Where an option's class lives is code of sdopt, which is compared as such.
+            chosen = key.startswith(CHOICES) or (key.partition(".")[0] in groups and not key.endswith("_target_"))
+            priced = key == "hardware.price_per_hour"
+            # A key that an option did not have is another version's; another option is one among the choices.
+            known = key in {*now.choices, *then.choices} or (key in mine and key in other)
+            if chosen and known and not priced and key not in of_study and mine.get(key) != other.get(key):
+                found.setdefault(f"{key}: {mine.get(key)} against {other.get(key)}", []).append(now.name)
+    return found
 
 
 def judge_drift(
@@ -63,7 +102,9 @@ def judge_drift(
     waived: Collection[str] = (),
     folders: tuple[Path, Path] | None = None,
 ) -> list[Judgement]:
-    """Returns one judgement for each variant that both results measured; the later result is the candidate.
+    """Returns one judgement for each variant of either result; the later result is the candidate.
+
+    A variant that only one of them has cannot be judged, and is not comparable.
 
     Args:
         later: the result to judge.
@@ -102,10 +143,25 @@ def judge_drift(
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     calibration, misfit = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
     notes += [misfit] if misfit else []
-    return [
+    found_in_both = [
         _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)
         for name in names
     ]
+    return found_in_both + _of_one_alone(later, earlier, contract)
+
+
+def _of_one_alone(later: StudyResult, earlier: StudyResult, contract: Contract) -> list[Judgement]:
+    """Returns a judgement for each variant that one of the results lacks: an option that is gone must not pass."""
+    now, then = ({v.name: None for v in result.variants if v.role != "control"} for result in (later, earlier))
+    alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
+    return [
+        judgement(_comparison(name, earlier), contract, [unjudged("variant", f"only the {which} result has it")])
+        for name, which in alone
+    ]
+
+
+def _comparison(name: str, earlier: StudyResult) -> Comparison:
+    return Comparison(name, f"{name} of {earlier.started}", "everything since")
 
 
 def _judge(
@@ -131,12 +187,39 @@ def _judge(
             return speedup_drift(pairs[0], pairs[1], confidence)
 
         floor = max((view.floor for view in views if view.floor is not None), default=None)
-        sides, floors = (pairs[0][0], pairs[1][0]), later.floors.get("numerical", {})
-        return RuleContext(*sides, paired, calibration, ratio, lambda _metric: floor, floors=floors)
+        disturbed = [
+            f"in the {which} result: {what}"
+            for which, view, sides in zip(("later", "earlier"), views, pairs, strict=True)
+            for what in disturbances(view, *sides)
+        ]
+        return RuleContext(
+            pairs[0][0],
+            pairs[1][0],
+            paired,
+            calibration,
+            ratio,
+            lambda _metric: floor,
+            disturbed="; ".join(disturbed),
+            belief=() if shape_index else _belief(views, pairs),
+            floors=later.floors.get("numerical", {}),
+        )
 
     sides = of_shapes([at(shape_index) for shape_index in range(len(later.shapes))])
-    comparison = Comparison(name, f"{name} of {earlier.started}", "everything since")
-    return judgement(comparison, contract, sides.rulings(gate, contract), note)
+    return judgement(_comparison(name, earlier), contract, sides.rulings(gate, contract), note)
+
+
+def _belief(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, VariantResult]]) -> tuple[Ruling, ...]:
+    """Returns the rulings on whether both results can be believed; none on the earlier one passes or fails."""
+    later, earlier = (belief_rulings(view, *sides) for view, sides in zip(views, pairs, strict=True))
+    doubtful = [ruling for ruling in earlier if ruling.verdict is not Verdict.PASS]
+    return *later, *(
+        replace(
+            ruling,
+            verdict=Verdict.NOT_COMPARABLE if ruling.verdict is Verdict.FAIL else ruling.verdict,
+            reason=f"in the earlier result: {ruling.reason}",
+        )
+        for ruling in doubtful
+    )
 
 
 def _paired(now: VariantResult, then: VariantResult, folders: tuple[Path, Path]) -> dict[str, Score]:

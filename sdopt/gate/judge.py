@@ -13,7 +13,7 @@ looks (`looks`). If another study disturbed the timings, rules on time are incon
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sdopt.analysis.bounds import Bounds, subtract
@@ -90,7 +90,7 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
             if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
                 rulings.append(gain_when_drawn(context.candidate, context.reference))
             rulings += ruling_of(look)
-        mixed = len({promise.contract for promise in context.promises_of(context.candidate)}) > 1
+        mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
         notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
         notes += [misfit] if fitting and misfit else []
         judged = judgement(comparison, contract, rulings, "; ".join(notes))
@@ -108,6 +108,15 @@ def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int
     if Verdict.FAIL in verdicts:
         return 1
     return 3 if verdicts - {Verdict.PASS} else 0
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """Returns the exit code of a command from those of its parts; 0 if there are none.
+
+    A regression (1) counts most: it needs more notice than what could not be measured or judged.
+    """
+    found = [0, *codes]
+    return 1 if 1 in found else max(found)
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
@@ -189,12 +198,7 @@ class RuleContext:
     @property
     def promises(self) -> list[Promise]:
         """The promises of both sides' options, on the axes where the two sides differ."""
-        return [*self.promises_of(self.candidate), *self.promises_of(self.reference)]
-
-    def promises_of(self, side: VariantResult) -> list[Promise]:
-        """Returns the promises of one side's options, on the axes where the two sides differ."""
-        mine, other = self.candidate.choices, self.reference.choices
-        return [promise for axis, promise in side.promises.items() if mine.get(axis) != other.get(axis)]
+        return [*self.candidate.promises_beside(self.reference), *self.reference.promises_beside(self.candidate)]
 
     @property
     def contract(self) -> Contract:
@@ -208,7 +212,7 @@ class RuleContext:
     @property
     def claimed(self) -> list[str]:
         """The measures in which the candidate's options claim a gain that the reference does not have."""
-        claims = {claim for promise in self.promises_of(self.candidate) for claim in promise.claims}
+        claims = {claim for promise in self.candidate.promises_beside(self.reference) for claim in promise.claims}
         return [name for name, measure in MEASURES.items() if measure.claim in claims]
 
     @property
@@ -327,7 +331,8 @@ class RuleContext:
             return limit
         floor = self.floors.get(name)
         if floor is None:
-            reason = "the numerical floor, to which its limit is tied, was not drawn (quality.floor_prompts=0?)"
+            why = "has no such score" if self.floors else "was not drawn: see the reason of the A/A control"
+            reason = f"the numerical floor, to which its limit is tied, {why}; measure again, or leave out of_floor"
             return unjudged(rule.test, reason, name)
         return min(limit, max(times * floor.mean, rule.least))
 

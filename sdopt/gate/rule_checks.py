@@ -5,10 +5,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from sdopt.analysis.measures import RULED
 from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import read_calibration
 from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
@@ -35,19 +37,32 @@ def require_rules(gate: Gate) -> None:
         if contract not in list(Contract):
             problems.append(f"gate.rules.{contract}: unknown contract; choose one of {', '.join(Contract)}")
         for number, rule in enumerate(rules):
-            problems += [f"gate.rules.{contract}[{number}]{problem}" for problem in _problems_of(rule)]
+            found = _problems_of_ratio(rule) if rule.metric in RULED else _problems_of_metric(rule)
+            problems += [f"gate.rules.{contract}[{number}]{problem}" for problem in found]
     if problems:
         raise UsageError(problems)
 
 
-def _problems_of(rule: Rule) -> list[str]:
+def _problems_of_ratio(rule: Rule) -> list[str]:
+    """Returns why a rule on a measure in `RULED` cannot be judged; `RuleContext` compares it with `limit` alone."""
+    fit = f"{rule.metric} is a ratio to the reference; test it with at_least or at_most, and give the rule a limit"
+    if rule.test not in ("at_least", "at_most"):
+        return [f".metric={rule.metric}: test={rule.test}: {fit}"]
+    names = ("margin", "deviations", "limits", "of_seeds", "of_floor", "share", "low", "high")
+    unused = [name for name in names if getattr(rule, name) not in (None, {})] + (["least"] if rule.least else [])
+    if unused or rule.limit is None:
+        without = f", and no {', '.join(unused)}" if unused else ""
+        return [f".metric={rule.metric}: {fit}{without}"]
+    return []
+
+
+def _problems_of_metric(rule: Rule) -> list[str]:
     problems = []
-    if rule.metric not in RULED:
-        try:
-            if unfit := _unfit(rule.test, family_of(rule.metric)):
-                problems.append(f".metric={rule.metric}: test={rule.test}: {unfit}")
-        except UsageError as error:
-            problems += [f".metric={problem}, {', '.join(RULED)}" for problem in error.problems]
+    try:
+        if unfit := _unfit(rule.test, family_of(rule.metric)):
+            problems.append(f".metric={rule.metric}: test={rule.test}: {unfit}")
+    except UsageError as error:
+        problems += [f".metric={problem}, {', '.join(RULED)}" for problem in error.problems]
     needed = _THRESHOLDS.get(rule.test, ())
     names = ("margin", "deviations", "limit", "limits", "of_seeds")
     given = [name for name in names if getattr(rule, name) not in (None, {})]
@@ -82,14 +97,18 @@ def _unfit(test: str, family: Family) -> str:
 
 
 def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> None:
-    """Checks, before anything is loaded, that the study will measure every metric that the gate's rules judge.
+    """Checks, before anything is loaded, that the gate will have what it judges by.
 
-    Does not check rules for contracts that no variant of the plan has.
+    That is every metric of its rules, the steps of the denoiser, and the calibration that it names. Does not check
+    rules for contracts that no variant of the plan has.
 
     Raises:
         UsageError: a rule names a metric that will not be measured, that is ambiguous, or that decides nothing with so
-            few images; the error has a line per reason, with the metrics, their rules and the way out.
+            few images; no call is observed; or the calibration cannot be read. The error has a line per reason, with
+            the key or the metrics and their rules, and the way out.
     """
+    if not gate.judges:
+        return
     measured = measured_metrics(quality, model)
     images = (quality.prompt_count or 0) * plan.baseline.workload.images_per_prompt
     rules: dict[str, list[str]] = {}
@@ -101,10 +120,15 @@ def require_measured(plan: Plan, gate: Gate, quality: Quality, model: Model) -> 
     for metric, where in rules.items():
         if problem := _unmeasured(metric, measured, images, model):
             problems.setdefault(problem, []).append(f"{metric} (gate.rules.{', '.join(where)})")
-    if problems:
-        raise UsageError(
-            [f"gate={gate.name}: {', '.join(metrics)}: {problem}" for problem, metrics in problems.items()]
-        )
+    found = [f"gate={gate.name}: {', '.join(metrics)}: {problem}" for problem, metrics in problems.items()]
+    found += [unobserved] if (unobserved := _unobserved(plan, gate)) else []
+    if gate.calibration is not None:
+        try:
+            read_calibration(Path(gate.calibration))
+        except UsageError as error:
+            found += [f"gate.calibration={problem}" for problem in error.problems]
+    if found:
+        raise UsageError(found)
 
 
 def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
@@ -117,6 +141,18 @@ def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
         for contract, listed in gate.rules.items()
     }
     return replace(gate, rules=rules)
+
+
+def _unobserved(plan: Plan, gate: Gate) -> str:
+    """Says that the steps of the denoiser will not be counted, without which nothing passes; "" if they will be."""
+    asked = {variant.name: (variant.workload.steps, variant.scheduler) for variant in plan.variants}
+    alike = [edge for edge in plan.edges if asked[edge.candidate] == asked[edge.reference]]
+    if plan.baseline.protocol.stage_calls or not alike:
+        return ""
+    return (
+        f"protocol.stage_calls=0: gate={gate.name} counts the steps of the denoiser in such a call, and passes nothing "
+        "without; set protocol.stage_calls=1 or gate=none"
+    )
 
 
 def _contracts(plan: Plan) -> list[Contract]:

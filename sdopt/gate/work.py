@@ -2,7 +2,6 @@
 
 from sdopt.gate.rulings import unjudged
 from sdopt.results.records import Ruling, Status, VariantResult, Verdict
-from sdopt.schema import CHOICES, WORK
 
 
 def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -23,8 +22,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
     other = [
         f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.differing(reference.config, (*WORK, "hardware")).items()
-        if not key.startswith(CHOICES)
+        for key, (mine, theirs) in candidate.config.other_work(reference.config).items()
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
 from sdopt.analysis.ratios import speedup_drift
-from sdopt.gate.drift import differences
+from sdopt.gate.drift import changed_choices, differences
 from sdopt.report.header import header_of
 from sdopt.report.rows import memory_text, seconds_text
 from sdopt.results.records import StudyResult
@@ -33,6 +33,10 @@ def comparison_of(first: StudyResult, second: StudyResult) -> Group:
     parts.append(Text("  Each speed-up is against the baseline of its own run.", "dim"))
     if not reasons:
         parts.append(Text("  B/A: the speed-up in B over that in A.", "dim"))
+    changed = [f"{what} ({', '.join(names)})" for what, names in changed_choices(second, first).items()]
+    if changed:
+        parts.append(Text("Variants of the same name choose otherwise, so no ratio of theirs is shown:", "yellow"))
+        parts += [Text(f"  {what}", "yellow") for what in changed]
     keys = dict(changed_keys(first, second))
     parts.append(Text("Configuration and environment differ in:" if keys else "Configuration and environment agree."))
     parts += [Text(f"  {key}: {mine} → {other}") for key, (mine, other) in keys.items()]
@@ -40,8 +44,9 @@ def comparison_of(first: StudyResult, second: StudyResult) -> Group:
 
 
 def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
-    """Returns why figures of the two results cannot be compared as ratios; [] if they can."""
-    found = [difference.what for difference in differences(second, first) if difference.waiver != "sdopt"]
+    """Returns why no figures of the two results can be compared as ratios; [] if some can."""
+    known = differences(second, first)
+    found = [difference.what for difference in known if difference.waiver not in ("sdopt", "options")]
     hardware = second.config.differing(first.config, ["hardware"])
     found += [
         f"{key}: {mine} against {other}"
@@ -87,11 +92,13 @@ def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
     for heading in ("", "status", "latency", "speed-up", "memory"):
         table.add_column(heading, justify="left" if heading in ("", "status") else "right", no_wrap=True)
     mine, other = figures_by_variant(first), figures_by_variant(second)
+    changed = {name for names in changed_choices(second, first).values() for name in names}
     for name in dict.fromkeys([*mine, *other]):
         shown = [(letter, found[name]) for letter, found in (("A", mine), ("B", other)) if name in found]
         for number, (letter, row) in enumerate(shown):
             table.add_row("" if number else escape(name), letter, *_cells(row))
-        if ratios and len(shown) == 2 and (change := _change(first, second, name)):
+        same = len(shown) == 2 and not changed & {name, first.baseline}
+        if ratios and same and (change := _change(first, second, name)):
             table.add_row("", "B/A", "", "", change, "")
     return table
 

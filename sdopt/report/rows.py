@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.answer import REPEATS, OptionAnswer
-from sdopt.analysis.break_even import break_even_text
+from sdopt.analysis.break_even import break_even_text, start_text
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
 from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, ratio_text
@@ -226,11 +226,12 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
-def start_of(row: Figures) -> tuple[str, str] | None:
-    """Returns in words a variant's extra time before the first image, and after how many images it is repaid.
+def start_of(row: Figures) -> tuple[str, str, str] | None:
+    """Returns in words a variant's extra time at the start, when it is spent, and after how many images it is repaid.
 
     Returns:
-        None if it is no more than a call of the reference, or was not measured.
+        such as "31.2 s", "before the first image" and "repaid after 310 images"; None if the time is no more than a
+        call of the reference, or was not measured.
     """
     level = row.comparison.break_even if row.comparison else None
     if level is None or level.extra_s <= level.call_s:
@@ -238,13 +239,13 @@ def start_of(row: Figures) -> tuple[str, str] | None:
     repaid = break_even_text(level)
     if row.speedup is not None and row.speedup.within_floor:
         repaid = "and its calls differ by no more than the A/A floor"
-    return seconds_text(Interval(level.extra_s)), repaid
+    return seconds_text(Interval(level.extra_s)), start_text(level), repaid
 
 
 def _start_notes(result: StudyResult) -> list[str]:
-    """Returns notes on the extra time of options before the first image, if it is large."""
+    """Returns notes on the extra time of options at the start, if it is large."""
     starts = [
-        f"{row.variant.name} {start[0]} more than {row.reference} before the first image, {start[1]}"
+        f"{row.variant.name} {start[0]} more than {row.reference} {start[1]}, {start[2]}"
         for row in figures_of(result)
         if (start := start_of(row)) and row.variant.role != "control"
     ]

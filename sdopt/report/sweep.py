@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
+from sdopt.gate.judge import worst_code
 from sdopt.report.rows import Row, rows_of
 from sdopt.results.files import read_result
 from sdopt.results.folders import JobError, read_error
@@ -37,9 +38,7 @@ def _code_of(result: StudyResult) -> int:
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
     code = 3 if failed or uncompared else 0
     if result.judgements and not result.config.gate.report_only:
-        # A regression matters more than variants that could not be measured.
-        judged = judged_code(result.judgements)
-        return judged if judged == 1 else max(code, judged)
+        return worst_code((code, judged_code(result.judgements)))
     return code
 
 
@@ -60,9 +59,9 @@ class Sweep:
 
     @property
     def exit_code(self) -> int:
-        """The worst of the jobs' exit codes."""
+        """The worst of the jobs' exit codes; see `worst_code`."""
         codes = [_code_of(study) for job, study in self.studies.items() if job not in self.errors]
-        return max([*codes, *(error.exit_code for error in self.errors.values())], default=0)
+        return worst_code([*codes, *(error.exit_code for error in self.errors.values())])
 
     @property
     def rows(self) -> list[tuple[str, Row]]:

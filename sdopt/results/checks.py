@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from sdopt.results.records import CONTRACTS, Measurement, ShapeSamples, StudyResult
+from sdopt.results.records import CONTRACTS, Measurement, RecordedConfig, ShapeSamples, StudyResult
 from sdopt.schema import out_of_range, wrong_label, wrong_name
 
 
@@ -19,7 +19,7 @@ def problems_of(result: StudyResult) -> Iterator[str]:
         yield f"id={result.id!r}: not the id of a study"
     if not {"name", "type"} <= result.environment.device.keys():
         yield "environment.device: lacks the name or the type of the device"
-    yield from _values_out_of_range(result.config, "config")
+    yield from _config_problems(result.config, "config")
     yield from _variant_problems(result)
     yield from _reference_problems(result)
     yield from _ratio_problems(result)
@@ -36,7 +36,7 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
         if row.name in seen:
             yield f"variants.{index}.name={row.name}: another variant has this name"
         seen.add(row.name)
-        yield from _values_out_of_range(row.config, f"variants.{index}.config")
+        yield from _config_problems(row.config, f"variants.{index}.config")
         contracts = {"": row.contract} | {f".promises.{axis}": made.contract for axis, made in row.promises.items()}
         for key, contract in contracts.items():
             if contract not in CONTRACTS:
@@ -116,6 +116,13 @@ def stays_within(path: str) -> bool:
     """Returns whether a relative path, as text, stays within the folder that it starts from."""
     parts = PurePosixPath(path)
     return path.isprintable() and bool(parts.parts) and not parts.is_absolute() and ".." not in parts.parts
+
+
+def _config_problems(config: RecordedConfig, path: str) -> Iterator[str]:
+    """Yields what is wrong with a configuration; a model's name is also that of its folder in sdopt."""
+    if wrong := wrong_name(config.model.name):
+        yield f"{path}.model.name={config.model.name!r}: {wrong}"
+    yield from _values_out_of_range(config, path)
 
 
 def _values_out_of_range(section: Any, path: str) -> Iterator[str]:

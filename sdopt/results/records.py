@@ -8,7 +8,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from sdopt.schema import Gate, Hardware, Model, Protocol, Quality, Scheduler, Shape, Sheet, Task, Tracking, Workload
+from sdopt.schema import (
+    CHOICES,
+    WORK,
+    Gate,
+    Hardware,
+    Model,
+    Protocol,
+    Quality,
+    Scheduler,
+    Shape,
+    Sheet,
+    Task,
+    Tracking,
+    Workload,
+)
 
 SCHEMA_VERSION = 2
 """Version of the schema, raised with every change that breaks earlier readers; see `sdopt.results.migration`."""
@@ -75,6 +89,14 @@ class RecordedConfig:
             for key in mine
             if mine[key] != theirs[key]
         }
+
+    def other_work(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
+        """Returns the keys of the work and the hardware in which two variants differ and must not, with both values.
+
+        What a candidate may choose (`CHOICES`) is part of the comparison.
+        """
+        differing = self.differing(other, (*WORK, "hardware")).items()
+        return {key: values for key, values in differing if not key.startswith(CHOICES)}
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -245,7 +267,7 @@ class ShapeSamples:
     """Time from the request for each timed call to its answer, less the call itself, in the order of `latency_s`."""
     held_gib: list[float] = field(default_factory=list)
     """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
-    PyTorch has allocated on a GPU, else the resident set."""
+    PyTorch has allocated on a GPU and the driver counts of children, else the resident set."""
     timed_images: list[TimedImage] = field(default_factory=list)
     """Comparisons of some timed calls' images with drawn ones; at the main shape, if images are drawn."""
     repeated: int = 0
@@ -450,6 +472,11 @@ class VariantResult:
             tflop_per_image=None,
         )
 
+    def promises_beside(self, other: "VariantResult") -> list[Promise]:
+        """Returns what its options promise on the axes where it differs from another variant."""
+        mine, theirs = self.choices, other.choices
+        return [promise for axis, promise in self.promises.items() if mine.get(axis) != theirs.get(axis)]
+
     @property
     def broken_images(self) -> int:
         """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""
@@ -481,13 +508,15 @@ class BreakEven:
     first_image_s: float
     """Loading and the first call, with what is compiled, quantized or captured in them."""
     extra_s: float
-    """The part of this time that the reference does not need."""
+    """By how much the start-up is longer than the reference's: loading and the first call at each of `shapes`."""
     call_s: float
     """Time of one call of the reference."""
     images: float | None
     images_low: float | None = None
     images_high: float | None = None
     confidence: float | None = None
+    shapes: int = 1
+    """Number of shapes whose first calls count in `extra_s`; `images` are those of the main shape."""
 
 
 @dataclass(kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
+from sdopt.analysis.break_even import start_text
 from sdopt.analysis.figures import figures_of, ratio_text
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
@@ -115,9 +116,10 @@ def _sentence(
 ) -> str:
     of = f"of {tried} combinations"
     if winner is not None:
-        answer, start = answers[winner], last[winner].start_said
-        more, _, repaid = start.partition(", ")
-        words = [answer.figure, answer.images, *([f"{more} more before the first image", repaid] if start else [])]
+        answer, start, said = answers[winner], last[winner].start, last[winner].start_said
+        more, _, repaid = said.partition(", ")
+        spent = [f"{more} more {start_text(start)}", repaid] if start is not None and said else []
+        words = [answer.figure, answer.images, *spent]
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
         which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
         return f"Turn on {winner}: {', '.join(words)}; the first {of} {which}.{also}"

@@ -8,7 +8,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from sdopt.analysis.adoption import PLAIN, command_of, lines_of
-from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, answer_of
+from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, _in_words, answer_of
+from sdopt.analysis.figures import Ratio
+from sdopt.analysis.measures import RULED, Measure
 from sdopt.config.paths import CONF
 from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
@@ -49,6 +51,13 @@ def study(recorded: StudyResult) -> StudyResult:
     found.comparisons[0].floor = 1.02
     found.comparisons[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
     return found
+
+
+@pytest.mark.parametrize("measure", RULED.values(), ids=lambda measure: measure.name)
+def test_every_measure_says_a_gain_and_a_harm_in_words(measure: Measure) -> None:
+    name = f"{measure.name}/512x512b1"
+    said = [_in_words({name: Ratio(measure, Interval(measure.gain(gain)), None)}, [name]) for gain in (2.0, 0.5)]
+    assert said == [f"{measure.better} at 512x512b1", f"{measure.worse} at 512x512b1"]
 
 
 def only(study: StudyResult) -> OptionAnswer:

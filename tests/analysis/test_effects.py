@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sdopt.analysis.effects import effects_of
+from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import (
     Environment,
     Interval,
@@ -54,7 +55,7 @@ def cell(
 def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int = 1) -> StudyResult:
     rng = np.random.default_rng(seed)
     chosen = [tuple(o for o, on in zip(OPTIONS, mask, strict=True) if on) for mask in product([0, 1], repeat=3)]
-    environment = Environment("", None, None, "", "", {}, {"name": ""}, {}, "forkserver", [])
+    environment = Environment("", None, None, "", "", {}, {"name": "", "type": "cpu"}, {}, "forkserver", [])
     variants = [cell(options, rounds, noise, rng, replicates) for options in chosen]
     return StudyResult("factorial", "factorial", "", environment, RecordedConfig(), variants, [], "baseline")
 
@@ -157,6 +158,55 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
     for effect in effects_of(result, OPTIONS):
         assert known(effect.speedup).estimate == pytest.approx(known(expected[effect.options]).estimate)
         assert effect.memory_ratio is not None
+
+
+def in_blocks(result: StudyResult) -> StudyResult:
+    """The same study, each process but the baseline's timed between two rounds of a baseline that took 1 s."""
+    for row in result.variants[1:]:
+        for measurement in row.measurements:
+            measurement.latency_before_s = measurement.latency_after_s = [1.0] * len(measurement.latency_s)
+    return result
+
+
+@pytest.mark.parametrize(("replicates", "unit"), [(1, "round"), (2, "round"), (3, "process")])
+def test_a_block_that_broke_off_leaves_a_result_that_can_be_read(replicates: int, unit: str) -> None:
+    """Of eight cells, the last one's last block has no baseline after it: its process counts as missing."""
+    result = in_blocks(study(replicates=replicates))
+    result.variants[-1].measurements[-1].latency_after_s = []
+    result.effects = effects_of(result, OPTIONS)
+    assert parse_result(to_json(result)).effects == result.effects
+    found = {effect.options: known(effect.speedup) for effect in result.effects}
+    assert found[("precision=bf16",)].estimate == pytest.approx(2.0 * JOINT**0.5)
+    assert found[("precision=bf16", "layout=channels_last")].estimate == pytest.approx(JOINT)
+    assert {interval.unit for interval in found.values()} == {unit}
+
+
+def test_a_block_that_broke_off_in_a_later_session_is_left_out() -> None:
+    result = in_blocks(study(replicates=2))
+    for row in result.variants:
+        row.measurements[1].session = 1
+    result.variants[-1].measurements[1].latency_after_s = []
+    expected = {effect.options: known(effect.speedup).estimate for effect in effects_of(study(), OPTIONS)}
+    found = {effect.options: known(effect.speedup).estimate for effect in effects_of(result, OPTIONS)}
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("replicates", [1, 2])
+def test_a_session_that_times_nothing_changes_no_effect(replicates: int) -> None:
+    """One that only draws further images is opened for each process."""
+    result = study(replicates=replicates)
+    expected = effects_of(result, OPTIONS)
+    for row in result.variants:
+        row.measurements += [Measurement(number, 1) for number in range(replicates)]
+    assert expected
+    assert effects_of(result, OPTIONS) == expected
+
+
+def test_cells_that_share_no_process_have_no_effect_on_time() -> None:
+    result = study(replicates=2)
+    for number, row in enumerate(result.variants):
+        row.measurements = [row.measurements[number % 2]]
+    assert {effect.speedup for effect in effects_of(result, OPTIONS)} == {None}
 
 
 def test_options_of_one_group_that_combine_interact() -> None:

@@ -170,7 +170,7 @@ class TestVerdicts:
         [
             ({"model": "sd15"}, "model emoji instead of sd15"),
             ({"steps": 50}, "steps 2 instead of 50"),
-            ({"size": 512}, "size 64 instead of 512"),
+            ({"size": 512}, "size 32 instead of 512"),
             ({"images": 4}, "images per call 1 instead of 4"),
             ({"scheduler": "PNDMScheduler"}, "scheduler DDIMScheduler instead of PNDMScheduler"),
         ],
@@ -183,7 +183,7 @@ class TestVerdicts:
 
     def test_the_same_work_is(self, result: StudyResult, article: Article) -> None:
         speedup_of(result, 2.0, 1.9, 2.1)
-        setup = {"model": "emoji", "steps": 2, "size": 64, "images": 1, "scheduler": "DDIMScheduler"}
+        setup = {"model": "emoji", "steps": 2, "size": 32, "images": 1, "scheduler": "DDIMScheduler"}
         assert article(setup, time=TIMES)[0].verdict is Reproduction.REPRODUCED
         reconfigure(result, "workload", steps=3)
         assert article(setup, time=TIMES)[0].verdict is Reproduction.NOT_COMPARABLE

@@ -322,7 +322,12 @@ class TestCompare:
 
     @pytest.mark.parametrize(
         ("section", "key", "value"),
-        [("workload", "steps", 10), ("scheduler", "class_name", "EulerDiscreteScheduler"), ("hardware", "threads", 1)],
+        [
+            ("workload", "batch_size", 4),
+            ("workload", "seed", 1),
+            ("model", "name", "sd15"),
+            ("hardware", "device", "cuda"),
+        ],
     )
     def test_says_that_the_work_differs(self, section: str, key: str, value: object) -> None:
         other = variant([1.0] * 6, name="other")
@@ -330,6 +335,15 @@ class TestCompare:
         edge = self.compared(other)
         assert edge.speedup is not None
         assert edge.note == f"not the same work: {section}.{key}"
+
+    @pytest.mark.parametrize(
+        ("section", "key", "value"),
+        [("workload", "steps", 10), ("scheduler", "class_name", "EulerDiscreteScheduler"), ("hardware", "threads", 1)],
+    )
+    def test_what_a_candidate_chooses_is_not_other_work(self, section: str, key: str, value: object) -> None:
+        other = variant([1.0] * 6, name="other")
+        reconfigure(other, section, **{key: value})
+        assert self.compared(other).note == ""
 
     def test_a_control_that_failed_says_nothing_of_the_floor(self) -> None:
         baseline, control = variant([2.0] * 6, name="baseline"), variant([2.1], name="control", role="control")
@@ -429,6 +443,17 @@ class TestDrift:
         bounds = stats.ttest_ind(*logs, equal_var=False).confidence_interval(0.9)
         assert found is not None
         assert (found.low, found.high) == pytest.approx((math.exp(bounds.low), math.exp(bounds.high)))
+
+    def test_pairs_processes_by_replicate_and_session(self) -> None:
+        """In a later session, ten times as slow, the variant completed one replicate and its baseline two."""
+        earlier, (mine, baseline) = self.run(0.5, 0.5, 0.5), self.run(0.5, 0.5, 0.5)
+        mine.measurements += sat((1, [5.0] * 3), replicate=3).measurements
+        baseline.measurements += sat((1, [70.0] * 3), replicate=2).measurements
+        baseline.measurements += sat((1, [10.0] * 3), replicate=3).measurements
+        found = speedup_drift((mine, baseline), earlier, 0.9)
+        assert found is not None
+        assert (found.low, found.estimate, found.high) == pytest.approx((1.0, 1.0, 1.0))
+        assert found.n == 3
 
     @pytest.mark.parametrize("processes", [1, 2])
     def test_has_no_interval_below_three_processes(self, processes: int) -> None:

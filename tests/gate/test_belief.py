@@ -1,13 +1,14 @@
 """Whether time and memory can be believed: rules on records, and options that cheat where they are measured."""
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sdopt.analysis.doubts import call_deviation, doubts_of
+from sdopt.analysis.doubts import call_deviation, disturbances, doubts_of
 from sdopt.gate.belief import gain_when_drawn
 from sdopt.gate.judge import judge
 from sdopt.gate.trial import CONF
@@ -102,6 +103,22 @@ class TestIdle:
         assert ruling(again, "idle").verdict is Verdict.PASS
         assert ruling(again, "undisturbed").verdict is Verdict.INCONCLUSIVE
 
+    @pytest.mark.parametrize(
+        ("schedule", "complete", "verdict"),
+        [
+            ("interleaved", True, Verdict.NOT_COMPARABLE),
+            ("blocks", True, Verdict.PASS),
+            ("interleaved", False, Verdict.PASS),
+        ],
+        ids=["not counted", "in blocks", "broke off"],
+    )
+    def test_fails_closed_where_the_kernel_does_not_count(
+        self, schedule: str, complete: bool, verdict: Verdict
+    ) -> None:
+        result = of_candidate(variant("it"), complete=complete)
+        result.sessions = [MeasurementSession("", schedule)]
+        assert ruling(result, "idle").verdict is verdict
+
     def test_threads_may_spin_for_a_while(self) -> None:
         assert judged(of_candidate(variant("it"), idle_cpu=0.03)).verdict is Verdict.PASS
 
@@ -115,6 +132,32 @@ class TestDisturbed:
             for measurement in row.measurements:
                 measurement.interference = [Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)]
         assert judged(result).verdict is verdict
+
+    @pytest.mark.parametrize("how", ["idle", "others"])
+    @pytest.mark.parametrize(("session", "disturbed"), [(0, False), (1, True)])
+    def test_by_what_went_on_in_their_own_sessions(self, how: str, session: int, disturbed: bool) -> None:
+        """The reference and the control were measured in both sessions, the candidate in the second one."""
+        candidate, reference = variant("it"), variant("baseline", contract="exact")
+        result = study(candidate, reference)
+        reconfigure(result, "protocol", interference=0.02)
+        result.sessions = [MeasurementSession(""), MeasurementSession("")]
+        control = result.variant("control")
+        for side in (reference, control):
+            side.measurements += deepcopy(side.measurements)
+        for side in (candidate, reference, control):
+            for measurement in side.measurements[-3:]:
+                measurement.session = 1
+        if how == "idle":
+            next(m for m in control.measurements if m.session == session).idle_cpu = 0.4
+            quiet = next(m for m in control.measurements if m.session != session)
+            quiet.idle_cpu = 0.0
+        else:
+            for measurement in (m for side in (candidate, reference) for m in side.measurements):
+                share = 0.3 if measurement.session == session else 0.0
+                # Of the earlier session there are more rounds than of the one that decides.
+                measurement.latency_s *= 1 if measurement.session else 4
+                measurement.interference = [Interference(share, 0.0) for _ in measurement.latency_s]
+        assert bool(disturbances(result, candidate, reference)) is disturbed
 
 
 class TestGrowth:
@@ -201,7 +244,21 @@ class TestQualityPass:
         candidate.measurements[0].pass_held_gib = [0.5] * 40 + [0.5 + mib / 1024] * 56
         assert ruling(study(candidate), "growth when drawn").verdict is verdict
 
-    def test_nothing_is_said_of_images_from_the_cache(self) -> None:
+    @pytest.mark.parametrize("rule", ["rarely slow", "growth when drawn"])
+    @pytest.mark.parametrize("last_is_bad", [True, False])
+    def test_of_several_passes_the_last_one_counts(self, rule: str, last_is_bad: bool) -> None:
+        """As prompts are added later, another process draws all images."""
+        candidate = variant("it")
+        for measurement, bad in zip(candidate.measurements, (not last_is_bad, last_is_bad), strict=False):
+            measurement.pass_s = [0.5 if bad else 0.1] * 6 + [0.1] * 90
+            measurement.pass_held_gib = [0.5] * 40 + [0.7 if bad else 0.5] * 56
+        assert (ruling(study(candidate), rule).verdict is Verdict.PASS) is not last_is_bad
+
+    def test_nothing_is_said_of_short_passes_and_images_from_the_cache(self) -> None:
+        candidate = variant("short")
+        candidate.measurements[0].pass_s, candidate.measurements[0].pass_held_gib = [0.1] * 6 + [0.9], [0.5] * 6 + [0.9]
+        rules = {each.rule for each in judged(study(candidate)).rulings}
+        assert not rules & {"rarely slow", "growth when drawn"}
         rules = {each.rule for each in judged(study(variant("it"))).rulings}
         assert not rules & {"rarely slow", "growth when drawn", "other noise"}
 

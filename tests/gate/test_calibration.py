@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from sdopt.gate.calibration import FOLDER, fitting_calibration, read_calibration
+from sdopt.gate.calibration import FOLDER, OfOtherWeights, calibration_for, fitting_calibration, read_calibration
+from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
+from sdopt.results.files import read_result
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import Model, Scheduler, Workload
+from sdopt.schema import Gate, Model, Rule, Scheduler, Workload
 from sdopt.study.fingerprint import of_model
+from tests.records import reconfigure
+from tests.robustness.damage import VERSION_1
 
 PACKAGED = {file.stem: read_calibration(file) for file in sorted(FOLDER.glob("*.json"))}
 
@@ -43,3 +47,31 @@ def test_one_of_other_work_is_not_applied_unless_it_is_named(other: RecordedConf
     applied, why = fitting_calibration(PACKAGED["emoji-25"], other, named=True)
     assert applied is PACKAGED["emoji-25"]
     assert said in why
+
+
+@pytest.mark.parametrize("name", ["/x", "**", "../calibrations/emoji", "emo*", ""])
+def test_the_name_of_a_model_is_neither_a_path_nor_a_pattern(name: str) -> None:
+    result = read_result(VERSION_1)
+    assert isinstance(calibration_for(result, None), OfOtherWeights)
+    reconfigure(result, "model", name=name)
+    assert calibration_for(result, None) is None
+
+
+def test_one_of_other_weights_says_which() -> None:
+    result = read_result(VERSION_1)
+    reconfigure(result, "workload", steps=10)
+    baseline = result.variant("baseline")
+    baseline.inputs["model"], result.feature_digests = of_model(Model()), {"emojiclip": "0123456789abcdef"}
+    here = feature_extractor("emojiclip").digest[:12]
+    for path, named in (
+        (None, "the calibration that comes with sdopt"),
+        (str(FOLDER / "emoji-10.json"), f"gate.calibration={FOLDER / 'emoji-10.json'}"),
+    ):
+        found = calibration_for(result, path)
+        applied, why = fitting_calibration(found, result.config, named=path is not None)
+        assert applied is None
+        assert f"{named} is of other weights, emojiclip {here} (here 0123456789ab): run `sdopt calibrate" in why
+        judge(result, Gate("g", {"lossy": [Rule("clip_score", deviations=0.1)]}, calibration=path), found)
+        assert named in str(result.judgements)
+    result.feature_digests = {"emojiclip": feature_extractor("emojiclip").digest}
+    assert calibration_for(result, None) == PACKAGED["emoji-10"]

@@ -1,12 +1,14 @@
 """The gate from the command line, on a study that it judged as it went; drift, calibration and the trial."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from runners.calibrate import main as calibrate
 from runners.gate_trial import main as gate_trial
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.gate.trial import CONF
@@ -14,14 +16,16 @@ from sdopt.gate.trial.alarms import count_alarms, missing_seeds, read_ledger, tr
 from sdopt.gate.trial.caught import timed_variants
 from sdopt.gate.trial.registry import drawn_sabotages
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Verdict
+from sdopt.results.records import Status, Verdict
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
+from tests.robustness.damage import VERSION_1
 
 SMALLEST = (
     "hardware=cpu",
     "hardware.threads=1",
     "workload.steps=2",
+    "workload.size=32",
     "protocol.rounds=3",
     "protocol.warmup=1",
     "protocol.stage_calls=1",
@@ -171,10 +175,31 @@ class TestGate:
         assert done.code == 2
         assert "without a result: attention=cudnn: the cudnn kernel needs a CUDA device" in done.shown
 
-    def test_a_waiver_that_is_none(self, folder: Path, tmp_path: Path) -> None:
-        done = sdopt(tmp_path, "gate", str(folder), "--against", str(folder), "--waive", "everything")
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("--against", ".", "--waive", "everything"), "--waive everything: unknown; choose from versions, sdopt"),
+            (("--waive", "sdopt"), "--waive sdopt: allows differences to an earlier result; name that with --against"),
+        ],
+    )
+    def test_a_waiver_that_allows_nothing(self, arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+        write_result(read_result(VERSION_1), tmp_path)
+        before = (tmp_path / "result.json").read_bytes()
+        done = sdopt(tmp_path, "gate", ".", *arguments)
         assert done.code == 2
-        assert "versions, sdopt" in done.shown
+        assert said in done.shown
+        assert (tmp_path / "result.json").read_bytes() == before
+
+    def test_the_verdicts_of_a_sweep_have_a_folder_for_each_job(self, tmp_path: Path) -> None:
+        for job in "01":
+            (tmp_path / "sweep" / job).mkdir(parents=True)
+            write_result(replace(read_result(VERSION_1), name=f"job {job}"), tmp_path / "sweep" / job)
+        done = sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
+        assert done.code == 3
+        for job in "01":
+            kept = json.loads((tmp_path / "verdicts" / job / "verdicts.json").read_text())
+            assert kept["study"] == f"job {job}"
+        assert sorted(path.name for path in (tmp_path / "verdicts").iterdir()) == ["0", "1"]
 
 
 class TestCalibrate:
@@ -268,11 +293,50 @@ class TestTrial:
             gate_trial(["--result", str(folder), "gate=strict"])
         assert "leave out gate=strict" in capsys.readouterr().err
 
+    def test_a_trial_whose_baseline_drew_nothing_is_refused_in_a_line(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        result = read_result(folder)
+        baseline = result.variant("baseline")
+        baseline.images, baseline.status, baseline.reason = [], Status.OUT_OF_MEMORY, "too large"
+        write_result(result, tmp_path)
+        assert gate_trial(["--result", str(tmp_path)]) == 3
+        [said] = capsys.readouterr().err.splitlines()
+        assert "the baseline has no images (status out_of_memory: too large)" in said
+
+    @pytest.mark.parametrize(("command", "arguments"), [(gate_trial, []), (calibrate, ["--output", "own.json"])])
+    def test_after_a_signal_nothing_more_is_drawn(
+        self,
+        command: Callable[[list[str]], int],
+        arguments: list[str],
+        folder: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """An interrupted study leaves a result, too."""
+
+        def interrupted(argv: list[str]) -> int:
+            left = Path(argv[-1].removeprefix("hydra.run.dir="))
+            left.mkdir(parents=True)
+            write_result(read_result(folder), left)
+            return 143
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("runners.run.main", interrupted)
+        assert command(arguments) == 143
+        assert capsys.readouterr() == ("", "")
+
     def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert gate_trial(["--config-dir", str(tmp_path)]) == 2
         assert "experiment/gate_trial.yaml" in capsys.readouterr().err
         assert gate_trial(["--config-dir", str(tmp_path), "--alarms", "3"]) == 2
         assert "experiment/gate_alarms.yaml" in capsys.readouterr().err
 
-    def test_a_dry_run_of_it_is_none_that_failed(self, tmp_path: Path) -> None:
-        assert sdopt(tmp_path, "gate-trial", "dry_run=true").code == 0
+    @pytest.mark.parametrize("alarms", [(), ("--alarms", "4")])
+    def test_a_dry_run_shows_the_plan_and_writes_nothing(self, alarms: tuple[str, ...], tmp_path: Path) -> None:
+        done = sdopt(tmp_path, "gate-trial", *alarms, "dry_run=true", "hardware=cpu")
+        assert done.code == 0, done.shown
+        assert "baseline" in done.out
+        assert ("0 of 4 trials are made; 2 sweeps of 3 are missing" in done.out) is bool(alarms)
+        assert list(tmp_path.iterdir()) == []

@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console, RenderableType
 
 from sdopt.errors import UsageError
-from sdopt.gate.drift import differences, judge_drift
-from sdopt.results.records import StudyResult, Verdict
+from sdopt.gate.drift import changed_choices, differences, judge_drift
+from sdopt.gate.judge import exit_code
+from sdopt.report.comparing import comparison_of
+from sdopt.results.records import Interference, MeasurementSession, StudyResult, TimedImage, Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import CALIBRATION, NON_INFERIOR, clip
 from tests.records import reconfigure
@@ -19,6 +24,13 @@ GATE = Gate(
         "lossy": [NON_INFERIOR, Rule("speedup", "at_least", limit=0.9)],
     },
 )
+
+
+def text_of(shown: RenderableType) -> str:
+    console = Console(file=StringIO(), width=200)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
 
 
 @pytest.fixture
@@ -86,3 +98,105 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: tupl
     assert {judgement.contract for judgement in found} == {"lossy"}
     assert "torch: 9 against None" in found[0].note
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize("which", ["later", "earlier"])
+@pytest.mark.parametrize("how", ["another study", "an idle process", "other programs"])
+def test_disturbed_times_of_either_result_decide_nothing(
+    results: tuple[StudyResult, StudyResult], which: str, how: str
+) -> None:
+    result = dict(zip(("later", "earlier"), results, strict=True))[which]
+    result.sessions = [MeasurementSession("")]
+    if how == "another study":
+        result.sessions[0].disturbed_by = ["neighbour"]
+    elif how == "an idle process":
+        result.variant("control").measurements[1].idle_cpu = 0.4
+    else:
+        reconfigure(result, "protocol", interference=0.02)
+        for row in result.variants:
+            for measurement in row.measurements:
+                measurement.interference = [Interference(0.3, 0.0) for _ in measurement.latency_s]
+    found = judge_drift(*results, GATE, CALIBRATION)
+    assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
+    [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]
+    assert f"in the {which} result: " in ruling.reason
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(0, Verdict.FAIL), (1, Verdict.NOT_COMPARABLE)])
+def test_timed_calls_that_draw_other_images_do_not_pass(
+    results: tuple[StudyResult, StudyResult], number: int, verdict: Verdict
+) -> None:
+    results[number].variant("it").measurements[0].timed_images = [TimedImage(0, 0, 0.1)]
+    found = {judgement.candidate: judgement.verdict for judgement in judge_drift(*results, GATE, CALIBRATION)}
+    assert found == {"baseline": Verdict.PASS, "it": verdict}
+
+
+class TestChoices:
+    @staticmethod
+    def change(result: StudyResult, earlier: StudyResult, how: str) -> None:
+        row = result.variant("it")
+        if how == "key":
+            for one, interval in ((row, 3), (earlier.variant("it"), 5)):
+                one.config = replace(one.config, options={"axis": {"_target_": "a.B", "interval": interval}})
+        elif how == "choice":
+            row.choices["axis"] = "other"
+        else:
+            section, _, key = how.partition(".")
+            reconfigure(row, section, **{key: 3})
+
+    @pytest.mark.parametrize(
+        ("how", "named"),
+        [
+            ("key", "axis.interval: 3 against 5 (it)"),
+            ("choice", "axis: other against it (it)"),
+            ("workload.steps", "workload.steps: 3 against 25 (it)"),
+            ("hardware.threads", "hardware.threads: 3 against None (it)"),
+        ],
+    )
+    def test_that_changed_need_a_waiver(self, results: tuple[StudyResult, StudyResult], how: str, named: str) -> None:
+        later, earlier = results
+        self.change(later, earlier, how)
+        with pytest.raises(UsageError) as refused:
+            judge_drift(later, earlier, GATE, CALIBRATION, waived=("versions", "sdopt"))
+        assert named in str(refused.value)
+        assert "--waive options" in str(refused.value)
+        found = judge_drift(later, earlier, GATE, CALIBRATION, waived=("options",))
+        assert {judgement.contract for judgement in found} == {"lossy"}
+        assert named in found[0].note
+
+    def test_a_class_that_moved_is_no_choice(self, results: tuple[StudyResult, StudyResult]) -> None:
+        for place, result in zip(("a.B", "c.B"), results, strict=True):
+            row = result.variant("it")
+            row.config = replace(row.config, options={"axis": {"_target_": place}})
+        assert changed_choices(*results) == {}
+
+    def test_what_the_whole_study_changed_is_named_once(self, results: tuple[StudyResult, StudyResult]) -> None:
+        later, earlier = results
+        reconfigure(later, "workload", steps=3)
+        for row in later.variants:
+            reconfigure(row, "workload", steps=3)
+        assert [difference.what for difference in differences(later, earlier)] == ["workload.steps: 3 against 25"]
+
+    def test_of_one_variant_leave_the_ratios_of_others(self, results: tuple[StudyResult, StudyResult]) -> None:
+        later, earlier = results
+        assert text_of(comparison_of(earlier, later)).count("B/A  ") == 2  # of the candidate, and of the control
+        self.change(later, earlier, "key")
+        shown = text_of(comparison_of(earlier, later))
+        assert "axis.interval: 3 against 5 (it)" in shown
+        assert "Not comparable" not in shown
+        assert shown.count("B/A  ") == 1
+
+
+@pytest.mark.parametrize(("number", "which"), [(0, "earlier"), (1, "later")])
+def test_a_variant_that_one_result_lacks_does_not_pass(
+    results: tuple[StudyResult, StudyResult], number: int, which: str
+) -> None:
+    lacking = results[number]
+    lacking.variants = [row for row in lacking.variants if row.name != "it"]
+    found = judge_drift(*results, GATE, CALIBRATION)
+    assert {judgement.candidate: judgement.verdict for judgement in found} == {
+        "baseline": Verdict.PASS,
+        "it": Verdict.NOT_COMPARABLE,
+    }
+    assert f"only the {which} result has it" in found[1].rulings[0].reason
+    assert exit_code(found) == 3

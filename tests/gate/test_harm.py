@@ -42,7 +42,12 @@ class TestEveryPrompt:
     def test_without_a_floor_nothing_passes(self) -> None:
         ruling = mse(None, 0.0)
         assert ruling.verdict is Verdict.NOT_COMPARABLE
-        assert "quality.floor_prompts" in ruling.reason
+        assert "was not drawn: see the reason of the A/A control" in ruling.reason
+        other = study(variant("it", contract="equivalent"), mse=Score(0.0, [0.0] * PROMPTS))
+        other.floors["numerical"] = {"perceptual_x": Spread(0.0, 0.0, 24)}
+        [ruling] = [r for r in verdict(other, EVERY, contract="equivalent").rulings if r.metric == "mse"]
+        assert ruling.verdict is Verdict.NOT_COMPARABLE
+        assert "has no such score" in ruling.reason
 
     def test_of_another_precision_the_floor_says_nothing(self) -> None:
         ruling = mse(1e-9, 5e-5, choices={"axis": "it", "precision": "tf32"})

@@ -18,13 +18,16 @@ from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration, read_calibration, write_calibration
 from sdopt.gate.judge import exit_code, judge, worst
 from sdopt.gate.rule_checks import require_rules
+from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown, write_verdicts
 from sdopt.results.files import read_result, write_result
+from sdopt.results.folders import JobError
 from sdopt.results.records import (
     BrokenImage,
     Comparison,
     Environment,
     ImageRecord,
+    Interval,
     Judgement,
     Measurement,
     MeasurementSession,
@@ -601,6 +604,23 @@ class TestCodesAndReports:
         judgements = [Judgement("c", "r", "", "lossy", verdict, []) for verdict in verdicts]
         assert exit_code(judgements) == code
         assert exit_code(judgements, report_only=True) == 0
+
+    @pytest.mark.parametrize(
+        ("verdict", "errors", "code"),
+        [
+            (Verdict.FAIL, [2, 3], 1),
+            (Verdict.INCONCLUSIVE, [2], 3),
+            (Verdict.PASS, [2], 2),
+            (Verdict.PASS, [0], 0),
+        ],
+    )
+    def test_in_a_sweep_a_regression_counts_most(self, verdict: Verdict, errors: list[int], code: int) -> None:
+        job = study(variant("it"))
+        for edge in job.comparisons:
+            edge.speedup = Interval(1.0)
+        job.judgements = [Judgement("it", "baseline", "", "exact", verdict, [])]
+        failed = {str(number): JobError(error, ["why"]) for number, error in enumerate(errors, start=1)}
+        assert Sweep(Path(), {"0": job}, failed).exit_code == code
 
     def test_files_for_ci(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.analysis.rounding import UNIT_ROUNDOFF
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import FOLDER
 from sdopt.gate.rule_checks import require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.results.records import ImageRecord, Score, Verdict
@@ -83,6 +85,25 @@ class TestMeasured:
         [said] = problems(composer, rule, "precision=bf16")
         assert "quality.lpips=true" in said
 
+    def test_a_calibration_that_is_none(self, composer: type[HydraComposer], tmp_path: Path) -> None:
+        judged = ["gate=default", "precision=bf16"]
+        [said] = problems(composer, *judged, f"gate.calibration={tmp_path / 'typo.json'}")
+        assert said.startswith(f"gate.calibration={tmp_path / 'typo.json'}: cannot be read (No such file")
+        (tmp_path / "other.json").write_text("{}")
+        [said] = problems(composer, *judged, f"gate.calibration={tmp_path / 'other.json'}")
+        assert "not a calibration" in said
+        assert problems(composer, *judged, f"gate.calibration={FOLDER / 'emoji-10.json'}") == []
+        assert problems(composer, "gate=none", "precision=bf16", "gate.calibration=typo.json") == []
+
+    def test_no_call_in_which_steps_are_counted(self, composer: type[HydraComposer]) -> None:
+        unobserved = ["gate=default", "protocol.stage_calls=0"]
+        [said] = problems(composer, *unobserved, "precision=bf16")
+        assert said.startswith("protocol.stage_calls=0: gate=default counts the steps")
+        # Another number of steps is what is judged: it is not compared.
+        fewer = 'study.variants={baseline: [], fewer: ["workload.steps=5"]}'
+        assert problems(composer, *unobserved, "study=explicit", fewer) == []
+        assert problems(composer, "gate=none", "protocol.stage_calls=0", "precision=bf16") == []
+
 
 @pytest.mark.parametrize(
     ("unfit", "why", "fit"),
@@ -107,6 +128,29 @@ def test_a_test_that_cannot_judge_a_metric_is_refused(unfit: Rule, why: str, fit
     with pytest.raises(UsageError, match=rf"lossy\[0\].metric={unfit.metric}: test={unfit.test}: .*{why}"):
         require_rules(Gate("g", {"lossy": [unfit]}))
     require_rules(Gate("g", {"lossy": [fit]}))
+
+
+@pytest.mark.parametrize(
+    ("unfit", "said"),
+    [
+        (Rule("speedup", margin=0.05), "test=non_inferior: speedup is a ratio to the reference"),
+        (Rule("memory_ratio", "within", low=0.9, high=1.1), "test=within"),
+        (Rule("tail_ratio", "exact"), "test=exact"),
+        (Rule("speedup", "rarely", limit=1, share=0.1), "test=rarely"),
+        (Rule("memory_ratio", "at_most", of_seeds=1), "a limit, and no of_seeds"),
+        (Rule("speedup", "at_least", limits=dict.fromkeys(UNIT_ROUNDOFF, 1.0)), "a limit, and no limits"),
+        (Rule("tail_ratio", "at_most", limit=1.1, of_floor=2), "a limit, and no of_floor"),
+        (Rule("speedup", "at_least"), "give the rule a limit"),
+        (Rule("speedup", "at_least", limit=1, share=0.1, least=0.1), "and no share, least"),
+    ],
+)
+def test_a_rule_that_cannot_judge_a_ratio_is_refused(unfit: Rule, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        require_rules(Gate("g", {"exact": [unfit]}))
+    [problem] = refused.value.problems
+    assert problem.startswith(f"gate.rules.exact[0].metric={unfit.metric}: ")
+    assert said in problem
+    require_rules(Gate("g", {"exact": [Rule(unfit.metric, test, limit=1) for test in ("at_least", "at_most")]}))
 
 
 def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> None:

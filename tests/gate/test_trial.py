@@ -1,13 +1,19 @@
 """The trial's sabotages: what they do to images, and what counts as caught."""
 
+import ast
+import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from sdopt import gate
+from sdopt.analysis.measures import RULED
 from sdopt.assembly import Assembly
+from sdopt.gate import belief, paying, work
 from sdopt.gate.trial.appearance import Cast, Faded, UnevenSharpness
 from sdopt.gate.trial.base import Retouch
 from sdopt.gate.trial.caught import caught
@@ -17,6 +23,7 @@ from sdopt.gate.trial.registry import CLASSES, drawn_sabotages, title_of
 from sdopt.optimizations import Contract
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.appearance import fine_detail, palette
+from sdopt.quality.metrics import FAMILIES
 from sdopt.results.records import Ruling, Verdict
 from sdopt.schema import Model, Scheduler, Task
 
@@ -73,6 +80,33 @@ class TestRegistry:
     def test_what_is_timed_belongs_to_a_class(self) -> None:
         targets = [line.split()[1] for file in _yamls() for line in file.read_text().splitlines() if "_target_" in line]
         assert {title_of(target) for target in targets} >= {"time and memory", "honest", "a few images of many"}
+
+    def test_what_should_catch_a_sabotage_exists(self) -> None:
+        """A name that no rule has would catch nothing, and only the slow trial would show it."""
+        timed = {file.stem: str(OmegaConf.select(OmegaConf.load(file), "caught_by", default="")) for file in _yamls()}
+        drawn = {name: option.caught_by for name, (_, option) in drawn_sabotages().items()}
+        known = {*RULED, *(family.name for family in FAMILIES), *_own_rules()}
+        assert any(timed.values())
+        named = {name: {*filter(None, words.split("|"))} for name, words in (timed | drawn).items()}
+        assert {name: words - known for name, words in named.items() if words - known} == {}
+
+    def test_the_documentation_names_the_rules_of_every_gate(self) -> None:
+        page = (Path(gate.__file__).parent / "README.md").read_text()
+        asked = page.partition("## Can it be believed?")[2].partition("\n## ")[0]
+        named = re.findall(r"^\| `(.+?)` \|", asked, re.MULTILINE)
+        assert len(named) >= 10
+        assert {*named} <= _own_rules()
+
+
+def _own_rules() -> set[str]:
+    """Returns the names that the gate's code can give a ruling of its own, and its other strings."""
+    trees = [ast.parse(Path(module.__file__ or "").read_text()) for module in (belief, paying, work)]
+    return {
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
 def _yamls() -> list[Path]:

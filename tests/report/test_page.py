@@ -294,8 +294,8 @@ def test_every_shape_is_shown(result: StudyResult, finished: Finished) -> None:
         edge.further = [ShapeRatios(speedup=Interval(1.4, 1.3, 1.5))]
     root = parsed(html_page(study_page(result, finished.folder)))
     [latency] = [section for section in every(root, "section") if section.get("id") == "latency"]
-    assert [text(option) for option in every(latency, "option")] == 2 * ["64×64, batch 1", "64×64, batch 4"]
-    assert "bfloat16, 64×64, batch 4" in {row["name"] for row in plots(root)[0]["data"]["values"]}  # type: ignore[index]
+    assert [text(option) for option in every(latency, "option")] == 2 * ["32×32, batch 1", "32×32, batch 4"]
+    assert "bfloat16, 32×32, batch 4" in {row["name"] for row in plots(root)[0]["data"]["values"]}  # type: ignore[index]
 
 
 def test_a_sweep_has_a_table_of_all_and_then_each_study(full: StudyResult, finished: Finished) -> None:

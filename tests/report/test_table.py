@@ -134,7 +134,7 @@ class TestTerminal:
 
     def test_the_title_says_what_was_measured_and_with_what(self, result: StudyResult) -> None:
         text = rendered(result, 80)
-        assert text.startswith("shared: emoji 64×64, 2 steps (DDIM), batch 1\n")
+        assert text.startswith("shared: emoji 32×32, 2 steps (DDIM), batch 1\n")
         for package in ("torch", "diffusers"):
             assert f"{package} {result.environment.packages[package]}" in text
 
@@ -182,7 +182,7 @@ class TestMarkdown:
     def test_begins_with_the_answer_and_says_what_was_measured(self, result: StudyResult) -> None:
         lines = markdown_table(result).splitlines()
         assert lines[0] == f"**{answer_of(result).sentence}**"
-        assert any("emoji 64×64, 2 steps (DDIM), batch 1 · on " in line for line in lines)
+        assert any("emoji 32×32, 2 steps (DDIM), batch 1 · on " in line for line in lines)
 
     def test_has_the_notes(self, result: StudyResult) -> None:
         text = markdown_table(result)

@@ -166,8 +166,7 @@ class TestDryRun:
         # which is drawn once more.
         assert "calls of the pipeline: about 27, by 3 processes" in planned.shown
         assert "time: unknown; memory: about 0.02 GiB a process (no earlier run" in planned.shown
-        work = ("workload.steps=2", "workload.size=64")
-        known = sdopt(finished.cwd, "run", *SMOKE, *work, "dry_run=true", "precision=bf16")
+        known = sdopt(finished.cwd, "run", *SMOKE, "workload.steps=2", "dry_run=true", "precision=bf16")
         assert f"from {finished.folder.relative_to(finished.cwd)}" in known.shown
         assert "time: about" in known.shown
 

@@ -28,6 +28,7 @@ SEARCH = (
     "hardware=cpu",
     "hardware.threads=1",
     "workload.steps=1",
+    "workload.size=32",
     "workload.prompt_count=1",
     "quality=none",
     "quality.prompt_count=1",

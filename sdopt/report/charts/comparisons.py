@@ -367,7 +367,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
         "axis": {"tickCount": FEW_TICKS, "format": "~s"},
     }
     rows = Rows(data, (Column("images", "figure", 136),))
-    tooltip = {"name": "variant", "figure": "repaid after", "extra": "more before the first image"}
+    tooltip = {"name": "variant", "figure": "repaid after", "extra": "more at the start"}
     layers: list[Spec] = [
         {
             "transform": [{"filter": "isValid(datum.reach)"}, {"calculate": "datum.low || 1", "as": "from"}],

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sdopt.analysis.answer import Answer, OptionAnswer, answer_of
-from sdopt.analysis.break_even import images_text
+from sdopt.analysis.break_even import images_text, start_text
 from sdopt.analysis.published import Claim, claims_of, notes_of_published, shown_claims
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
@@ -230,7 +230,7 @@ def _limit(result: StudyResult) -> Section:
 def _break_even(result: StudyResult) -> Section:
     plot = break_even_plot(result)
     rows = [
-        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", f"{level.extra_s:+z.1f} s", _repaid(level))
+        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", _extra(level), _repaid(level))
         for edge in result.comparisons
         if (level := edge.break_even) is not None and result.variant(edge.candidate).role != "control"
     ]
@@ -239,6 +239,11 @@ def _break_even(result: StudyResult) -> Section:
     headings = ("variant", "against", "first image after", "more than the reference", "images until repaid")
     blocks: list[Block] = [Chart([("", plot)], "After how many images the slower start is repaid.")] if plot else []
     return Section("break-even", "Break-even", [*blocks, Table(headings, rows)])
+
+
+def _extra(level: BreakEven) -> str:
+    extra = f"{level.extra_s:+z.1f} s"
+    return extra if level.shapes == 1 else f"{extra} {start_text(level)}"
 
 
 def _repaid(level: BreakEven) -> str:
