@@ -14,8 +14,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import util
 from pathlib import Path
+
+import pytest
+import torch
 
 from sdopt.cli import main
 from sdopt.scratch import own_folder
@@ -29,7 +33,7 @@ class Forked:
         self._said = Path(tempfile.mkdtemp(dir=own_folder()))
         context = forkserver.start_fork_server()
         # Not a daemon: those may not start processes.
-        self._process = context.Process(target=_run, args=(cwd, arguments, self._said), daemon=False)
+        self._process = context.Process(target=_run, args=(cwd, arguments, self._said, dict(os.environ)), daemon=False)
         with forkserver.independent_children():
             self._process.start()
 
@@ -66,10 +70,12 @@ class Forked:
         return (self._said / "out").read_text(), (self._said / "err").read_text()
 
 
-def _run(cwd: Path, arguments: Sequence[str], said: Path) -> None:
+def _run(cwd: Path, arguments: Sequence[str], said: Path, environment: dict[str, str]) -> None:
     """Makes the forked process one as a shell starts it, and runs the command."""
     os.setsid()
     os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
     for name, number in (("out", 1), ("err", 2)):
         with (said / name).open("wb") as stream:
             os.dup2(stream.fileno(), number)
@@ -78,6 +84,17 @@ def _run(cwd: Path, arguments: Sequence[str], said: Path) -> None:
         signal.signal(ending, signal.SIG_DFL)
     util.spawnv_passfds = _fork_server  # type: ignore[assignment]
     sys.exit(main(list(arguments)))
+
+
+def fork_the_server() -> None:
+    """Starts this process's fork server as a fork of it, once it has imported what the server imports."""
+    for module in forkserver.PRELOADED:
+        with suppress(ImportError):  # the server leaves out what is not installed, too
+            import_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(util, "spawnv_passfds", _fork_server)
+        forkserver.start_fork_server()
+    assert not torch.cuda.is_initialized(), "no process can be forked from one that has started CUDA"
 
 
 def _fork_server(_path: str, arguments: Sequence[str], handles: Sequence[int]) -> int:

@@ -142,10 +142,11 @@ class UsesTheCache(Harmless):
     """Says whether it finds what an earlier process has compiled."""
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        compiled = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "compiled"
-        print(f"cache: {'warm' if compiled.exists() else 'cold'}")
-        compiled.parent.mkdir(parents=True, exist_ok=True)
-        compiled.touch()
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            compiled = Path(os.environ[name]) / "compiled"
+            print(f"{name}: {'warm' if compiled.exists() else 'cold'} {compiled}")
+            compiled.parent.mkdir(parents=True, exist_ok=True)
+            compiled.touch()
         return super().apply(pipe)
 
 

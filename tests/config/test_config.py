@@ -128,6 +128,7 @@ class TestMistakes:
                 "scheduler.class_name=StableDiffusionPipeline: unknown scheduler",
             ),
             ("model.name=sd99", "model.name=sd99: packaged models are emoji"),
+            ("model.name=/x", "model.name=/x: must be a name, not a path"),
             ("model.weights=path", "model.path: "),
             ("+scheduler.options.etaa=1", "scheduler.options.etaa"),
         ],

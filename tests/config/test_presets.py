@@ -8,7 +8,10 @@ import torch
 from omegaconf import OmegaConf
 
 from sdopt.analysis.published import Reproduction, claims_of
+from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
+from sdopt.pipelines.loading import scheduler_class
+from sdopt.reference import MODEL
 from sdopt.results.records import Status
 from tests.command import SMOKE, Finished, sdopt
 
@@ -29,6 +32,26 @@ LESS = {
 
 def run(folder: Path, name: str, *overrides: str) -> Finished:
     return sdopt(folder, "run", f"experiment={name}", "model=emoji", *SMOKE, "protocol.stage_calls=0", *overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], pytest.param(["scheduler=ddim"], marks=pytest.mark.xfail(raises=RuntimeError, strict=True))]
+)
+def test_the_fastest_on_a_card_never_waits_for_it_within_a_step(
+    composer: type[HydraComposer], overrides: list[str]
+) -> None:
+    """A value on the meta device cannot be read, as a value on a card cannot without waiting for it."""
+    chosen = composer(["experiment=fastest_cuda", *overrides]).current.scheduler
+    configuration = json.loads((MODEL / "scheduler" / "scheduler_config.json").read_text())
+    scheduler = scheduler_class(chosen).from_config(configuration, **chosen.options)
+    scheduler.set_timesteps(4)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)  # the one read of an image
+    scheduler.timesteps = scheduler.timesteps.to("meta")
+    latents = torch.empty(1, 4, 8, 8, device="meta")
+    for timestep in scheduler.timesteps:
+        prediction = scheduler.scale_model_input(latents, timestep)
+        latents = scheduler.step(prediction, timestep, latents).prev_sample
 
 
 def test_there_are_the_five_articles() -> None:

@@ -24,7 +24,7 @@ from sdopt.hardware.probe import probe_device
 from sdopt.measure.ceilings import SAMPLES, measure_ceilings
 from sdopt.worker.machine import Machine
 from tests.command import SMOKE, Finished, sdopt
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 SHEETS = data_sheets()
 
@@ -147,7 +147,7 @@ class TestCeilings:
     def test_make_a_data_sheet_that_a_run_is_held_against(self, diagnosis: Diagnosis, tmp_path: Path) -> None:
         (tmp_path / "conf" / "hardware").mkdir(parents=True)
         (tmp_path / "conf" / "hardware" / "mine.yaml").write_text(sheet_yaml(diagnosis))
-        run = [*(override for override in SMOKE if override != "hardware=cpu"), "workload.size=64"]
+        run = [override for override in SMOKE if override != "hardware=cpu"]
         finished = sdopt(tmp_path, "run", "--config-dir", "conf", *run, "hardware=mine", "precision=bf16")
         assert finished.code == 0, finished.err
         sheet = finished.result.environment.sheet

@@ -20,7 +20,7 @@ from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.results.records import Interval, Status, StudyResult
 from tests.command import Finished, sdopt
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 SHEETS = data_sheets()
 OPTIONS = [("attention", "math"), ("attention", "cudnn"), ("precision", "bf16"), ("precision", "fp16_vae_fix")]

@@ -85,14 +85,14 @@ def redness(given: Inputs, _features: str) -> Score:
 def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = Family("redness", "mean of the red channel", False, redness, unit="dB")
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
-    rules = "gate.rules={lossy: [{metric: redness, margin: 1, confidence: null}]}"
+    rules = "gate.rules={equivalent: [{metric: redness, margin: 1, confidence: null}]}"
     few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.cache=null"]
-    run = sdopt(tmp_path, "run", *SMOKE, *few, "workload.size=64", "precision=bf16", "gate=default", f"+{rules}")
+    run = sdopt(tmp_path, "run", *SMOKE, *few, "layout=channels_last", "gate=default", f"+{rules}")
     result = run.result
-    scores = [result.variant(name).quality["redness"] for name in ("baseline", "precision=bf16")]
+    scores = [result.variant(name).quality["redness"] for name in ("baseline", "layout=channels_last")]
     assert all(score.estimate is not None and len(score.per_prompt) == 3 for score in scores)
     [ruling] = [ruling for judgement in result.judgements for ruling in judgement.rulings if ruling.metric == "redness"]
     assert ruling.verdict == "pass", ruling.reason
     assert "redness (dB) ↓" in (run.folder / "table.md").read_text()
-    flat = figures_by_variant(result)["precision=bf16"].flat
+    flat = figures_by_variant(result)["layout=channels_last"].flat
     assert flat["quality/redness"] == scores[1].estimate

@@ -75,6 +75,8 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
             "x",
             "config.protocol.estimator=x: choose one of median, mean, last, min",
         ),
+        (("config", "model", "name"), "../x", "config.model.name='../x': must be a name, not a path"),
+        (("variants", 0, "config", "model", "name"), "/x", "variants.0.config.model.name='/x': must be a name"),
         (("variants", 0, "name"), "", "variants.0.name='': must be one line of text"),
         (("variants", 0, "contract"), "x", "variants.0.contract=x: choose one of exact, equivalent, lossy"),
         (("variants", 1, "promises"), {"a": {"contract": "x", "claims": []}}, "variants.1.promises.a.contract=x: "),
@@ -150,7 +152,7 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
         "1/result.json",
         "2/error.json",
     ]
-    assert sweep.exit_code >= 2
+    assert sweep.exit_code == 1  # the regression of the jobs that can be read
     assert {job for job, _ in sweep.rows} == {"0", "1", "2", "3", "4"}
     assert "the job has begun and has written no result" in sweep.rows[-1][1].evidence
     finished = sdopt(tmp_path, "gate", "sweep")

@@ -13,7 +13,7 @@ from sdopt.hardware.device import Device
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.options import option_study
 from sdopt.suite.run import Suite, study_overrides
-from tests.conftest import CPU
+from tests.fixtures import CPU
 
 H200 = planned_device(data_sheets()["h200"])
 STUDIES = [part for part in suite_config([]).parts if part.kind in ("noise", "study")]

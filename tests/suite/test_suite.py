@@ -25,7 +25,7 @@ from sdopt.suite.process import Run, run_limited
 from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
-from tests.conftest import CPU, once
+from tests.fixtures import CPU, once
 
 TINY = "protocol:smoke, workload.prompt_count:1, protocol.stage_calls:0, protocol.interference:null"
 RUNS = ("flash", "fused_qkv", "math", "sliced", "sliced_max", "vanilla")
