@@ -55,4 +55,10 @@ traced call showed that it took effect. It is **refuted** if it ran but brought 
 where it was measured alone, none of the gains that it is for. **Cannot run** is what failed there. An option is
 **impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
 **unproven**: nothing speaks against it, and no record shows it. What a machine has to have installed is left out here.
-`sdopt gpu-suite` measures all of them on a GPU, and its results belong into `outputs/records/`."""
+`sdopt gpu-suite` measures all of them on a GPU, and its results belong into `outputs/records/`. On a CPU, a study of
+whole groups does so for a task:
+
+```bash
+sdopt run study=one_at_a_time "study.options=[attention,caching,grad_mode,layout,lora,memory]" \\
+  study.skip_conflicts=true protocol=smoke workload.steps=8 workload.size=80 workload.batch_size=2 task=img2img
+```"""
