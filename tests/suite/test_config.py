@@ -53,7 +53,15 @@ def test_every_published_preset_is_a_part() -> None:
     presets = {o.partition("=")[2] for part in PARTS.values() for o in part.overrides if o.startswith("experiment=")}
     conf = Path(__file__).parents[2] / "conf" / "experiment"
     published = {path.stem for path in conf.glob("*.yaml") if "\n  published:" in path.read_text()}
-    assert published | {"fastest", "mlperf_sdxl"} <= presets
+    assert published | {"fastest_cuda", "mlperf_sdxl"} <= presets
+
+
+@pytest.mark.parametrize("name", ["fastest_sd15", "fastest_sdxl", "mlperf_sdxl"])
+def test_no_row_of_the_fastest_is_skipped_on_a_card(name: str) -> None:
+    with composer_of(composed(PARTS[name], H200)) as composer:
+        variants = composer.current.study.plan(composer).variants
+    assert len(variants) > 1
+    assert {variant.name: variant.conflicts(H200) for variant in variants} == {row.name: [] for row in variants}
 
 
 def test_options_are_tried_alone_or_beside_what_they_need() -> None:
