@@ -212,14 +212,14 @@ def test_four_processes_at_once_on_postgresql(finished: Finished, tmp_path: Path
         processes = [sync(tmp_path, server.url, *folders[first : first + 2]) for first in (0, 2, 4)]
         own = [*SMOKE, "workload.steps=1", "study.name=own", "tracking=mlflow", f"tracking.uri={server.url}"]
         processes.append(start(tmp_path / "outputs", "run", *own))
-        for process in processes:
-            ended = process.finish(500)
-            assert ended.code == 0, ended.shown
+        ended = [process.finish(500) for process in processes]
+        assert [one.code for one in ended] == [0] * 4, [one.shown for one in ended if one.code]
         # And again, all of them everything.
         everything = [sync(tmp_path, server.url, tmp_path / "outputs") for _ in range(4)]
-        for process in everything:
-            ended = process.finish(500)
-            assert (ended.code, ended.out.count("already logged")) == (0, 7), ended.shown
+        ended = [process.finish(500) for process in everything]
+        assert [(one.code, one.out.count("already logged")) for one in ended] == [(0, 7)] * 4, [
+            one.shown for one in ended
+        ]
 
         for result, logged in zip(results, whole, strict=True):
             assert contents(server.client, result) == logged
@@ -314,6 +314,52 @@ class TestLocked:
         calls[:] = []
         result.id = uuid.uuid4().hex
         with pytest.raises(TrackingError, match="database is locked"):
+            log_study(result, tmp_path / "study", local)
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            "BAD_REQUEST: (psycopg2.errors.UniqueViolation) duplicate key value violates unique constraint",
+            "(sqlite3.IntegrityError) UNIQUE constraint failed: experiment_tags.key, experiment_tags.experiment_id",
+        ],
+    )
+    def test_a_tag_that_another_process_adds_at_the_same_time_is_set(
+        self, finished: Finished, tmp_path: Path, local: Tracking, monkeypatch: pytest.MonkeyPatch, said: str
+    ) -> None:
+        """Two studies of one experiment, logged at once: MLflow looks for the tag first, and adds it then."""
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        result, set_tag = study(finished, tmp_path / "study"), MlflowClient.set_experiment_tag
+        others: list[str] = []
+
+        def added_meanwhile(client: "MlflowClient", experiment: str, key: str, value: str) -> None:
+            if key not in others:
+                others.append(key)
+                set_tag(client, experiment, key, "of another process")
+                raise MlflowException(said)
+            set_tag(client, experiment, key, value)
+
+        monkeypatch.setattr(MlflowClient, "set_experiment_tag", added_meanwhile)
+        parent, new = log_study(result, tmp_path / "study", local)
+        client = MlflowClient(local.uri)
+        experiment = client.get_experiment(client.get_run(parent).info.experiment_id)
+        assert new
+        assert others == ["mlflow.note.content"]
+        assert experiment.tags["mlflow.note.content"].startswith("**")
+
+    def test_another_error_of_a_tag_is_one_of_the_server(
+        self, local: Tracking, tmp_path: Path, finished: Finished, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        def refused(*_arguments: Any) -> None:
+            raise MlflowException("no space left")
+
+        result = study(finished, tmp_path / "study")
+        monkeypatch.setattr(MlflowClient, "set_experiment_tag", refused)
+        with pytest.raises(TrackingError, match="no space left"):
             log_study(result, tmp_path / "study", local)
 
     def test_is_tried_again_while_another_user_makes_the_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
