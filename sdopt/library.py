@@ -363,9 +363,8 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
     cls: Any = type(pipe)
     call = cls.__call__
     names = [name for name in inspect.signature(call).parameters if name != "self"]
-    usual = {
-        name: value for name, value in defaults.items() if name in names
-    }  # image-to-image has no size, text-to-image no strength
+    # Image-to-image has no size, and text-to-image no strength.
+    usual = {name: value for name, value in defaults.items() if name in names}
 
     @wraps(call)  # a copy of the pipeline has this class, and may get further options
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
