@@ -4,7 +4,6 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,11 @@ if TYPE_CHECKING:
 
 _OPTIMIZED = "_sdopt_optimized"
 """Attribute of a pipeline that options were applied to; with the pipeline, all that is kept for it is garbage."""
+
+_COPIED = (
+    "this pipeline is a copy of one that options were applied to, and runs parts of the original: copy a pipeline "
+    "first, and then apply options to each with sdopt.optimize"
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class _Optimized:
     """Arguments of a call that gives none of its own."""
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
-        """Leaves it out of a copy of the pipeline, into which `undo` would put the parts of the original."""
+        """Leaves None in a copy of the pipeline: its hooks, closures and compiled code are those of the original."""
 
 
 def optimize(
@@ -110,8 +114,11 @@ def optimize(
         UsageError: there is no such option or key, it cannot apply to a pipeline, a file of it is missing and cannot be
             downloaded, or options were applied to this pipeline before; nothing was changed.
         ConflictError: an option cannot run on this device, with this model or beside the others; nothing was changed.
+        UnavailableError: an option cannot be applied here, for example because a compiler's cache cannot be written;
+            the pipeline is as it was before. Where weights were changed already, a note on the error says so.
     """
-    if getattr(pipe, _OPTIMIZED, None) is not None:
+    if hasattr(pipe, _OPTIMIZED):
+        _optimized(pipe)  # says if it is a copy
         raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
@@ -133,11 +140,18 @@ def optimize(
     _require(options, pipe, model, scheduler, variant.choices, [])
     parts = _parts(pipe, options, model)
     cls, before = type(pipe), Snapshot.of(pipe)
-    pipe.scheduler = scheduler
-    _apply_at_loading(pipe, options, parts)
-    assembly = Assembly.of(pipe, options)
-    if prompts:
-        assembly.prepare_inputs(prompts)
+    try:
+        pipe.scheduler = scheduler
+        _apply_at_loading(pipe, options, parts)
+        assembly = Assembly.of(pipe, options)
+        if prompts:
+            assembly.prepare_inputs(prompts)
+    except Exception as error:
+        if _lost(options, variant.choices, before):
+            error.add_note("The pipeline has been changed and cannot be restored: load it again.")
+        else:
+            before.restore(pipe)
+        raise
     setattr(pipe, _OPTIMIZED, _Optimized(assembly, dict(variant.choices), cls, before))
     _wrap_calls(pipe, assembly, {})
     return pipe
@@ -231,21 +245,24 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
         The same pipeline, as it was before.
 
     Raises:
-        UsageError: no options were applied to it, as to a copy of a pipeline that has some; they came with `load`; or
+        UsageError: no options were applied to it; it is a copy of a pipeline that has some; they came with `load`; or
             they changed what cannot be restored, as weights that were rounded, fused or offloaded: then nothing is
             taken back, and the pipeline has to be loaded anew.
     """
     optimized = _optimized(pipe)
     if optimized.before is None:
         raise UsageError("cannot be undone: sdopt.load applied the options at loading; load the baseline instead")
-    moving = [axis for axis, option in optimized.assembly.options.items() if option.loads_on_host]
-    lost = [f"{as_choice(axis, optimized.choices[axis])} has moved the weights of the pipeline" for axis in moving]
-    lost = lost or optimized.before.lost()
-    if lost:
+    if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
         raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
     optimized.before.restore(pipe)
     delattr(pipe, _OPTIMIZED)
     return pipe
+
+
+def _lost(options: Mapping[str, Optimization], choices: Mapping[str, str], before: Snapshot) -> list[str]:
+    """Returns why a pipeline cannot be put back into the state before its options were applied."""
+    moving = [as_choice(axis, choices[axis]) for axis, option in options.items() if option.loads_on_host]
+    return [f"{option} has moved the weights of the pipeline" for option in moving] or before.lost()
 
 
 # ------------------------------------------------------------------------------------------------------- applying
@@ -366,11 +383,12 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
     # Image-to-image has no size, and text-to-image no strength.
     usual = {name: value for name, value in defaults.items() if name in names}
 
-    @wraps(call)  # a copy of the pipeline has this class, and may get further options
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
         if isinstance(given.get("prompt"), str):
             given["prompt"] = [given["prompt"]]  # options that change the inputs take a list
+        if getattr(self, _OPTIMIZED, None) is None:
+            raise UsageError(_COPIED)
         with assembly.entered():
             return call(self, **assembly.changed(usual | assembly.call_kwargs | given))
 
@@ -379,9 +397,11 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
 
 
 def _optimized(pipe: "DiffusionPipeline") -> _Optimized:
-    found: _Optimized | None = getattr(pipe, _OPTIMIZED, None)
-    if found is None:
+    if not hasattr(pipe, _OPTIMIZED):
         raise UsageError("no options were applied to this pipeline with sdopt.optimize or sdopt.load")
+    found: _Optimized | None = getattr(pipe, _OPTIMIZED)
+    if found is None:
+        raise UsageError(_COPIED)
     return found
 
 

@@ -3,6 +3,7 @@
 import gc
 import re
 import weakref
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sdopt
 from sdopt.config.groups import optimization_options, options_of
-from sdopt.errors import ConflictError, UsageError
+from sdopt.errors import ConflictError, UnavailableError, UsageError
 from sdopt.reference import LORAS, MODEL, TINY_AUTOENCODER
 from sdopt.results.files import write_result
 from sdopt.results.records import StudyResult
@@ -274,6 +275,22 @@ class TestOptimize:
         gc.collect()
         assert left() is None
 
+    def test_what_fails_leaves_the_pipeline_as_it_was(
+        self, pipe: StableDiffusionPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The folder of compiled packages must be its owner's alone."""
+        (tmp_path / "sdopt" / "aot").mkdir(parents=True)
+        (tmp_path / "sdopt" / "aot").chmod(0o777)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        before = pipe.unet.conv_in.weight.stride(), type(pipe)
+        with pytest.raises(UnavailableError, match="aot") as refused:
+            sdopt.optimize(pipe, layout="channels_last", compiler="aot")
+        assert not hasattr(refused.value, "__notes__")
+        assert (pipe.unet.conv_in.weight.stride(), type(pipe)) == before
+        with pytest.raises(UnavailableError, match="aot") as refused:
+            sdopt.optimize(pipe, precision="bf16", compiler="aot")
+        assert "load it again" in refused.value.__notes__[0]
+
     def test_twice_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, attention="vanilla")
         with pytest.raises(UsageError, match="undo"):
@@ -377,16 +394,22 @@ class TestUndo:
         drawn(pipe)
         assert sdopt.prove(pipe).engaged
 
-    def test_a_copy_of_the_pipeline_is_not_undone(self, pipe: StableDiffusionPipeline) -> None:
-        """It shares no parts with the original, whose parts `undo` would put into it."""
+    def test_a_copy_of_the_pipeline_is_refused(self, pipe: StableDiffusionPipeline) -> None:
+        """Its hooks read the original's steps: from its second image on, it would draw others."""
         own, before = pipe.unet, drawn(pipe)
-        copied = deepcopy(sdopt.optimize(pipe, attention="vanilla"))
-        with pytest.raises(UsageError, match="no options were applied to this pipeline"):
-            sdopt.undo(copied)
-        assert copied.unet is not own
-        assert np.abs(drawn(sdopt.optimize(copied, layout="channels_last")) - before).max() < 1e-3
+        copied = deepcopy(sdopt.optimize(pipe, caching="pyramid_attention"))
+        uses: list[Callable[[], Any]] = [
+            lambda: drawn(copied),
+            lambda: sdopt.undo(copied),
+            lambda: sdopt.prove(copied),
+            lambda: sdopt.optimize(copied, layout="channels_last"),
+        ]
+        for use in uses:
+            with pytest.raises(UsageError, match="copy of one that options were applied to"):
+                use()
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert pipe.unet is own
+        assert np.array_equal(drawn(deepcopy(pipe)), before)
 
     def test_waits_for_no_parameter_by_itself(self, pipe: StableDiffusionPipeline) -> None:
         """On a card, each number that is read waits for all that runs there."""

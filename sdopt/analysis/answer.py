@@ -115,7 +115,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         for name, ratio in at.ratios.items()
     }
     judged = None if left_out else _judgement(result, row)
-    work = row.variant.config.other_work(reference.config)
+    work = row.variant.config.incomparable_work(reference.config)
     worth, because = _worth(result, row.variant, reference, ratios, judged)
     if work and worth in (Worth.WORTH_IT, Worth.HARMFUL):
         worth, because = Worth.UNPROVEN, f"not the same work: {', '.join(work)}"

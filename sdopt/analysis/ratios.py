@@ -286,8 +286,8 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
         return
     call = latency(reference, result.config.protocol.estimator, result.confidence)
     comparison.break_even = break_even(candidate, reference, call, comparison.speedup)
-    other_work = candidate.config.other_work(reference.config)
-    notes = [f"not the same work: {', '.join(other_work)}"] if other_work else []
+    work = candidate.config.incomparable_work(reference.config)
+    notes = [f"not the same work: {', '.join(work)}"] if work else []
     if comparison.speedup is None:
         notes.append("no session timed a round of both variants")
     comparison.note = "; ".join(notes)

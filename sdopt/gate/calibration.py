@@ -6,6 +6,7 @@ as shares of that spread.
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -160,12 +161,17 @@ def fitting_calibration(
 
 def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
     """Says how to get a calibration that fits a study better than this one."""
-    overrides = [
+    model, features = config.model, config.quality.features
+    overrides = [f"model={model.name}"]
+    overrides += [f"model.weights={model.weights}"] if model.weights in ("path", "random") else []
+    overrides += [f"model.path={model.path}"] if model.path else []
+    overrides += [
         f"{key}={theirs}"
         for key, (_, theirs) in calibration.differing(config).items()
         if not key.startswith("scheduler")
     ]
-    command = " ".join(["sdopt calibrate", f"model={config.model.name}", *overrides, "--output own.json"])
+    overrides += [f"quality.features=[{','.join(features)}]"] if features else []
+    command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])
     return f"run `{command}` and judge with gate.calibration=own.json"
 
 

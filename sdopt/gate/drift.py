@@ -7,6 +7,7 @@ are compared prompt by prompt.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import RULED, SPEEDUP
@@ -66,8 +67,12 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
         found.append(Difference(f"sdopt: {shown[0]} against {shown[1]}", "sdopt"))
     work = later.config.differing(earlier.config, WORK)
     found += [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
-    chosen = changed_choices(later, earlier)
-    return found + [Difference(f"{what} ({', '.join(names)})", "options") for what, names in chosen.items()]
+    everywhere = {variant.name for variant in later.variants} & {variant.name for variant in earlier.variants}
+    for what, names in changed_choices(later, earlier).items():
+        # Every speed-up is one over the baseline: of another baseline it says nothing, unless all have changed alike.
+        waivable = later.baseline not in names or everywhere <= {*names}
+        found.append(Difference(f"{what} ({', '.join(names)})", "options" if waivable else ""))
+    return found
 
 
 def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
@@ -81,17 +86,28 @@ def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[
     for now in later.variants:
         if (then := before.get(now.name)) is None:
             continue
-        mine, other = now.config.flat() | now.choices, then.config.flat() | then.choices
-        groups = {axis.partition(".")[0] for axis in (*now.choices, *then.choices)} - {*WORK}
-        for key in dict.fromkeys([*mine, *other]):
-            # Where an option's class lives is code of sdopt, which is compared as such.
-            chosen = key.startswith(CHOICES) or (key.partition(".")[0] in groups and not key.endswith("_target_"))
-            priced = key == "hardware.price_per_hour"
-            # A key that an option did not have is another version's; another option is one among the choices.
-            known = key in {*now.choices, *then.choices} or (key in mine and key in other)
-            if chosen and known and not priced and key not in of_study and mine.get(key) != other.get(key):
-                found.setdefault(f"{key}: {mine.get(key)} against {other.get(key)}", []).append(now.name)
+        settings = now.config.differing(then.config, (*WORK, "hardware"))
+        differing = {key: values for key, values in settings.items() if key.startswith(CHOICES)} | _options(now, then)
+        for key, (mine, other) in differing.items():
+            if key not in of_study and key != "hardware.price_per_hour":
+                found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
     return found
+
+
+def _options(now: VariantResult, then: VariantResult) -> dict[str, tuple[Any, Any]]:
+    """Returns the options, and their keys, that two variants choose otherwise, by full name, with both values."""
+    mine, other = now.config.flat() | now.choices, then.config.flat() | then.choices
+    groups = {axis.partition(".")[0] for axis in (*now.choices, *then.choices)} - {*WORK}
+    # Where an option's class lives is code of sdopt, which is compared as such. A key that an option did not have is
+    # another version's; another option is one among the choices.
+    return {
+        key: (mine.get(key), other.get(key))
+        for key in dict.fromkeys([*mine, *other])
+        if key.partition(".")[0] in groups
+        and not key.endswith("_target_")
+        and (key in {*now.choices, *then.choices} or (key in mine and key in other))
+        and mine.get(key) != other.get(key)
+    }
 
 
 def judge_drift(
@@ -144,7 +160,9 @@ def judge_drift(
     calibration, misfit = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
     notes += [misfit] if misfit else []
     found_in_both = [
-        _judge(later, earlier, name, judged, contract, calibration, "; ".join(notes), folders if paired else None)
+        _judge(
+            later, earlier, name, judged, contract, calibration, misfit, "; ".join(notes), folders if paired else None
+        )
         for name in names
     ]
     return found_in_both + _of_one_alone(later, earlier, contract)
@@ -171,6 +189,7 @@ def _judge(
     gate: Gate,
     contract: Contract,
     calibration: Calibration | None,
+    misfit: str,
     note: str,
     folders: tuple[Path, Path] | None,
 ) -> Judgement:
@@ -201,6 +220,7 @@ def _judge(
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
             belief=() if shape_index else _belief(views, pairs),
+            uncalibrated="" if calibration else misfit,
             floors=later.floors.get("numerical", {}),
         )
 

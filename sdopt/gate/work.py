@@ -22,7 +22,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
         rulings.append(unjudged("reference", f"images of the reference '{reference.name}' are broken: {wires}"))
     other = [
         f"{key} ({mine} against {theirs})"
-        for key, (mine, theirs) in candidate.config.other_work(reference.config).items()
+        for key, (mine, theirs) in candidate.config.incomparable_work(reference.config).items()
     ]
     if other:
         rulings.append(unjudged("same work", f"not the same work: {', '.join(other)}"))

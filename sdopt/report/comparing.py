@@ -34,7 +34,7 @@ def comparison_of(first: StudyResult, second: StudyResult) -> Group:
     if not reasons:
         parts.append(Text("  B/A: the speed-up in B over that in A.", "dim"))
     changed = [f"{what} ({', '.join(names)})" for what, names in changed_choices(second, first).items()]
-    if changed:
+    if changed and not reasons:
         parts.append(Text("Variants of the same name choose otherwise, so no ratio of theirs is shown:", "yellow"))
         parts += [Text(f"  {what}", "yellow") for what in changed]
     keys = dict(changed_keys(first, second))
@@ -97,7 +97,7 @@ def _table(first: StudyResult, second: StudyResult, ratios: bool) -> Table:
         shown = [(letter, found[name]) for letter, found in (("A", mine), ("B", other)) if name in found]
         for number, (letter, row) in enumerate(shown):
             table.add_row("" if number else escape(name), letter, *_cells(row))
-        same = len(shown) == 2 and not changed & {name, first.baseline}
+        same = len(shown) == 2 and name not in changed
         if ratios and same and (change := _change(first, second, name)):
             table.add_row("", "B/A", "", "", change, "")
     return table

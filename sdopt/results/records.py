@@ -90,7 +90,7 @@ class RecordedConfig:
             if mine[key] != theirs[key]
         }
 
-    def other_work(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
+    def incomparable_work(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
         """Returns the keys of the work and the hardware in which two variants differ and must not, with both values.
 
         What a candidate may choose (`CHOICES`) is part of the comparison.

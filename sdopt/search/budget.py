@@ -51,5 +51,5 @@ class Budget:
 
 
 def start_s(finding: Finding) -> float:
-    """Returns how many seconds longer than the baseline's a candidate's process takes before its second call."""
+    """Returns how many seconds longer than the baseline's a candidate's process loads and makes its first calls."""
     return max(0.0, finding.start.extra_s) if finding.start else 0.0

@@ -32,7 +32,7 @@ class Finding:
         out: why the candidate cannot win; "" if it may.
         spoiled: whether it is ruled out because its images break a rule of the gate.
         distances: the distance for each prompt; empty if the metric has none, or one is not finite.
-        start: its start-up cost before the first image, and when that is repaid; None if it was not measured.
+        start: its extra start-up time, and when that is repaid; None if it was not measured.
         start_said: the same in words; "" if it is negligible.
         recompiles: graphs compiled after the first call; None if nothing is compiled.
     """

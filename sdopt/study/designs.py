@@ -254,13 +254,8 @@ class Explicit(Design):
             require_published(self.published, list(variants))
         first, *others = variants
         edges = self.edges or [ExplicitEdge(name, first) for name in others]
-        unknown = [name for edge in edges for name in (edge.candidate, edge.reference) if name not in variants]
-        if unknown:
-            known = ", ".join(variants)
-            raise UsageError([f"study.edges: no variant '{name}'; choose from {known}" for name in unknown])
-        loops = [edge.candidate for edge in edges if edge.candidate == edge.reference]
-        if loops:
-            raise UsageError([f"study.edges: '{name}' is compared with itself; name another one" for name in loops])
+        if wrong_edges := [found for edge in edges for found in _problems_of(edge, list(variants))]:
+            raise UsageError([f"study.edges: {problem}" for problem in wrong_edges])
         return Plan(
             tuple(variants.values()),
             tuple(
@@ -268,6 +263,20 @@ class Explicit(Design):
                 for e in edges
             ),
         )
+
+
+def _problems_of(edge: ExplicitEdge, variants: list[str]) -> list[str]:
+    """Returns why two of the variants, of which the first is the baseline, cannot be compared."""
+    unknown = [name for name in (edge.candidate, edge.reference) if name not in variants]
+    if unknown:
+        return [f"no variant '{name}'; choose from {', '.join(variants)}" for name in unknown]
+    if edge.candidate == edge.reference:
+        return [f"'{edge.candidate}' is compared with itself; name another one"]
+    if edge.candidate == variants[0]:
+        # What is on both sides of a study cannot be an option's gain.
+        turned = f"{{candidate: {edge.reference}, reference: {edge.candidate}}}"
+        return [f"'{edge.candidate}' is the baseline, the first variant, and no candidate: write {turned}"]
+    return []
 
 
 def _name(option: str) -> str:

@@ -9,7 +9,7 @@ from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
 from sdopt.results.files import read_result
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import Gate, Model, Rule, Scheduler, Workload
+from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Workload
 from sdopt.study.fingerprint import of_model
 from tests.records import reconfigure
 from tests.robustness.damage import VERSION_1
@@ -47,6 +47,16 @@ def test_one_of_other_work_is_not_applied_unless_it_is_named(other: RecordedConf
     applied, why = fitting_calibration(PACKAGED["emoji-25"], other, named=True)
     assert applied is PACKAGED["emoji-25"]
     assert said in why
+
+
+def test_the_command_that_measures_another_one_names_the_weights_and_the_features() -> None:
+    own = Model(name="folder", weights="path", path="/my models/sd", guidance_scale=4.5)
+    other = config(steps=4, model=own, quality=Quality(features=["clip:/clip"]))
+    _, why = fitting_calibration(PACKAGED["emoji-25"], other, named=False)
+    words = (
+        "model=folder model.weights=path 'model.path=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
+    )
+    assert f"`sdopt calibrate {words} --output own.json`" in why
 
 
 @pytest.mark.parametrize("name", ["/x", "**", "../calibrations/emoji", "emo*", ""])

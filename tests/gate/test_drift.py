@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import OfOtherWeights
 from sdopt.gate.drift import changed_choices, differences, judge_drift
 from sdopt.gate.judge import exit_code
 from sdopt.report.comparing import comparison_of
@@ -100,6 +101,15 @@ def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: tupl
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
 
 
+def test_a_calibration_of_other_weights_is_named_by_the_ruling(results: tuple[StudyResult, StudyResult]) -> None:
+    found = judge_drift(*results, GATE, OfOtherWeights(**vars(CALIBRATION), why="it is of other weights"))
+    reasons = [
+        ruling.reason for judgement in found for ruling in judgement.rulings if ruling.verdict is not Verdict.PASS
+    ]
+    assert reasons
+    assert all("it is of other weights" in reason for reason in reasons)
+
+
 @pytest.mark.parametrize("which", ["later", "earlier"])
 @pytest.mark.parametrize("how", ["another study", "an idle process", "other programs"])
 def test_disturbed_times_of_either_result_decide_nothing(
@@ -163,6 +173,27 @@ class TestChoices:
         found = judge_drift(later, earlier, GATE, CALIBRATION, waived=("options",))
         assert {judgement.contract for judgement in found} == {"lossy"}
         assert named in found[0].note
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_a_key_of_the_scheduler_that_one_side_lacks_is_named(
+        self, results: tuple[StudyResult, StudyResult], number: int
+    ) -> None:
+        reconfigure(results[number].variant("it"), "scheduler", options={"timestep_spacing": "trailing"})
+        [(what, names)] = changed_choices(*results).items()
+        assert what.startswith("scheduler.options: ")
+        assert names == ["it"]
+
+    def test_another_baseline_cannot_be_waived_unless_all_changed_alike(
+        self, results: tuple[StudyResult, StudyResult]
+    ) -> None:
+        later, earlier = results
+        reconfigure(later.variant("baseline"), "hardware", threads=3)
+        [found] = differences(later, earlier)
+        assert (found.what, found.waiver) == ("hardware.threads: 3 against None (baseline)", "")
+        for row in later.variants:
+            reconfigure(row, "hardware", threads=3)
+        [found] = differences(later, earlier)
+        assert found.waiver == "options"
 
     def test_a_class_that_moved_is_no_choice(self, results: tuple[StudyResult, StudyResult]) -> None:
         for place, result in zip(("a.B", "c.B"), results, strict=True):

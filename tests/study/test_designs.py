@@ -93,6 +93,12 @@ class TestExplicit:
         ]
         assert all("choose from plain, half" in problem for problem in caught.value.problems)
 
+    def test_the_baseline_is_no_candidate(self, composer: Composers) -> None:
+        edges = "study.edges=[{candidate: half, reference: plain}]"
+        turned = r"'half' is the baseline, .*: write \{candidate: plain, reference: half\}"
+        with pytest.raises(UsageError, match=turned):
+            explicit(composer, "half: ['precision=bf16'], plain: []", edges)
+
     def test_an_edge_needs_both_ends(self, composer: Composers) -> None:
         with pytest.raises(UsageError, match=r"study\.edges\[0\]\.reference: must be given"):
             explicit(composer, "plain: []", "study.edges=[{candidate: plain}]")

@@ -64,7 +64,8 @@ def too_many_graphs(ctx: Context, dynamic: bool | None, graphs: int) -> list[str
         return []
     shapes = len(ctx.shapes)
     more = f"compiles {graphs} graphs for {shapes} shapes, and PyTorch runs what comes after the first {limit} eagerly"
-    return [f"{more}: choose compiler.dynamic=null, or compiler=inductor_dynamic"]
+    # With several sizes, `null` compiles a graph for any of them, which `records_any_shape` may refuse.
+    return [f"{more}: give fewer shapes" + ("" if keeps_gradients(ctx) else ", or choose compiler.dynamic=null")]
 
 
 def records_any_shape(ctx: Context) -> list[str]:
