@@ -56,17 +56,24 @@ class Default(Optimization):
     @property
     @override
     def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.unet.set_default_attn_processor()",)
+        # `set_default_attn_processor` sets AttnProcessor on a UNet, which is attention=vanilla.
+        name = "AttnProcessor2_0"
+        return f"from diffusers.models.attention_processor import {name}", f"pipe.unet.set_attn_processor({name}())"
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
-        chosen = _processors(denoiser_of(pipe))
+        from diffusers.models.attention_processor import AttnProcessor2_0
+
+        denoiser = denoiser_of(pipe)
+        if _processors(denoiser) != ["AttnProcessor2_0"]:
+            denoiser.set_attn_processor(AttnProcessor2_0())
 
         def proof(trace: Trace) -> Finding:
             kinds = _processors(unwrapped(denoiser_of(pipe)))
             shown = _kernels(trace) or f"{', '.join(kinds)}, no scaled-dot-product kernel"
             # A compiler may have replaced all attention layers by its own, which have no processors.
-            return Finding(not kinds or kinds == chosen, shown, {"processors": kinds, "kernels": trace.fused_attention})
+            engaged = kinds in ([], ["AttnProcessor2_0"])
+            return Finding(engaged, shown, {"processors": kinds, "kernels": trace.fused_attention})
 
         return proof
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from diffusers.models.attention_processor import AttnProcessor
 
 from sdopt.analysis.adoption import lines_of
 from sdopt.assembly import Assembly
@@ -104,6 +105,16 @@ def test_code_and_options_do_the_same(
             by_option(**call)
 
     assert shown == seen(by_option, called)
+
+
+def test_code_for_the_default_attention_does_not_turn_on_another(
+    variant: Compose, untouched: StableDiffusionPipeline
+) -> None:
+    code = lines(variant("attention=default"), variant("attention=vanilla"))
+    pipe = deepcopy(untouched)
+    pipe.unet.set_attn_processor(AttnProcessor())
+    exec("\n".join(line for line in code if "image" not in line), {"pipe": pipe})
+    assert {type(processor).__name__ for processor in pipe.unet.attn_processors.values()} == {"AttnProcessor2_0"}
 
 
 @pytest.mark.parametrize("option", OTHERS, ids=repr)
