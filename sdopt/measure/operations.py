@@ -88,6 +88,7 @@ def _denoiser_tflop(
     twin = copy.copy(pipe)
     setattr(twin, denoiser_name(pipe), denoiser)
     twin._num_timesteps = calls
+    twin._guidance_scale = float(len(sample))  # above 1 if each sample is there twice
     with ExitStack() as stack:
         for option in savings:
             option.apply(twin)

@@ -160,9 +160,10 @@ class PyramidAttention(Caching):
         return next((n for n in range(2, 1000) if self._reuses(n)), 2)
 
     def _reuses(self, steps: int) -> bool:
-        """Returns whether any of `steps` steps reuses an output."""
-        every = [number for number in (self.spatial, self.cross) if number is not None]
-        return any(self.start < i / steps < self.stop and any(i % n for n in every) for i in range(1, steps))
+        """Returns whether each kind of attention that is to be reused is so in one of `steps` steps."""
+        chosen = [every for every in (self.spatial, self.cross) if every is not None]
+        between = [i for i in range(1, steps) if self.start < i / steps < self.stop]
+        return bool(chosen) and all(any(i % every for i in between) for every in chosen)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -204,7 +205,7 @@ class PyramidAttention(Caching):
             layers = sum(name.endswith("attn1.to_out.1") for name, _ in unet.named_modules())
             whole = layers * trace.denoiser.calls
             chosen = [kind for kind, every in zip(_KINDS, (self.spatial, self.cross), strict=True) if every is not None]
-            engaged = trace.denoiser.calls > 0 and any(ran[kind] < whole for kind in chosen)
+            engaged = trace.denoiser.calls > 0 and all(ran[kind] < whole for kind in chosen)
             summary = f"self-attention computed {ran['attn1']}, cross-attention {ran['attn2']} of {whole} times"
             return Finding(engaged, summary, {"self_attention": ran["attn1"], "cross_attention": ran["attn2"]})
 
@@ -316,7 +317,9 @@ class _HalfBatches:
         **others: Any,
     ) -> Any:
         more = {"added_cond_kwargs": added_cond_kwargs, "return_dict": return_dict, **others}
-        if self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
+        # Without guidance, as in a call with guidance_scale=1, the batch has no second half.
+        whole = not self._pipe.do_classifier_free_guidance
+        if whole or self._chosen.guides(self.guided + self.unguided, int(self._pipe.num_timesteps)):
             self.guided += 1
             return self._forward(sample, timestep, encoder_hidden_states, **more)
         self.unguided += 1
