@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 _own_s: list[float] = []
+_packages: list[float | None] = []
+"""Packages of compiled code: None if this process wrote it, else how long the process that wrote it had compiled."""
 
 
 @contextmanager
@@ -25,9 +27,24 @@ def compiled_so_far() -> tuple[float, int]:
     return by_dynamo + sum(_own_s), int(counters["stats"]["unique_graphs"]) + len(_own_s)
 
 
+def note_package(earlier_s: float | None) -> None:
+    """Records a package on disk, from where later processes load it.
+
+    Args:
+        earlier_s: for how long another process had compiled it, if this one loaded it; None if this one compiled it.
+    """
+    _packages.append(earlier_s)
+
+
+def packages_so_far() -> tuple[int, float]:
+    """Returns since the last `reset` the number of packages written, and the compile time of packages loaded."""
+    return _packages.count(None), sum(filter(None, _packages))
+
+
 def reset() -> None:
     """Resets the counts. Dynamo's own times cannot be reset, and stay."""
     from torch._dynamo.utils import counters
 
     counters.clear()
     _own_s.clear()
+    _packages.clear()

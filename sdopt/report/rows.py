@@ -249,7 +249,15 @@ def _start_notes(result: StudyResult) -> list[str]:
         for row in figures_of(result)
         if (start := start_of(row)) and row.variant.role != "control"
     ]
-    return [f"Start: {'; '.join(starts)}."] if starts else []
+    notes = [f"Start: {'; '.join(starts)}."] if starts else []
+    packages = {
+        variant.name: sum(shape.earlier_compile_s or 0.0 for m in variant.measurements for shape in m.shapes)
+        for variant in result.variants
+    }
+    loaded = [f"{name} in {seconds_text(Interval(spent_s))}" for name, spent_s in packages.items() if spent_s]
+    if loaded:
+        notes.append(f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start counts it.")
+    return notes
 
 
 def _memory_notes(result: StudyResult) -> list[str]:

@@ -249,6 +249,8 @@ class ShapeSamples:
     """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
     compile_s: float | None = None
     """Compile time within that call, as the compiler reports it; only for the first process."""
+    earlier_compile_s: float | None = None
+    """Time that earlier processes took to compile the packages that were loaded in that call; None if there are none."""
     graphs: int | None = None
     """Graphs that were compiled in that call; None if nothing is compiled."""
     recompiles: int | None = None

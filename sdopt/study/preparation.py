@@ -70,6 +70,8 @@ def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> OutOfMemory:
     for shape_index in run.shapes:
         for part in parts:
             out_of_memory += _first_call(run, part, shape_index)
+        for process in [process for process in living(group) if process.compiled_packages]:
+            out_of_memory += _load_packages(run, process, shape_index)
         for number in range(1, 1 + early_warmup(run)):
             memory = number == early_warmup(run)
             calls, missing = call_group(run, group, "warm-up", shape_index, number, memory=memory)
@@ -114,12 +116,40 @@ def _first_call(run: StudyRun, part: Sequence[VariantProcess], shape_index: int)
     for process, call in calls:
         note_call(run, process, shape_index, call)
         samples = process.measurement.shapes[shape_index]
+        process.compiled_packages += call.compiled.packages
         if process.first:
             samples.cold_start_s = call.seconds
+            samples.earlier_compile_s = call.compiled.earlier_s or None
         # An option that compiles does so in the first call at the main shape.
         if process.measurement.graphs or call.compiled.graphs:
             samples.graphs, samples.recompiles = call.compiled.graphs, 0
             samples.compile_s = call.compiled.seconds if process.first else None
+    return out_of_memory
+
+
+def _load_packages(run: StudyRun, process: VariantProcess, last_shape: int) -> OutOfMemory:
+    """Replaces a worker that compiled packages by one that loads them, and calls it at each shape up to the last one.
+
+    What compiling leaves in a worker's memory is no part of the variant: no later process of it compiles.
+
+    Returns:
+        the process, if it ran out of memory.
+    """
+    process.stop()
+    process.compiled_packages = 0
+    run.progress.more(2 + last_shape)
+    try:
+        run.start(process)
+    except WorkerError as error:
+        return _noted(run, process, error)
+    _, out_of_memory = ask_group(run, [process], "loading", PipelineHost.prepare)
+    run.progress.advance()
+    for shape_index in range(1 + last_shape):
+        calls, missing = call_group(run, [process], "first call", shape_index, 0, memory=not early_warmup(run))
+        out_of_memory += missing
+        for _, call in calls:
+            process.measurement.shapes[shape_index].memory = call.memory
+            run.progress.advance()
     return out_of_memory
 
 

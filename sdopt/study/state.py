@@ -57,6 +57,8 @@ class VariantProcess:
     """A sample of the images of its timed calls at the main shape."""
     afresh: list[SampledImage] = field(default_factory=list)
     """Images that it drew for prompts of the quality pass from other noise."""
+    compiled_packages: int = 0
+    """Packages that its worker compiled to disk; 0 once it is replaced by one that loads them."""
     given: set[tuple[int, int]] = field(default_factory=set)
     """The calls of its worker so far, each as the index of the shape and the number of the batch."""
 

@@ -24,7 +24,7 @@ from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.hardware.probe import usable_cores
 from sdopt.measure.clocks import EventClock, WallClock
-from sdopt.measure.compilation import compiled_so_far
+from sdopt.measure.compilation import compiled_so_far, packages_so_far
 from sdopt.measure.memory import PeakMemory, cap_memory
 from sdopt.measure.operations import tflop_per_image
 from sdopt.measure.processes import adopt_orphans, waited_s
@@ -176,7 +176,7 @@ class PipelineHost:
             number: the number of the batch of prompts and noise in `timed_draw`; after the last comes the first.
             memory: whether to measure the call's peak memory, too.
         """
-        compiled = compiled_so_far()
+        compiled, packages = compiled_so_far(), packages_so_far()
         if memory:
             self._memory.watch()
         draw = timed_draw(self._variant, shape_index)
@@ -185,7 +185,8 @@ class PipelineHost:
         state = self._monitor.state(before, seconds)
         peak = self._memory.read() if memory else None
         compile_s, graphs = (now - then for now, then in zip(compiled_so_far(), compiled, strict=True))
-        found = Compiled(compile_s, int(graphs))
+        written, earlier_s = (now - then for now, then in zip(packages_so_far(), packages, strict=True))
+        found = Compiled(compile_s, int(graphs), int(written), earlier_s)
         if found.graphs:
             _freeze()
         return TimedCall(seconds, state, found, peak, image=self._sample(number, draw, pixels))

@@ -36,6 +36,10 @@ class Compiled:
     seconds: float
     """Time that the compilers report."""
     graphs: int
+    packages: int = 0
+    """Packages that were compiled to disk, from where a new process loads them."""
+    earlier_s: float = 0.0
+    """Time that other processes had taken to compile the packages that were loaded."""
 
 
 class Mark(StrEnum):

@@ -53,6 +53,18 @@ class TestBreakEven:
         assert found.images == pytest.approx(1 + 95.0 / 0.4)
         assert start_text(found) == "in loading and the first calls at 2 shapes"
 
+    def test_counts_what_an_earlier_run_compiled(self, result: StudyResult) -> None:
+        """The package that was loaded is no gift: without that run, this one would have compiled."""
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 2.5)
+        result.variant("bfloat16").measurements[0].earlier_compile_s = 40.0
+        found = level(result, Interval(1.25))
+        assert (found.first_image_s, found.extra_s) == (3.5, 40.5)
+        assert found.images == pytest.approx(1 + 40.5 / 0.4)
+        compare(result)
+        told = " ".join(notes_of(result))
+        assert "Earlier runs compiled packages that were loaded here: bfloat16 in 40.0 s. The start counts it." in told
+
     def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)
         started(result, "bfloat16", 1.0, 20.0)

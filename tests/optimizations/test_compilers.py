@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -488,6 +489,43 @@ class TestPackages:
         assert self.digest(unet) == before
         attention.some = {1}
         assert self.digest(unet) != before
+
+    def test_are_told_apart_by_the_files_of_their_code(
+        self, session: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A class may keep its name while its code changes."""
+        monkeypatch.syspath_prepend(tmp_path)
+        unet, found = session()._pipe.unet, []
+        for factor in (2, 3):
+            (tmp_path / "my_processor.py").write_text(
+                "from diffusers.models.attention_processor import AttnProcessor\n\n"
+                f"class Mine(AttnProcessor):\n    def scaled(self, query):\n        return {factor} * query\n"
+            )
+            sys.modules.pop("my_processor", None)
+            aot._code_of.cache_clear()
+            unet.set_attn_processor(import_module("my_processor").Mine())
+            found.append(self.digest(unet))
+        assert len(set(found)) == 2
+
+    def test_say_what_they_cost_when_they_were_compiled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def compiled(call: Tensors, package: Path) -> None:
+            package.touch()
+
+        monkeypatch.setattr(aot, "_compile", compiled)
+        monkeypatch.setattr(aot, "_load", lambda call, package: call.module)
+        call = Tensors(torch.nn.Linear(2, 2), (torch.ones(1, 2),), {})
+        compilation.reset()
+        aot.Packages(tmp_path, recompile=False).graph_of(call)
+        assert compilation.packages_so_far() == (1, 0.0)
+        [cost] = tmp_path.glob("*.json")
+        cost.write_text('{"compile_s": 40.5}')
+        aot.Packages(tmp_path, recompile=False).graph_of(call)
+        assert compilation.packages_so_far() == (1, 40.5)
+        cost.write_text("[]")
+        aot.Packages(tmp_path, recompile=False).graph_of(call)
+        assert compilation.packages_so_far() == (1, 40.5)
+        aot.Packages(tmp_path, recompile=True).graph_of(call)
+        assert compilation.packages_so_far() == (1, 40.5), "a new process would compile again"
 
     @pytest.mark.slow
     def test_are_the_same_in_another_process(self) -> None:

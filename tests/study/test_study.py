@@ -447,6 +447,23 @@ def test_one_that_starves_beside_the_others_is_measured_alone(tmp_path: Path) ->
     assert rows(found)["sabotage=wants_too_much_once"].reason == ""
 
 
+def test_a_worker_that_compiled_a_package_is_replaced_by_one_that_loads_it(tmp_path: Path) -> None:
+    """What compiling leaves in memory is in no later process; that an earlier run compiled is counted all the same."""
+    first, second = (
+        sdopt(tmp_path, "run", *SABOTAGE, *SMOKE, f"hydra.run.dir=outputs/{number}", "+sabotage=compiles_a_package")
+        for number in (1, 2)
+    )
+    assert (first.code, second.code) == (0, 0), first.shown + second.shown
+    for number, earlier_s in ((1, None), (2, 30.0)):
+        found = rows(read_result(tmp_path / "outputs" / str(number)))
+        [measured] = found["sabotage=compiles_a_package"].measurements
+        assert measured.earlier_compile_s == earlier_s
+        assert measured.cold_start_s
+        assert measured.memory is not None
+        assert measured.memory.peak_process_gib is not None
+        assert measured.memory.peak_process_gib < 0.2, "256 MiB more than the model's"
+
+
 class TestProcess:
     """The command as a process: what it prints, how it ends, and what it leaves behind."""
 
@@ -524,7 +541,7 @@ def test_the_sabotages_are_all_used() -> None:
     files = {path.stem for path in (ROOT / "tests" / "conf" / "sabotage").glob("*.yaml")}
     elsewhere = {"fills_the_disk", "uses_the_cache", "wants_small_batches"}
     elsewhere |= {"wants_too_much_in_a_round", "wants_too_much_from_a_round_on"}
-    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", *elsewhere}
+    assert files == {*SABOTAGES.values(), "harmless", "wants_too_much_once", "compiles_a_package", *elsewhere}
 
 
 def test_a_variant_knows_its_worst_prompt_count(variant: Compose) -> None:

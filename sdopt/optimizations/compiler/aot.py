@@ -1,12 +1,16 @@
 """AOTInductor: compiles to a package on disk, which later processes load in seconds."""
 
 import hashlib
+import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +52,8 @@ class Aot(Compiler):
     """
 
     recompile: bool = False
-    """Whether to recompile an existing package, to measure the cold start."""
+    """Whether every process recompiles the package, to measure cold starts; what compiling leaves in its memory counts
+    then."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -103,11 +108,30 @@ class Packages:
             start = time.perf_counter()
             if self._recompile or not package.is_file():
                 _compile(call, package)
-                self.told.append(f"compiled in {time.perf_counter() - start:.1f} s")
+                compile_s = time.perf_counter() - start
+                _cost_of(package).write_text(json.dumps({"compile_s": compile_s}))
+                self.told.append(f"compiled in {compile_s:.1f} s")
+                if not self._recompile:  # else a new process would compile again
+                    compilation.note_package(None)
                 start = time.perf_counter()
+            else:
+                compilation.note_package(_compile_s(package))
             graph = _load(call, package)
             self.told.append(f"loaded in {time.perf_counter() - start:.1f} s")
         return graph
+
+
+def _cost_of(package: Path) -> Path:
+    """Returns the file that says how long a package took to compile."""
+    return package.with_suffix(".json")
+
+
+def _compile_s(package: Path) -> float:
+    """Returns how many seconds a package took to compile; 0 if that is not known."""
+    try:
+        return float(json.loads(_cost_of(package).read_text())["compile_s"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0  # no measurement fails for it
 
 
 def _compile(call: Tensors, package: Path) -> None:
@@ -162,14 +186,12 @@ def _card(device: torch.device) -> tuple[str | int, ...]:
 
 def digest(call: Tensors) -> str:
     """Returns a hex digest of everything that the compiled code of a call depends on."""
-    import diffusers
-
     module = call.module
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     device = call.inputs[0].device
     machine = _card(device) if device.type == "cuda" else _processor()
     about = [
-        (torch.__version__, torch.version.cuda, diffusers.__version__, str(machine)),
+        (*map(_version, _LIBRARIES), torch.version.cuda, str(machine)),
         [(name, tuple(each.shape), each.stride(), str(each.dtype)) for name, each in sorted(tensors.items())],
         # An option replaces a module's class, overrides a method on the instance, or sets an attribute.
         [(name, _kind(each)) for name, each in module.named_modules()],
@@ -178,6 +200,17 @@ def digest(call: Tensors) -> str:
         str(call.key[1:3]),
     ]
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
+
+
+_LIBRARIES = ("torch", "diffusers", "transformers", "accelerate", "peft", "xformers")
+"""Libraries whose code may be compiled; their versions stand for their files."""
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
 
 
 _REGISTRIES = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
@@ -191,8 +224,12 @@ The names of values that the file lacks (`_use_default_values`) are in another o
 
 
 def _kind(part: Any) -> tuple[str, list[str], Any]:
-    """Returns the class of a module or processor, the names of methods overridden on it, and its attributes."""
-    own = [name for name, value in vars(part).items() if callable(value) and hasattr(type(part), name)]
+    """Returns the class of a module or processor, the methods overridden on it, and its attributes."""
+    own = [
+        f"{name} {_code_of(getattr(value, '__module__', None))}"
+        for name, value in vars(part).items()
+        if callable(value) and hasattr(type(part), name)
+    ]
     attributes = {name: value for name, value in vars(part).items() if name not in _REGISTRIES}
     return _class_of(part), sorted(own), _constant(attributes)
 
@@ -217,7 +254,18 @@ def _constant(value: Any) -> Any:
 
 
 def _class_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    """Returns the name of an object's class, and what stands for its code."""
+    module = type(value).__module__
+    return f"{module}.{type(value).__qualname__} {_code_of(module)}"
+
+
+@cache
+def _code_of(module: str | None) -> str:
+    """Returns a digest of a module's file; "" for libraries, which have versions, and for modules without a file."""
+    if module is None or module.partition(".")[0] in _LIBRARIES:
+        return ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
 
 
 def _processor() -> tuple[str | int, ...]:
