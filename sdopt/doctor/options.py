@@ -65,7 +65,8 @@ class Fit:
     beside: str = ""
     """The further option that it needs, such as `precision=fp16`; "" if it runs by itself."""
     reasons: tuple[str, ...] = ()
-    """If it does not run, why it does not run by itself; else what it needs of the workload."""
+    """If it does not run, why it does not run by itself; else the keys that it needs, and what it needs of the
+    workload."""
 
     @property
     def remarks(self) -> list[str]:
@@ -129,16 +130,17 @@ def fit_on(device: Device, group: str, variant: Variant, variants: Mapping[tuple
     """
     mine = _optimizations_of(variant, group)
     alone = _conflicts(variant, variant.optimizations, mine, device)
-    workload = tuple(need for option in mine.values() for need in option.ineffective(variant.context(device)))
+    ctx = variant.context(device)
+    needs = tuple(need for option in mine.values() for need in [*option.lacking(ctx), *option.ineffective(ctx)])
     if not alone:
-        return Fit(True, reasons=workload)
+        return Fit(True, reasons=needs)
     for (other_group, other_option), other in variants.items():
         theirs = _optimizations_of(other, other_group)
         if mine.keys() & theirs.keys():
             continue
         both = {**variant.optimizations, **theirs}
         if not _conflicts(variant, both, mine.keys() | theirs.keys(), device):
-            return Fit(True, f"{other_group}={other_option}", workload)
+            return Fit(True, f"{other_group}={other_option}", needs)
     return Fit(False, reasons=tuple(alone))
 
 

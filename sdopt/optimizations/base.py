@@ -128,6 +128,13 @@ class Optimization:
         """
         return []
 
+    def lacking(self, ctx: Context) -> list[str]:
+        """Returns the keys that the user must set before the option can run with this model; [] if there are none.
+
+        They are conflicts too, but the option fits: `sdopt doctor` says what it needs.
+        """
+        return []
+
     def ineffective(self, ctx: Context) -> list[str]:
         """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""
         return []

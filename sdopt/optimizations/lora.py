@@ -37,7 +37,7 @@ class NoLora(Optimization):
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         def proof(trace: Trace) -> Finding:
-            layers = len(_adapted(denoiser_of(pipe)))
+            layers = len(lora_layers(denoiser_of(pipe)))
             return Finding(not layers, f"{layers} layers with a LoRA" if layers else "no layer has a LoRA")
 
         return proof
@@ -71,14 +71,20 @@ class Lora(Optimization):
         return packaged if self.path is None and name is None else name
 
     @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        if is_on_hub(self.path) and not self._cached:
-            return []  # conflicts are checked before anything is fetched
+    def lacking(self, ctx: Context) -> list[str]:
         packaged = ctx.model.weights == "packaged" and ctx.model.name == MODEL.name
+        if self.path is None and not packaged:
+            return [f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"]
+        return []
+
+    @override
+    def conflicts(self, ctx: Context) -> list[str]:
+        if self.lacking(ctx) or (is_on_hub(self.path) and not self._cached):
+            return []  # conflicts are checked before anything is fetched
         found = []
         for name in self.names:
             try:
-                found += misfits(lora_file(self.path, name), self.path, part_config(ctx.model, "unet"), packaged)
+                found += misfits(lora_file(self.path, name), part_config(ctx.model, "unet"))
             except UsageError as error:
                 found += error.problems
         return list(dict.fromkeys(found))
@@ -155,7 +161,7 @@ class Fused(Lora):
         def proof(trace: Trace) -> Finding:
             now = _sums(denoiser)
             changed = sum(_differ(now[name], before[name]) for name in fused & now.keys())
-            left = len(_adapted(denoiser))
+            left = len(lora_layers(denoiser))
             summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
             return Finding(0 < changed == len(fused & now.keys()) and not left, summary, {"weights": changed})
 
@@ -167,7 +173,8 @@ class Hotswap(Lora):
     """Loads a LoRA that another LoRA can replace at run time without recompilation.
 
     The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
-    diffusers cannot hot-swap the LoRA of a text encoder.
+    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps. diffusers
+    cannot hot-swap the LoRA of a text encoder.
     """
 
     other: str | None = None
@@ -181,9 +188,16 @@ class Hotswap(Lora):
         return *super().names, self._named(self.other, "high_contrast.safetensors")
 
     @override
+    def lacking(self, ctx: Context) -> list[str]:
+        if self.path is not None and (self.other is None or self.weight_name is None):
+            needs = "needs two LoRAs: set lora.path to their folder or repository"
+            return [f"{needs}, and lora.weight_name and lora.other to the two files"]
+        return super().lacking(ctx)
+
+    @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
-        if found or (is_on_hub(self.path) and not self._cached):
+        if found or self.lacking(ctx) or (is_on_hub(self.path) and not self._cached):
             return found
         files = [lora_file(self.path, name) for name in self.names]
         found += [
@@ -221,7 +235,7 @@ class Hotswap(Lora):
 
 def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
     """Checks whether LoRA layers exist, are active, and ran."""
-    layers = _adapted(denoiser_of(pipe))
+    layers = lora_layers(denoiser_of(pipe))
     active = sum(_NAME in layer.active_adapters and not layer.disable_adapters for layer in layers)
     ran = {name for name in trace.denoiser.ran if ".lora_A." in name}
     # Hooks see no layers inside compiled code.
@@ -230,7 +244,8 @@ def _adapter_finding(pipe: "DiffusionPipeline", trace: Trace) -> Finding:
     return Finding(engaged, f"{active} of {len(layers)} LoRA layers are active, {len(ran)} were seen to run", facts)
 
 
-def _adapted(denoiser: Any) -> list[Any]:
+def lora_layers(denoiser: Any) -> list[Any]:
+    """Returns the layers of a denoiser that have a LoRA beside their weights."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return [layer for layer in unwrapped(denoiser).modules() if isinstance(layer, BaseTunerLayer)]

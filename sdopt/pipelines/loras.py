@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.reference import LORAS, MODEL
+from sdopt.reference import LORAS
 
 _DOWN = (".lora_A.weight", ".lora_down.weight", ".lora.down.weight", "_lora.down.weight")
 """Suffixes of the names of the first of a LoRA's two matrices: by peft, by kohya, by older diffusers, and by diffusers
@@ -61,10 +61,8 @@ def trains_text_encoder(file: Path) -> bool:
     return any(name.startswith(("text_encoder", "lora_te")) for name in _shapes(file))
 
 
-def misfits(file: Path, path: str | None, unet: dict[str, Any] | None, packaged: bool) -> list[str]:
+def misfits(file: Path, unet: dict[str, Any] | None) -> list[str]:
     """Returns why a LoRA does not fit a denoiser's configuration; [] if it fits, or if that is not known."""
-    if path is None and not packaged:
-        return [f"the LoRAs that come with sdopt are for model={MODEL.name}: set lora.path"]
     down = {name: shape for name, shape in _shapes(file).items() if name.endswith(_DOWN)}
     if not down:
         return [f"{file.name} holds no LoRA: none of its names ends in {_DOWN[0]} or {_DOWN[1]}"]

@@ -43,6 +43,17 @@ def outcomes(key: Key, standing: Standing, *devices: str) -> Shown:
 BF16 = ("precision", "bf16", "emoji", "txt2img")
 
 
+def test_a_key_that_is_missing_makes_no_option_impossible() -> None:
+    """LoRAs run with every model; those that come with sdopt fit one of them."""
+    with composer_of([]) as composer:
+        lora = Matrix(composer, [("lora", "fused"), ("memory", "vae_slicing")], ["emoji", "sd15"], ["txt2img"])
+        found = cells(lora, CPU)
+    sd15 = found["lora", "fused", "sd15", "txt2img"]
+    assert sd15.state is State.UNPROVEN
+    assert sd15.reasons == ["the LoRAs that come with sdopt are for model=emoji: set lora.path"]
+    assert found["lora", "fused", "emoji", "txt2img"].reasons == []
+
+
 class TestRecords:
     def test_prove_what_their_traces_show(self, result: StudyResult) -> None:
         found = shown_in([result], SHEETS)

@@ -115,6 +115,19 @@ class TestFiles:
         assert "older.safetensors was made for text states of 144 channels, and this model's have 768" in found
         assert evidence(session("lora=loaded", f"lora.path={file}", STEPS)).engaged
 
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            [f"lora.path={LORAS / 'fxemoji.safetensors'}"],
+            [f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors"],
+            [f"lora.path={LORAS}", "lora.other=fxemoji.safetensors"],
+            ["lora.path=some/repository"],
+        ],
+    )
+    def test_a_swap_needs_two(self, variant: Compose, overrides: list[str]) -> None:
+        [found] = variant("lora=hotswap", *overrides).conflicts(CPU)
+        assert found.startswith("lora=hotswap: needs two LoRAs: set lora.path to their folder or repository, and lora.")
+
     def test_ranks(self, variant: Compose) -> None:
         assert rank_of(LORAS / "fxemoji.safetensors") == 4
         [found] = variant("lora=hotswap", "lora.target_rank=2").conflicts(CPU)
