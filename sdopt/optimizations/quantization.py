@@ -47,6 +47,11 @@ class Quantized(Optimization):
     """Whether layers quantize inputs too and multiply in 8 bits; otherwise weights are dequantized for each use."""
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of layers to quantize; of each kind, some layers may be too small."""
+        return ("Linear",)
+
+    @property
     @override
     def contract(self) -> Contract:
         return Contract.LOSSY
@@ -112,7 +117,8 @@ class Quantized(Optimization):
                 or [self.weights if self.activations else self.others],
             }
             summary = f"{', '.join(shown)} layers in {self.weights}; {products}"
-            return Finding(bool(wanted) and done == wanted and multiplied, summary, facts)
+            complete = done == wanted and all(quantized[kind] for kind in self.kinds)
+            return Finding(complete and multiplied, summary, facts)
 
         return proof
 
@@ -193,6 +199,11 @@ class Sdnq(Quantized):
 
     convolutions: bool = True
     """Whether to quantize convolutions too."""
+
+    @property
+    @override
+    def kinds(self) -> tuple[str, ...]:
+        return ("Linear", "Conv2d") if self.convolutions else ("Linear",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -170,6 +171,14 @@ class TestProof:
         before = attention.to_q
         attention.to_q = torch.nn.Linear(before.in_features, before.out_features, bias=False, dtype=torch.bfloat16)
         assert not evidence(loaded).engaged
+
+    @pytest.mark.skipif(find_spec("sdnq") is None, reason="sdnq")
+    def test_of_convolutions_that_were_left_alone(self, session: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+        quantize = Sdnq._quantize
+        monkeypatch.setattr(Sdnq, "_quantize", lambda own, unet: quantize(replace(own, convolutions=False), unet))
+        found = evidence(session("precision=int8_sdnq"))
+        assert not found.engaged
+        assert "0 of 39 Conv2d" in found.summary
 
     @pytest.mark.parametrize("package", OPTIONS)
     def test_of_products_that_did_not_run(self, session: Load, package: str) -> None:
