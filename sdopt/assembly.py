@@ -56,9 +56,13 @@ class Assembly:
     def of(cls, pipe: "DiffusionPipeline", options: Mapping[str, Optimization]) -> "Assembly":
         """Applies options to a pipeline, in their order."""
         assembly = cls(pipe, options)
-        for axis, option in options.items():
-            assembly.proofs[axis] = option.apply(pipe)
+        assembly.apply()
         return assembly
+
+    def apply(self) -> None:
+        """Applies the options, in their order; if one fails, `proofs` shows which were applied before it."""
+        for axis, option in self.options.items():
+            self.proofs[axis] = option.apply(self.pipe)
 
     def prepare_inputs(self, prompts: Sequence[str]) -> None:
         """Lets the options compute once the values that depend on prompts alone; `prompts` are those of all calls."""
@@ -70,6 +74,8 @@ class Assembly:
 
     def changed(self, inputs: Inputs) -> Inputs:
         """Returns the prompts and the noise of a call as the options change them."""
+        if self._changes and isinstance(inputs.get("prompt"), str):
+            inputs = {**inputs, "prompt": [inputs["prompt"]]}
         for change in self._changes:
             inputs = change(inputs)
         return inputs

@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,10 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Context, Optimization, Stage
+from sdopt.optimizations.layout import Layout
+from sdopt.optimizations.lora import Loaded, lora_layers
 from sdopt.optimizations.memory import TinyVae
-from sdopt.optimizations.precision import FixedVae
+from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.loading import LoadedModel, scheduler_like
 from sdopt.pipelines.parts import denoiser_of, device_of, networks_of, place
 from sdopt.pipelines.snapshot import Snapshot
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 
 _OPTIMIZED = "_sdopt_optimized"
 """Attribute of a pipeline that options were applied to; with the pipeline, all that is kept for it is garbage."""
+
+_PROMPT = "a photograph of a lighthouse"
+"""The prompt of a traced call that names none."""
 
 _COPIED = (
     "this pipeline is a copy of one that options were applied to, and runs parts of the original: copy a pipeline "
@@ -77,11 +83,24 @@ class _Optimized:
 
     assembly: Assembly
     choices: dict[str, str]
+    ctx: Context
     cls: type
     """The pipeline's class, whose call takes what a user gives."""
     before: Snapshot | None
+    prompts: tuple[str, ...] = ()
+    """The prompts of all calls, as far as they were given in advance."""
     usual: dict[str, Any] = field(default_factory=dict)
     """Arguments of a call that gives none of its own."""
+
+    def prompts_that_show(self, images_per_prompt: int) -> list[str]:
+        """Returns the prompts of a call in which every option can take effect: two if one would be too few."""
+
+        def idle(batch_size: int) -> int:
+            workload = replace(self.ctx.workload, batch_size=batch_size, images_per_prompt=images_per_prompt)
+            ctx = replace(self.ctx, workload=workload)
+            return sum(bool(option.ineffective(ctx)) for option in self.assembly.options.values())
+
+        return list(islice(cycle(self.prompts or [_PROMPT]), 2 if idle(2) < idle(1) else 1))
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
         """Leaves None in a copy of the pipeline: its hooks, closures and compiled code are those of the original."""
@@ -133,26 +152,29 @@ def optimize(
     _require_prompts(options, variant.choices, prompts)
     problems = variant.undistilled() if "scheduler" in groups else []
     problems += _vaes_to_name(options, model, variant.choices, overrides)
-    _require(options, pipe, model, scheduler, variant.choices, problems)
+    ctx = _context(pipe, options, model, scheduler)
+    _require(ctx, options, variant.choices, problems)
     for option in options.values():
         option.files(model, fetch=True)
     # What a file from the hub holds is known only now.
-    _require(options, pipe, model, scheduler, variant.choices, [])
+    _require(ctx, options, variant.choices, [])
     parts = _parts(pipe, options, model)
     cls, before = type(pipe), Snapshot.of(pipe)
+    assembly = Assembly(pipe, options)
     try:
         pipe.scheduler = scheduler
         _apply_at_loading(pipe, options, parts)
-        assembly = Assembly.of(pipe, options)
+        assembly.apply()
         if prompts:
             assembly.prepare_inputs(prompts)
     except Exception as error:
-        if _lost(options, variant.choices, before):
+        begun = dict(islice(options.items(), len(assembly.proofs) + 1))
+        if _lost(begun, variant.choices, before):
             error.add_note("The pipeline has been changed and cannot be restored: load it again.")
         else:
             before.restore(pipe)
         raise
-    setattr(pipe, _OPTIMIZED, _Optimized(assembly, dict(variant.choices), cls, before))
+    setattr(pipe, _OPTIMIZED, _Optimized(assembly, dict(variant.choices), ctx, cls, before, tuple(prompts)))
     _wrap_calls(pipe, assembly, {})
     return pipe
 
@@ -198,20 +220,20 @@ def load(
     if prompts:
         assembly.prepare_inputs(prompts)
     usual = _defaults(planned)
-    optimized = _Optimized(assembly, dict(planned.choices), type(assembly.pipe), None, usual)
+    ctx = planned.context(probed)
+    optimized = _Optimized(assembly, dict(planned.choices), ctx, type(assembly.pipe), None, tuple(prompts), usual)
     setattr(assembly.pipe, _OPTIMIZED, optimized)
     _wrap_calls(assembly.pipe, assembly, usual)
     return assembly.pipe
 
 
-def prove(
-    pipe: "DiffusionPipeline", prompt: str | Sequence[str] = "a photograph of a lighthouse", **call: Any
-) -> Report:
+def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any) -> Report:
     """Traces a short call of an optimized pipeline, and says of each option whether it took effect.
 
     Args:
         pipe: a pipeline from `optimize` or `load`.
-        prompt: of the traced call; several at once where an option works on batches.
+        prompt: of the traced call, one or several; None is a prompt that works with every option, twice where an option
+            needs a batch.
         call: further arguments of the call; as few steps as show every option are run unless
             `num_inference_steps` is given.
 
@@ -222,6 +244,9 @@ def prove(
     own = inspect.signature(optimized.cls.__call__).parameters.get("strength")
     strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
     steps = optimized.assembly.traced_steps(strength)
+    if prompt is None:
+        each = call.get("num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1))
+        prompt = optimized.prompts_that_show(each)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
     if any(option.stage is Stage.COMPILE for option in optimized.assembly.options.values()):
         # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
@@ -321,20 +346,41 @@ def _vaes_to_name(
     ]
 
 
+def _context(
+    pipe: "DiffusionPipeline", options: Mapping[str, Optimization], model: LoadedModel, scheduler: Any
+) -> Context:
+    """Returns what the conflicts of options are decided from: these options, and the pipeline as it is."""
+    described = Scheduler(type(scheduler).__name__, dict(scheduler.config))
+    chosen = {**_as_it_is(pipe), **options}
+    return Context(probe_device(str(pipe.device)), model, Workload(), chosen, described, task_of(model.class_name))
+
+
+def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
+    """Returns the options, by axis, that describe what a program did to its pipeline without sdopt."""
+    found: dict[str, Optimization] = {}
+    denoiser = denoiser_of(pipe)
+    weights = str(denoiser.dtype).removeprefix("torch.")
+    if weights in FLOATS:
+        apart = weights != "float32" and getattr(pipe, "vae", None) is not None and pipe.vae.dtype == torch.float32
+        found["precision"] = FullVae(weights) if apart else Precision(weights)
+    if lora_layers(denoiser):
+        found["lora"] = Loaded()
+    kernels = (layer.weight for layer in denoiser.modules() if isinstance(layer, torch.nn.Conv2d))
+    if any(not kernel.is_contiguous() for kernel in kernels):
+        found["layout"] = Layout("channels_last")
+    return found
+
+
 def _require(
-    options: dict[str, Optimization],
-    pipe: "DiffusionPipeline",
-    model: LoadedModel,
-    scheduler: Any,
-    choices: Mapping[str, str],
-    problems: Sequence[str],
+    ctx: Context, options: Mapping[str, Optimization], choices: Mapping[str, str], problems: Sequence[str]
 ) -> None:
     """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
-    described = Scheduler(type(scheduler).__name__, dict(scheduler.config))
-    device = probe_device(str(pipe.device))
-    ctx = Context(device, model, Workload(), options, described, task_of(model.class_name))
     names = {axis: as_choice(axis, choices[axis]) for axis in options}
-    found = [f"{names[axis]}: {reason}" for axis, option in options.items() for reason in option.conflicts(ctx)]
+    found = [
+        f"{names[axis]}: {reason}"
+        for axis, option in options.items()
+        for reason in [*option.lacking(ctx), *option.conflicts(ctx)]
+    ]
     for axis, option in options.items():
         if option.load_kwargs().keys() - {"dtype"}:
             found.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
@@ -385,8 +431,6 @@ def _wrap_calls(pipe: "DiffusionPipeline", assembly: Assembly, defaults: dict[st
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
         given = dict(zip(names, args, strict=False)) | kwargs
-        if isinstance(given.get("prompt"), str):
-            given["prompt"] = [given["prompt"]]  # options that change the inputs take a list
         if getattr(self, _OPTIMIZED, None) is None:
             raise UsageError(_COPIED)
         with assembly.entered():

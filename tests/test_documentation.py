@@ -13,6 +13,7 @@ from sdopt.config.overrides import group_of
 from sdopt.config.paths import CONF
 from sdopt.results.records import Status, StudyResult
 from tests.command import ROOT, SMOKE, sdopt
+from tests.pipelines.test_hub import cache  # noqa: F401
 
 PAGES = [
     ROOT / name
@@ -107,10 +108,20 @@ def test_the_documented_report_writes(result: StudyResult, tmp_path: Path) -> No
     assert "bfloat16," in content.decode()
 
 
-def test_the_documented_optimized_pipeline_runs(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["packaged", "folder", "hub"])
+def test_the_documented_optimized_pipeline_runs(
+    kind: str,
+    cache: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     [block] = re.findall(r"```python\n(from diffusers import .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    [folder] = (cache / "models--somebody--small-emoji" / "snapshots").iterdir()
+    sources = {"packaged": "MODEL", "folder": repr(str(folder)), "hub": "'somebody/small-emoji'"}
     names: dict[str, Any] = {}
-    exec(block, names)
+    exec(block.replace("source = MODEL", f"source = {sources[kind]}"), names)
     shown = capsys.readouterr().out
     assert "attention=vanilla: " in shown
     assert "memory=vae_slicing: a batch of 2 decoded with at most 1 at a time" in shown

@@ -74,7 +74,7 @@ class TestOptimize:
         before = drawn(pipe)
         assert sdopt.optimize(pipe, attention="vanilla", layout="channels_last", memory=["vae_slicing"]) is pipe
         assert np.abs(drawn(pipe) - before).max() < 1e-3
-        report = sdopt.prove(pipe, ["a red apple", "a green tree"])
+        report = sdopt.prove(pipe)
         assert report.engaged, str(report)
         assert list(report.table()["axis"]) == ["memory.vae_slicing", "attention", "layout"]
         assert report.table()["engaged"].all()
@@ -106,8 +106,35 @@ class TestOptimize:
         assert pipe.text_encoder is None
         assert np.abs(drawn(pipe) - before).max() < 1e-3
         assert sdopt.prove(pipe, "a green tree").engaged
+        assert sdopt.prove(pipe).engaged
         with pytest.raises(UsageError, match="the prompt 'a blue car' was not encoded"):
             pipe("a blue car")
+        with pytest.raises(UsageError, match="negative_prompt was not encoded: leave it out"):
+            pipe("a green tree", negative_prompt="grey")
+
+    @pytest.mark.parametrize("prompt", ["a red apple", ["a red apple", "a green tree"]])
+    def test_calls_take_a_negative_prompt(self, pipe: StableDiffusionPipeline, prompt: str | list[str]) -> None:
+        negative: Any = "grey" if isinstance(prompt, str) else ["grey", "dark"]
+        before = drawn(pipe, prompt, negative_prompt=negative)
+        assert not np.array_equal(drawn(pipe, prompt), before)
+        sdopt.optimize(pipe, grad_mode="no_grad")
+        assert np.array_equal(drawn(pipe, prompt, negative_prompt=negative), before)
+
+    def test_a_call_without_guidance_has_no_half_to_leave_out(self, pipe: StableDiffusionPipeline) -> None:
+        prompts = ["a red apple", "a green tree"]
+        before = drawn(pipe, prompts, guidance_scale=1, num_inference_steps=4)
+        sdopt.optimize(pipe, caching="guidance_interval")
+        assert np.array_equal(drawn(pipe, prompts, guidance_scale=1, num_inference_steps=4), before)
+        assert sdopt.prove(pipe).engaged
+
+    def test_the_default_attention_takes_the_place_of_another(self, pipe: StableDiffusionPipeline) -> None:
+        before = drawn(pipe)
+        pipe.enable_attention_slicing(1)
+        sdopt.optimize(pipe, attention="default")
+        assert sdopt.prove(pipe).engaged
+        assert np.array_equal(drawn(pipe), before)
+        pipe.unet.set_default_attn_processor()  # AttnProcessor, whose name says otherwise
+        assert not sdopt.prove(pipe).engaged
 
     def test_what_compiles_in_its_first_calls_is_proved_by_a_later_one(self, pipe: StableDiffusionPipeline) -> None:
         """Inductor compiles when a module runs first, records a CUDA graph when it runs next, and then replays it."""
@@ -210,6 +237,19 @@ class TestOptimize:
         sdopt.optimize(pipe, "+scheduler.options.clip_sample=false", scheduler="ddim", compiler="whole_step")
         assert not pipe.scheduler.config.clip_sample
 
+    def test_conflicts_are_those_with_what_its_program_did(self, pipe: StableDiffusionPipeline) -> None:
+        """An option that is not named is no option that the pipeline lacks."""
+        pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
+        with pytest.raises(ConflictError, match="attention=fused_qkv: .* would ignore the LoRA: choose lora=fused"):
+            sdopt.optimize(pipe, attention="fused_qkv")
+        pipe.unload_lora_weights()
+        pipe.unet.to(memory_format=torch.channels_last)
+        with pytest.raises(ConflictError, match="memory=group_offload: .* choose layout=contiguous"):
+            sdopt.optimize(pipe, memory=["group_offload"])
+        pipe.to(torch.bfloat16)
+        with pytest.raises(ConflictError, match="which has no bfloat16: choose precision=fp32"):
+            sdopt.optimize(pipe, compiler="onnxruntime")
+
     def test_conflicts_are_those_of_its_own_parts(self, pipe: StableDiffusionPipeline) -> None:
         heads = pipe.unet.config.attention_head_dim
         with pytest.raises(ConflictError, match=f"a layer of this model has only {heads} heads"):
@@ -290,6 +330,20 @@ class TestOptimize:
         with pytest.raises(UnavailableError, match="aot") as refused:
             sdopt.optimize(pipe, precision="bf16", compiler="aot")
         assert "load it again" in refused.value.__notes__[0]
+
+    def test_what_fails_before_weights_are_moved_leaves_them(
+        self, pipe: StableDiffusionPipeline, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no such kernel")
+
+        monkeypatch.setattr("sdopt.optimizations.attention.Vanilla.apply", fail)
+        before = drawn(pipe)
+        with pytest.raises(RuntimeError, match="no such kernel") as refused:
+            sdopt.optimize(pipe, attention="vanilla", memory=["vae_slicing", "group_offload"])
+        assert not hasattr(refused.value, "__notes__")
+        assert not pipe.vae.use_slicing
+        assert np.array_equal(drawn(pipe), before)
 
     def test_twice_is_refused(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, attention="vanilla")

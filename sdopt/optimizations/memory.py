@@ -285,6 +285,10 @@ class PrecomputedEmbeddings(Optimization):
         gc.collect()
 
         def embedded(inputs: Inputs) -> Inputs:
+            if further := [name for name in _FURTHER_PROMPTS if inputs.get(name) is not None]:
+                raise UsageError(f"memory=precomputed_embeddings: {further[0]} was not encoded: leave it out")
+            if inputs.get("prompt") is None:
+                return inputs  # the caller has embeddings of their own
             if unknown := [prompt for prompt in inputs["prompt"] if prompt not in encoded]:
                 raise UsageError(f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded")
             rows = [encoded[prompt] for prompt in inputs["prompt"]]
@@ -301,6 +305,10 @@ class PrecomputedEmbeddings(Optimization):
             return Finding(not left and not calls, summary, {"text_encoders": left, "calls": calls})
 
         return proof
+
+
+_FURTHER_PROMPTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
+"""Arguments of a call with text that `prompt` does not hold."""
 
 
 def _encoded(pipe: "DiffusionPipeline", prompt: str, device: torch.device) -> dict[str, torch.Tensor]:

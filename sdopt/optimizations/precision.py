@@ -23,7 +23,8 @@ from sdopt.schema import Model, bounded
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-_FLOATS = ("float32", "float16", "bfloat16")
+FLOATS = ("float32", "float16", "bfloat16")
+"""Types of weights that a denoiser computes in."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Precision(Optimization):
 
     stage: ClassVar[Stage] = Stage.LOAD
 
-    weights: str = bounded("float32", choices=_FLOATS)
+    weights: str = bounded("float32", choices=FLOATS)
     """The type of all parameters."""
-    autocast: str | None = bounded(None, choices=_FLOATS[1:])
+    autocast: str | None = bounded(None, choices=FLOATS[1:])
     """The type of arithmetic under `torch.autocast`; null disables autocast."""
     tf32: str = bounded("default", choices=("default", "on", "off"))
     """TensorFloat-32: PyTorch's defaults, also in matrix products, or disabled."""
