@@ -66,7 +66,11 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
     lists |= {f"stages_s.{name}": value for name, value in stages_s.items()}
     for name, values in lists.items():
         # A timed call takes time; a compiler, or a device that did nothing, may take none.
-        least = 0.0 if name in ("compile_s", "earlier_compile_s", "denoiser_busy_s") or name.startswith("stages_s") else math.ulp(0.0)
+        least = (
+            0.0
+            if name in ("compile_s", "earlier_compile_s", "denoiser_busy_s") or name.startswith("stages_s")
+            else math.ulp(0.0)
+        )
         if wrong := [value for value in values if not least <= value < math.inf]:
             return f"{name}: {wrong[0]} is not a possible time of a call"
     for name, value in vars(samples.memory).items() if samples.memory else ():

@@ -65,7 +65,7 @@ class TestConflicts:
             (["caching=deepcache", "caching.branch=4", STEPS], "caching.branch=4: this model has the branches 0 to 3"),
             (["caching=pyramid_attention", "workload.steps=1"], "no step of 1 reuses an output"),
             (
-                ["caching=pyramid_attention", "caching.cross=2", "caching.start=0.5", "workload.steps=5"],
+                ["caching=pyramid_attention", "caching.start=0.5", "workload.steps=3"],
                 "between the shares 0.5 and 0.9",
             ),
             (

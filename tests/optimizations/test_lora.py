@@ -126,7 +126,8 @@ class TestFiles:
     )
     def test_a_swap_needs_two(self, variant: Compose, overrides: list[str]) -> None:
         [found] = variant("lora=hotswap", *overrides).conflicts(CPU)
-        assert found.startswith("lora=hotswap: needs two LoRAs: set lora.path to their folder or repository, and lora.")
+        keys = "and lora.weight_name and lora.other to the two files"
+        assert found.endswith(f": needs two LoRAs: set lora.path to their folder or repository, {keys}")
 
     def test_ranks(self, variant: Compose) -> None:
         assert rank_of(LORAS / "fxemoji.safetensors") == 4
