@@ -240,11 +240,11 @@ class TestOptimize:
     def test_conflicts_are_those_with_what_its_program_did(self, pipe: StableDiffusionPipeline) -> None:
         """An option that is not named is no option that the pipeline lacks."""
         pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
-        with pytest.raises(ConflictError, match="attention=fused_qkv: .* would ignore the LoRA: choose lora=fused"):
+        with pytest.raises(ConflictError, match=r"attention=fused_qkv: .* would ignore the LoRA: choose lora=fused"):
             sdopt.optimize(pipe, attention="fused_qkv")
         pipe.unload_lora_weights()
         pipe.unet.to(memory_format=torch.channels_last)
-        with pytest.raises(ConflictError, match="memory=group_offload: .* choose layout=contiguous"):
+        with pytest.raises(ConflictError, match=r"memory=group_offload: .* choose layout=contiguous"):
             sdopt.optimize(pipe, memory=["group_offload"])
         pipe.to(torch.bfloat16)
         with pytest.raises(ConflictError, match="which has no bfloat16: choose precision=fp32"):

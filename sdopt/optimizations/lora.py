@@ -173,8 +173,8 @@ class Hotswap(Lora):
     """Loads a LoRA that another LoRA can replace at run time without recompilation.
 
     The layers get the highest rank of all LoRAs and are padded with zeros, so that a swap changes values but no shapes.
-    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps. diffusers
-    cannot hot-swap the LoRA of a text encoder.
+    `pipe.load_lora_weights(folder, weight_name="other.safetensors", adapter_name="sdopt", hotswap=True)` swaps.
+    diffusers cannot hot-swap the LoRA of a text encoder.
     """
 
     other: str | None = None

@@ -250,7 +250,7 @@ class ShapeSamples:
     compile_s: float | None = None
     """Compile time within that call, as the compiler reports it; only for the first process."""
     earlier_compile_s: float | None = None
-    """Time that earlier processes took to compile the packages that were loaded in that call; None if there are none."""
+    """Time that earlier processes took to compile the packages that were loaded in that call; None without packages."""
     graphs: int | None = None
     """Graphs that were compiled in that call; None if nothing is compiled."""
     recompiles: int | None = None
