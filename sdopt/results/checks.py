@@ -59,18 +59,17 @@ def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
     return next((f"further.{index}.{wrong}" for index, wrong in found if wrong), None)
 
 
+_MAY_BE_ZERO = ("compile_s", "earlier_compile_s", "denoiser_busy_s", "stages_s")
+"""Times that may be zero: those of a compiler, or of a device that did nothing. A timed call takes time."""
+
+
 def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -> str | None:
     """Returns what is wrong with samples at a shape: times must be positive, and indices must be those of samples."""
     times = {name: value for name, value in vars(samples).items() if name.endswith("_s") and value is not None}
     lists = {name: value if isinstance(value, list) else [value] for name, value in times.items() if name != "stages_s"}
     lists |= {f"stages_s.{name}": value for name, value in stages_s.items()}
     for name, values in lists.items():
-        # A timed call takes time; a compiler, or a device that did nothing, may take none.
-        least = (
-            0.0
-            if name in ("compile_s", "earlier_compile_s", "denoiser_busy_s") or name.startswith("stages_s")
-            else math.ulp(0.0)
-        )
+        least = 0.0 if name.startswith(_MAY_BE_ZERO) else math.ulp(0.0)
         if wrong := [value for value in values if not least <= value < math.inf]:
             return f"{name}: {wrong[0]} is not a possible time of a call"
     for name, value in vars(samples.memory).items() if samples.memory else ():
