@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _OPTIMIZED = "_sdopt_optimized"
-"""Attribute of a pipeline that options were applied to; with the pipeline, all that is kept for it is garbage."""
+"""Attribute of a pipeline that holds the state of `optimize`, so that both are freed together."""
 
 _PROMPT = "a photograph of a lighthouse"
 """The prompt of a traced call that names none."""
 
 _COPIED = (
-    "this pipeline is a copy of one that options were applied to, and runs parts of the original: copy a pipeline "
-    "first, and then apply options to each with sdopt.optimize"
+    "this pipeline is a copy of one that options were applied to, and still uses the original's modules: copy the "
+    "pipeline before calling sdopt.optimize"
 )
 
 
@@ -90,7 +90,7 @@ class _Optimized:
     prompts: tuple[str, ...] = ()
     """The prompts of all calls, as far as they were given in advance."""
     usual: dict[str, Any] = field(default_factory=dict)
-    """Arguments of a call that gives none of its own."""
+    """Default arguments of a call."""
 
     def prompts_that_show(self, images_per_prompt: int) -> list[str]:
         """Returns the prompts of a call in which every option can take effect: two if one would be too few."""
@@ -113,7 +113,7 @@ def optimize(
     config_dir: str | Path | None = None,
     **groups: str | Sequence[str],
 ) -> "DiffusionPipeline":
-    """Applies options to a pipeline in place, as a study applies them; its calls then run with all that they need.
+    """Applies options to a pipeline in place, as a study applies them; its calls then run with what the options add.
 
     >>> pipe = sdopt.optimize(pipe, precision="bf16", attention="flash", memory=["vae_slicing"])
 
@@ -126,8 +126,8 @@ def optimize(
             the scheduler.
 
     Returns:
-        The same pipeline. `prove` says whether the options took effect, and `undo` takes them back: for it, parts that
-        options replace or remove stay in memory, unlike those of a pipeline from `load`.
+        The same pipeline. `prove` says whether the options took effect, and `undo` takes them back. For `undo`, the
+        parts that options replace or remove stay in memory; a pipeline from `load` keeps none.
 
     Raises:
         UsageError: there is no such option or key, it cannot apply to a pipeline, a file of it is missing and cannot be
@@ -193,7 +193,7 @@ def load(
     Its calls take the measured number of steps and of images per prompt, size, guidance scale and strength unless they
     are given others. PyTorch's number of threads is the whole program's, and stays as it is: on a CPU,
     `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A package of `compiler=aot`
-    is for the number with which it was compiled.
+    is valid only for the number of threads with which it was compiled.
 
     Args:
         result: a run's folder, its `result.json`, or the id of an MLflow run of the study or of a variant.
@@ -234,8 +234,8 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
         pipe: a pipeline from `optimize` or `load`.
         prompt: of the traced call, one or several; None is a prompt that works with every option, twice where an option
             needs a batch.
-        call: further arguments of the call; as few steps as show every option are run unless
-            `num_inference_steps` is given.
+        call: further arguments of the call; the default of `num_inference_steps` is the smallest number of steps that
+            can show every option.
 
     Raises:
         UsageError: no options were applied to this pipeline.
@@ -294,7 +294,7 @@ def _lost(options: Mapping[str, Optimization], choices: Mapping[str, str], befor
 
 
 def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None) -> None:
-    """Raises UsageError for what would be composed and then ignored: other sections, and groups that are not named."""
+    """Raises UsageError for overrides that a pipeline would ignore: other sections, and keys of groups not named."""
     applicable = {group for group, _ in optimization_options(folder)} | {"scheduler"}
     problems = []
     for word in (*(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()), *overrides):
@@ -317,7 +317,7 @@ def _as_value(chosen: str | Sequence[str]) -> str:
 
 
 def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
-    """Returns what a pipeline says of its model: where it is from, and the configurations of its parts as they are."""
+    """Describes the model of a loaded pipeline: its origin and the configurations of its parts."""
     name = str(getattr(pipe, "name_or_path", "") or "")
     size = int(denoiser_of(pipe).config.get("sample_size", 64)) * int(getattr(pipe, "vae_scale_factor", 8))
     parts = {**networks_of(pipe), "scheduler": pipe.scheduler}
@@ -334,7 +334,7 @@ def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
 def _vaes_to_name(
     options: Mapping[str, Optimization], model: LoadedModel, choices: Mapping[str, str], overrides: Sequence[str]
 ) -> list[str]:
-    """Returns the conflicts of options whose VAE is chosen by the model, where nobody knows which one it is."""
+    """Returns a conflict for each option that needs the VAE for the model, if the pipeline's origin is unknown."""
     keys = {key_of(word) for word in overrides}
     return [
         f"{as_choice(axis, choices[axis])}: this pipeline does not say of which model it is: name a VAE that fits, "
@@ -401,7 +401,7 @@ def _require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, 
 
 
 def _dtype(options: Mapping[str, Optimization]) -> "torch.dtype | None":
-    """Returns the type that options want at loading; None if they leave it as it is."""
+    """Returns the type of weights that an option requests at loading; None if none does."""
     return next((kwargs["dtype"] for option in options.values() if "dtype" in (kwargs := option.load_kwargs())), None)
 
 

@@ -217,7 +217,7 @@ _REGISTRIES = frozenset(name for name in vars(torch.nn.Module()) if name.startsw
 """PyTorch's own attributes of a module: its weights, which `digest` lists, and its hooks."""
 
 _ORIGINS = frozenset({"_name_or_path", "_diffusers_version", "_use_default_values"})
-"""What a diffusers configuration says of the file that it was read from: no code depends on it.
+"""Keys of a diffusers configuration that describe its source file; compiled code does not depend on them.
 
 The names of values that the file lacks (`_use_default_values`) are in another order in each process.
 """

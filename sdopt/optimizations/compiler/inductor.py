@@ -63,13 +63,13 @@ def too_many_graphs(ctx: Context, dynamic: bool | None, graphs: int) -> list[str
     if graphs <= limit:
         return []
     shapes = len(ctx.shapes)
-    more = f"compiles {graphs} graphs for {shapes} shapes, and PyTorch runs what comes after the first {limit} eagerly"
+    more = f"needs {graphs} graphs for {shapes} shapes, but PyTorch compiles at most {limit} and runs others eagerly"
     # With several sizes, `null` compiles a graph for any of them, which `records_any_shape` may refuse.
     return [f"{more}: give fewer shapes" + ("" if keeps_gradients(ctx) else ", or choose compiler.dynamic=null")]
 
 
 def records_any_shape(ctx: Context) -> list[str]:
-    """Returns the conflict, if any, of a graph for any image size with `grad_mode=enabled`."""
+    """Returns the conflict, if any, of a graph for all image sizes with `grad_mode=enabled`."""
     if not keeps_gradients(ctx):
         return []
     # PyTorch 2.13: "cannot determine truth value of Relational" in torch/_inductor/ir.py get_stride_order. With
