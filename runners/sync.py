@@ -63,7 +63,11 @@ def main(argv: list[str]) -> int:
     for folder in sweeps:
         sweep = read_sweep(folder)
         problems += [line for problem in sweep.damaged if (line := shown(problem)) not in problems]
-        run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
+        try:
+            run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
+        except UsageError as error:
+            problems += map(shown, error.problems)
+            continue
         print(f"{shown(folder)}: {'logged' if new else 'already logged'} as {run}")
     print_problems(problems)
     return UsageError.exit_code if problems else 0

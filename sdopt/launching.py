@@ -261,6 +261,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
             log_sweep(studies, folder, sweep_markdown(sweep.rows), studies[0].config.tracking)
-        except TrackingError as error:
-            print_problems([f"the sweep's own run was not logged to {error}"])
+        except (TrackingError, UsageError) as error:
+            to = "to " if isinstance(error, TrackingError) else ""
+            print_problems([f"the sweep's own run was not logged {to}{error}"])
     return sweep.exit_code

@@ -1,6 +1,7 @@
 """What a result names is read from its own folder alone, whoever wrote the result and wherever it points."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from sdopt.errors import UsageError
 from sdopt.results.files import parse_result, read_result
 from sdopt.results.folders import inside
 from sdopt.schema import Tracking
-from sdopt.tracking.runs import log_study
+from sdopt.tracking.runs import log_study, log_sweep
 from tests.command import SMOKE, sdopt
 from tests.robustness.damage import VERSION_1, document, replaced
 
@@ -56,6 +57,41 @@ def test_a_link_that_leads_out_is_refused_where_it_is_opened(tmp_path: Path) -> 
     assert not (tmp_path / "never.db").exists()
     (folder / "images" / "1.png").write_bytes(b"own")
     assert inside(folder, "images/1.png").read_bytes() == b"own"
+
+
+def test_a_report_that_is_a_link_is_refused_where_it_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    folder, store = tmp_path / "sweep", Tracking(uri=f"sqlite:///{tmp_path}/never.db")
+    folder.mkdir()
+    result = read_result(VERSION_1)
+    for name in ("report.html", "report.md", "plot.png"):
+        (folder / name).symlink_to(tmp_path / "secret")
+        with pytest.raises(UsageError, match="not a file of that folder"):
+            if name == "plot.png":
+                log_study(result, folder, store)
+            else:
+                log_sweep([result], folder, "", store)
+        (folder / name).unlink()
+    assert not (tmp_path / "never.db").exists()
+
+
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_sync_logs_the_studies_of_a_sweep_whose_report_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    for sweep in ("one", "two"):
+        (tmp_path / "sweeps" / sweep / "0").mkdir(parents=True)
+        (tmp_path / "sweeps" / sweep / "multirun.yaml").touch()
+        study = document() | {"id": sweep}
+        (tmp_path / "sweeps" / sweep / "0" / "result.json").write_text(json.dumps(study))
+    (tmp_path / "sweeps" / "one" / "report.html").symlink_to(tmp_path / "secret")
+    finished = sdopt(tmp_path, "sync", "sweeps", f"tracking.uri=sqlite:///{tmp_path}/own.db")
+    assert finished.code == 2
+    [problem] = finished.err.splitlines()
+    assert "report.html' is not a file of that folder" in problem
+    logged = [line.partition(": logged as")[0] for line in finished.out.splitlines()]
+    assert logged == ["sweeps/one/0", "sweeps/two/0", "sweeps/two"]
+    sent = [file for file in tmp_path.rglob("report.html") if not file.is_symlink()]
+    assert "secret" not in [file.read_text() for file in sent]
 
 
 def test_sync_says_so_and_sends_nothing(tmp_path: Path) -> None:
