@@ -226,7 +226,8 @@ class Experiment:
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
-        scored = any(row.quality for row in result.variants)
+        pictured = [row for row in result.variants if row.images]
+        scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)
         if not complete:
             self.evaluate(result, machine)
