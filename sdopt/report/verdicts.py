@@ -43,7 +43,7 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
     for judgement in judgements:
         table.add_row(
             escape(judgement.candidate),
-            judgement.contract,
+            escape(judgement.contract),
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
