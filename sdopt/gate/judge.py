@@ -60,17 +60,12 @@ from sdopt.schema import Gate, Rule
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
-    """Fills in `result.judgements`: one for each comparison, except the A/A control and skipped candidates.
+    """Fills in `result.judgements`: one for each of `judged_comparisons`.
 
     Records each comparison's look in `result.looks`.
     """
     result.gate = gate.name
-    edges = [
-        comparison
-        for comparison in result.comparisons
-        if result.variant(comparison.candidate).role != "control"
-        and result.variant(comparison.candidate).status is not Status.SKIPPED
-    ]
+    edges = judged_comparisons(result)
     looks = [look_at(result, comparison, gate) for comparison in edges]
     fitting, misfit = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
     contexts = [
@@ -98,6 +93,23 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
         result.judgements.append(judged)
         record_look(result, look, judged.verdict)
+
+
+def judged_comparisons(result: StudyResult) -> list[Comparison]:
+    """Returns the comparisons that a gate judges: all except that of the A/A control and those of skipped candidates."""
+    return [
+        comparison
+        for comparison in result.comparisons
+        if result.variant(comparison.candidate).role != "control"
+        and result.variant(comparison.candidate).status is not Status.SKIPPED
+    ]
+
+
+def left_unjudged(result: StudyResult) -> bool:
+    """Returns whether the study's own gate has judged nothing of what was measured, and so has passed nothing."""
+    gate = result.config.gate
+    judging = gate.judges and not gate.report_only and result.status == "finished" and not result.judgements
+    return judging and any(row.status.measured for row in result.candidates)
 
 
 def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int:

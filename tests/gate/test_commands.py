@@ -190,6 +190,25 @@ class TestGate:
         assert said in done.shown
         assert (tmp_path / "result.json").read_bytes() == before
 
+    @pytest.mark.parametrize("how", ["no comparison", "all skipped"])
+    def test_a_result_with_nothing_to_judge_does_not_pass(self, how: str, tmp_path: Path) -> None:
+        empty = read_result(VERSION_1)
+        if how == "no comparison":
+            empty.comparisons = []
+        for row in empty.candidates:
+            row.status = Status.SKIPPED
+        (tmp_path / "sweep" / "0").mkdir(parents=True)
+        write_result(empty, tmp_path / "sweep" / "0")
+        for name in ("sweep", "sweep/0"):
+            done = sdopt(tmp_path, "gate", name)
+            assert done.code == 2
+            assert done.err == f"sdopt: {name}: has no comparison to judge\n"
+        (tmp_path / "sweep" / "1").mkdir()
+        write_result(read_result(VERSION_1), tmp_path / "sweep" / "1")
+        done = sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
+        assert done.code == 3
+        assert [path.name for path in (tmp_path / "verdicts").iterdir()] == ["1"]
+
     def test_the_verdicts_of_a_sweep_have_a_folder_for_each_job(self, tmp_path: Path) -> None:
         for job in "01":
             (tmp_path / "sweep" / job).mkdir(parents=True)

@@ -622,6 +622,18 @@ class TestCodesAndReports:
         failed = {str(number): JobError(error, ["why"]) for number, error in enumerate(errors, start=1)}
         assert Sweep(Path(), {"0": job}, failed).exit_code == code
 
+    @pytest.mark.parametrize(
+        ("report_only", "status", "code"), [(False, Status.OK, 3), (True, Status.OK, 0), (False, Status.SKIPPED, 0)]
+    )
+    def test_a_gate_that_judged_nothing_has_passed_nothing(self, report_only: bool, status: Status, code: int) -> None:
+        job = study(variant("it"))
+        gate = Gate("g", {"lossy": [NON_INFERIOR]}, report_only=report_only)
+        job.config = replace(job.config, gate=gate)
+        job.comparisons, job.status, job.variant("it").status = [], "finished", status
+        judge(job, gate, CALIBRATION)
+        assert job.judgements == []
+        assert Sweep(Path(), {"0": job}, {}).exit_code == code
+
     def test_files_for_ci(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
         result = clip(-2.0)
