@@ -173,15 +173,16 @@ class Growth:
 def growth(candidate: VariantResult, reference: VariantResult) -> Growth | None:
     """Returns how much memory a candidate's processes keep with each call; None where that was not measured.
 
-    A single step is no growth: of the steps of each process the largest is left out. With fewer than three processes on
-    a side there are no bounds.
+    A single step is no growth: of the steps of each process the largest is left out. A reference that shrinks counts as
+    one that keeps what it has: a candidate that does keep it does not grow. With fewer than three processes on a side
+    there are no bounds.
     """
     mine, other = _steps(candidate), _steps(reference)
     if not mine.size or not other.size:
         return None
     peaks = [m.peak[1] for m in reference.measurements if m.peak]
     limit = max(SMALLEST_GROWTH_MIB, 1.024 * float(np.mean(peaks)) if peaks else 0.0)  # a thousandth of the peak
-    found = Growth(float(mine.mean() - other.mean()), limit)
+    found = Growth(float(mine.mean() - max(0.0, other.mean())), limit)
     if min(mine.size, other.size) < MINIMUM_PROCESSES:
         return found
     freedom = mine.size + other.size - 2

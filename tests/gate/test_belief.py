@@ -168,6 +168,14 @@ class TestGrowth:
             measurement.held_gib = [1 + mib / 1024 * call for call in range(8)]
         assert ruling(study(candidate), "memory growth").verdict is verdict
 
+    @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
+    def test_beside_a_reference_that_shrinks(self, mib: float, verdict: Verdict) -> None:
+        candidate, baseline = variant("it"), variant("baseline", contract="exact")
+        for side, step in ((candidate, mib), (baseline, -3.0)):
+            for measurement in side.measurements:
+                measurement.held_gib = [1 + step / 1024 * call for call in range(8)]
+        assert ruling(study(candidate, baseline), "memory growth").verdict is verdict
+
     def test_a_single_step_is_none(self) -> None:
         candidate = variant("it")
         for measurement in candidate.measurements:
