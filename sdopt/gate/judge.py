@@ -20,7 +20,7 @@ from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
 from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.ratios import exceeds
+from sdopt.analysis.ratios import exceeds, observed_speedup
 from sdopt.analysis.rounding import precision_of
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings, gain_when_drawn
@@ -96,7 +96,7 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
 
 
 def judged_comparisons(result: StudyResult) -> list[Comparison]:
-    """Returns the comparisons that a gate judges: all except that of the A/A control and those of skipped candidates."""
+    """Returns the comparisons that a gate judges: not that of the A/A control, nor those of skipped candidates."""
     return [
         comparison
         for comparison in result.comparisons
@@ -245,6 +245,7 @@ class RuleContext:
                 at.share,
                 at.disturbed if metric == SPEEDUP.name else "",
                 at.shape,
+                observed_speedup(at.candidate, at.reference) if metric == SPEEDUP.name else None,
             )
             for at in (self, *self.further)
             for metric in self.claimed
