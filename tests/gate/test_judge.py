@@ -297,6 +297,16 @@ class TestValues:
         assert found.verdict is expected
         assert f"{wrong} of 48 prompts exceed 0.75" in str(found.rulings)
 
+    def test_of_several_images_of_a_prompt_the_worst_counts(self) -> None:
+        """One image of eight that is another's has an eighth of its distance in the mean."""
+        means, worst = [*[0.1] * 12, *[0.0] * 36], [*[0.8] * 12, *[0.0] * 36]
+        rules = Rule("perceptual", "every", limit=0.5), Rule("perceptual", "rarely", limit=0.5, share=0.08)
+        for rule in rules:
+            hidden = study(variant("it"), perceptual_x=Score(0.025, [*means]))
+            assert verdict(hidden, rule).verdict is Verdict.PASS
+            shown = study(variant("it"), perceptual_x=Score(0.025, [*means], worst=[*worst]))
+            assert verdict(shown, rule).verdict is Verdict.FAIL
+
     @pytest.mark.parametrize(("brightest", "expected"), [(0.8, Verdict.PASS), (0.95, Verdict.FAIL)])
     def test_no_image_of_a_variant_may_exceed_a_limit(self, brightest: float, expected: Verdict) -> None:
         score = Score(0.5, [brightest, *[0.5] * (PROMPTS - 1)])
