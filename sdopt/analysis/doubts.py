@@ -348,6 +348,15 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     return found
 
 
+def uncounted(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says that nothing counted what disturbed the timed calls of two variants, so that `disturbances` saw none."""
+    timed = [m for side in (candidate, reference) for m in side.measurements if m.latency_s]
+    known = any(True for measurement in timed for _ in _deciding(measurement))
+    if known or not timed or result.config.protocol.interference is None:
+        return []
+    return ["nothing counted what other programs took from these calls, so that other work would not show"]
+
+
 def _deciding(measurement: Measurement) -> Iterator[float]:
     """Yields, for each timed call that decides, the share that others took, if it is known."""
     for round_index, share in enumerate(shares(measurement)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.doubts import disturbances
+from sdopt.analysis.doubts import disturbances, uncounted
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
 from sdopt.analysis.ratios import exceeds, observed_speedup
 from sdopt.analysis.rounding import precision_of
@@ -88,6 +88,7 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
         notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
         notes += [misfit] if fitting and misfit else []
+        notes += uncounted(result, context.candidate, context.reference)
         judged = judgement(comparison, contract, rulings, "; ".join(notes))
         judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
         judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]

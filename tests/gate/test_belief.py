@@ -134,6 +134,16 @@ class TestDisturbed:
                 measurement.interference = [Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)]
         assert judged(result).verdict is verdict
 
+    @pytest.mark.parametrize(
+        ("limit", "counted", "said"), [(0.02, False, True), (0.02, True, False), (None, False, False)]
+    )
+    def test_a_verdict_says_where_nothing_was_counted(self, limit: float | None, counted: bool, said: bool) -> None:
+        result = study(variant("it"))
+        reconfigure(result, "protocol", interference=limit)
+        for measurement in result.variant("it").measurements:
+            measurement.interference = [Interference(0.0, 0.0) if counted else None for _ in measurement.latency_s]
+        assert ("nothing counted what other programs took" in judged(result).note) is said
+
     @pytest.mark.parametrize("how", ["idle", "others"])
     @pytest.mark.parametrize(("session", "disturbed"), [(0, False), (1, True)])
     def test_by_what_went_on_in_their_own_sessions(self, how: str, session: int, disturbed: bool) -> None:
