@@ -285,10 +285,16 @@ class TestTrial:
         write_ledger(ledger, passed)
         # All that is asked for was made: nothing is measured.
         assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 0
-        assert "| all | 3 | 0 | 0 | 0 | 3 | 63.2 % |" in capsys.readouterr().out
-        write_ledger(ledger, [*passed[:2], replace(passed[2], verdict="fail", reason="memory_ratio: too much")])
+        shown = capsys.readouterr().out
+        assert "| all | 3 | 0 | 0 | 0 | 3 | 63.2 % |" in shown
+        assert "- 1 version of sdopt's code made these trials" in shown
+        write_ledger(
+            ledger, [*passed[:2], replace(passed[2], verdict="fail", code="another", reason="memory_ratio: too much")]
+        )
         assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 1
-        assert "seed 0, c: memory_ratio: too much" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "seed 0, c: memory_ratio: too much" in shown
+        assert "- 2 versions of sdopt's code made these trials" in shown
         ledger.write_text(ledger.read_text().replace("pass", "perhaps"))
         assert gate_trial(["--alarms", "3", "--ledger", str(ledger)]) == 2
         assert "line 2 is not that of a trial" in capsys.readouterr().err
