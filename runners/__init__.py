@@ -120,12 +120,17 @@ def _endings_raised() -> Iterator[None]:
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Holds back Ctrl-C for some seconds of imports: a library that is half imported may end the process by abort()."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Holds back Ctrl-C, SIGTERM and the like for some seconds of imports.
+
+    A library that is half imported may end the process by abort().
+    """
+    from sdopt.errors import ENDINGS
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDINGS})
     try:
         yield
     finally:
-        # A Ctrl-C that came meanwhile is raised here.
+        # A signal that came meanwhile is raised here.
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

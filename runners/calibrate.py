@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         "and then sdopt run … gate=default gate.calibration=sd15.json",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="model, workload, scheduler, quality, hardware"
+        "overrides", nargs="*", metavar="KEY=VALUE", help="model, task, workload, scheduler, quality, hardware"
     )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of prompts (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="file to write (default: the one that comes with sdopt)")
@@ -64,12 +64,12 @@ def _write(folder: Path, output: Path | None) -> int:
         return 3
     baseline, model = result.variant(result.baseline), result.config.model.name
     digests = {"model": baseline.inputs.get("model", ""), **result.feature_digests}
-    path = output or calibration_file(model, result.config.workload.steps)
+    path = output or calibration_file(result.config)
     work = work_of(result.config)
     workload = asdict(result.config.workload) | {key: work[key] for key in ("guidance_scale", "size")}
-    scheduler = asdict(result.config.scheduler)
+    scheduler, task = asdict(result.config.scheduler), asdict(result.config.task)
     try:
-        write_calibration(Calibration(model, workload, digests, spreads, scheduler), path)
+        write_calibration(Calibration(model, workload, digests, spreads, scheduler, task), path)
     except OSError as error:
         print(f"sdopt: {path}: {error.strerror}; name another file with --output", file=sys.stderr)
         return 2

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import gate_of
     from sdopt.errors import UsageError, print_problems
-    from sdopt.gate.judge import worst_code
+    from sdopt.gate.judge import judged_comparisons, worst_code
     from sdopt.tracking.finding import find_results
 
     config = gate_of(arguments.overrides)
@@ -60,7 +60,10 @@ def main(argv: list[str]) -> int:
     waived = _waived(arguments.waive, arguments.against)
     found = find_results(arguments.result, config.tracking)
     codes, problems = [], list(found.damaged)
-    for result, folder in found.studies:
+    judged = [study for study in found.studies if arguments.against or judged_comparisons(study[0])]
+    if found.studies and not judged:
+        raise UsageError([*problems, f"{arguments.result}: has no comparison to judge"])
+    for result, folder in judged:
         try:
             # Each job of a sweep has verdicts of its own.
             output = arguments.output / folder.name if arguments.output and found.sweep else arguments.output

@@ -208,7 +208,8 @@ def _show_alarms(trials: "list[Trial]", folder: Path) -> int:
         "passed",
         "rate of false alarms below (95 %)",
     )
-    tables = markdown(heads, rows, every.reasons)
+    versions = f"{every.versions} version{'s' if every.versions != 1 else ''} of sdopt's code made these trials"
+    tables = markdown(heads, rows, [versions, *every.reasons])
     if folder.is_dir():
         (folder / "alarms.md").write_text(tables, encoding="utf-8")
     print(tables)

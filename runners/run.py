@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         start_fork_server()
     with ExitStack() as stack:
         with interrupts_deferred():
-            # The thread that shows it is begun here, so that it takes no Ctrl-C either.
+            # The thread that shows it is begun here, so that it takes no signal either.
             ready = (lambda: None) if informative else stack.enter_context(_starting())
             from sdopt.launching import launch
         return _run(argv, partial(launch, ready=ready))

@@ -2,9 +2,16 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import end_with_code
+
+if TYPE_CHECKING:
+    from sdopt.report.sweep import Sweep
+    from sdopt.schema import Tracking
 
 
 @end_with_code
@@ -30,11 +37,9 @@ def main(argv: list[str]) -> int:
     prepare_environment()
     from sdopt.config.composer import tracking_of
     from sdopt.errors import UsageError, print_problems
-    from sdopt.report.markdown import sweep_markdown
+    from sdopt.gate.judge import worst_code
     from sdopt.report.sweep import read_sweep
-    from sdopt.results.files import read_result
     from sdopt.tracking.remote import download, is_address
-    from sdopt.tracking.runs import log_study, log_sweep
 
     named = [argument for argument in arguments if "=" not in argument or is_address(argument)]
     tracking = tracking_of([argument for argument in arguments if argument not in named])
@@ -43,30 +48,75 @@ def main(argv: list[str]) -> int:
     copies = {download(name): name.rstrip("/") for name in named if is_address(name)}
     folders = [*copies, *(Path(name) for name in named if not is_address(name))] or [Path("outputs")]
 
-    def shown(path: Path | str) -> str:
-        """Names an address, and not the copy of what is there."""
-        for copy, name in copies.items():
-            path = str(path).replace(str(copy), name)
-        return str(path)
-
-    problems: list[str] = []
+    shown = partial(_shown, copies)
+    problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
     for path in [path for folder in folders for path in _results(folder)]:
-        try:
-            run, new = log_study(read_result(path), path.parent, tracking)
-        except UsageError as error:
-            problems += map(shown, error.problems)
-            continue
-        print(f"{shown(path.parent)}: {'logged' if new else 'already logged'} as {run}")
-        if (path.parent.parent / "multirun.yaml").is_file():
-            sweeps[path.parent.parent] = None
+        above = path.parent.parent
+        logged = _logged(shown(path.parent), partial(_log_result, path, tracking), shown, problems)
+        if logged and (above / "multirun.yaml").is_file():
+            sweeps[above] = None
     for folder in sweeps:
         sweep = read_sweep(folder)
-        problems += [line for problem in sweep.damaged if (line := shown(problem)) not in problems]
-        run, new = log_sweep(list(sweep.studies.values()), folder, sweep_markdown(sweep.rows), tracking)
-        print(f"{shown(folder)}: {'logged' if new else 'already logged'} as {run}")
+        problems.update((shown(problem), UsageError.exit_code) for problem in sweep.damaged)
+        _logged(shown(folder), partial(_log_sweep, sweep, tracking), shown, problems)
     print_problems(problems)
-    return UsageError.exit_code if problems else 0
+    return worst_code(problems.values())
+
+
+def _shown(copies: dict[Path, str], path: Path | str) -> str:
+    """Names an address, and not the copy of what is there."""
+    for copy, name in copies.items():
+        path = str(path).replace(str(copy), name)
+    return str(path)
+
+
+def _logged(
+    name: str, log: Callable[[], tuple[str, bool]], shown: Callable[[str], str], problems: dict[str, int]
+) -> bool:
+    """Logs one result or sweep, and says so; what is wrong with it does not keep the others from being logged.
+
+    Args:
+        name: what is logged.
+        log: logs it; returns the id of its run, and whether that is new.
+        shown: names the files in problems.
+        problems: gets what is wrong, each line with its exit code.
+
+    Returns:
+        whether it is logged.
+
+    Raises:
+        UnavailableError: the store is at fault, and so would be for all.
+    """
+    from sdopt.errors import UnavailableError, UsageError
+
+    try:
+        run, new = log()
+    except UnavailableError:
+        raise
+    except UsageError as error:
+        problems.update((shown(problem), error.exit_code) for problem in error.problems)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        problems[f"{name}: could not be logged ({reason})"] = UnavailableError.exit_code
+    else:
+        print(f"{name}: {'logged' if new else 'already logged'} as {run}")
+        return True
+    return False
+
+
+def _log_result(path: Path, tracking: "Tracking") -> tuple[str, bool]:
+    from sdopt.results.files import read_result
+    from sdopt.tracking.runs import log_study
+
+    return log_study(read_result(path), path.parent, tracking)
+
+
+def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> tuple[str, bool]:
+    from sdopt.report.markdown import sweep_markdown
+    from sdopt.tracking.runs import log_sweep
+
+    return log_sweep(list(sweep.studies.values()), sweep.folder, sweep_markdown(sweep.rows), tracking)
 
 
 def _results(folder: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.parse import RunConfig
 from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.gate.calibration import calibration_for
-from sdopt.gate.judge import judge
+from sdopt.gate.judge import judge, left_unjudged
 from sdopt.gate.rule_checks import require_measured
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.hub import fetch_models
@@ -226,7 +226,8 @@ class Experiment:
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
         self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
-        scored = any(row.quality for row in result.variants)
+        pictured = [row for row in result.variants if row.images]
+        scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)
         if not complete:
             self.evaluate(result, machine)
@@ -286,6 +287,8 @@ class Experiment:
         if not (gate.judges and self.config.quality.metrics):
             return
         judge(result, gate, calibration_for(result, gate.calibration))
+        if left_unjudged(result):
+            print_problems([f"gate={gate.name}: has no comparison to judge"])
         write_at_last(result, self.folder)
         append_step_summary(result, result.judgements)
 

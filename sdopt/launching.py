@@ -23,7 +23,7 @@ from sdopt.config.groups import reject_null_groups
 from sdopt.config.hydra_job import in_sweep, job_folder, with_resumed
 from sdopt.config.messages import explain, in_one_line
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ConflictError, OccupiedError, UnavailableError, UsageError, print_problems, way_out
+from sdopt.errors import ENDINGS, ConflictError, OccupiedError, UnavailableError, UsageError, print_problems, way_out
 from sdopt.experiment import Experiment
 from sdopt.locks import lock_folder
 from sdopt.report.outcome import Outcome, load_result
@@ -141,7 +141,7 @@ def job(_cfg: DictConfig) -> Any:
     folder = job_folder()
     enter_working_folder()
     try:
-        with independent_children(), _ends_at_sigterm(), lock_folder(folder) as ours:
+        with independent_children(), _ended_by_signals(), lock_folder(folder) as ours:
             if not ours:
                 raise OccupiedError(f"{folder}: another process is measuring there")
             composer = HydraComposer.of_this_job()
@@ -162,19 +162,25 @@ def _is_brief() -> bool:
 
 
 @contextmanager
-def _ends_at_sigterm() -> Iterator[None]:
-    """Makes SIGTERM act like Ctrl-C in a launcher's process, so that a cluster can requeue the job.
+def _ended_by_signals() -> Iterator[None]:
+    """Makes SIGTERM and the like act like Ctrl-C in a launcher's process, so that a cluster can requeue the job.
 
-    submitit ignores SIGTERM: the job would continue without its workers, and end with a partial result.
+    Else a closed terminal or a limit of processor time would end the job without its last round. submitit ignores
+    SIGTERM: the job would continue without its workers, and end with a partial result.
     """
     if current_folders() is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    # nohup leaves SIGHUP ignored, and a handler of somebody else's stays.
+    taken = [number for number in ENDINGS if number == signal.SIGTERM or before[number] is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in taken:
+            signal.signal(number, before[number])
 
 
 def _keep_error(error: Exception, folder: Path) -> None:
@@ -261,6 +267,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
             log_sweep(studies, folder, sweep_markdown(sweep.rows), studies[0].config.tracking)
-        except TrackingError as error:
-            print_problems([f"the sweep's own run was not logged to {error}"])
+        except (TrackingError, UsageError) as error:
+            to = "to " if isinstance(error, TrackingError) else ""
+            print_problems([f"the sweep's own run was not logged {to}{error}"])
     return sweep.exit_code

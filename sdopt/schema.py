@@ -370,7 +370,7 @@ class Gate:
     """Prompts of the quality pass if `quality.prompt_count` is null."""
     calibration: str | None = None
     """A file written by `sdopt calibrate`; null is the packaged file for the model and workload. A calibration for
-    other steps, guidance, size or scheduler is applied only if it is named here."""
+    other steps, guidance, size, scheduler or task is applied only if it is named here."""
 
     @property
     def judges(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 from sdopt.analysis.disturbance import shares
-from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
+from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, paired
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.results.records import Measurement, StudyResult, VariantResult
 
@@ -173,15 +173,16 @@ class Growth:
 def growth(candidate: VariantResult, reference: VariantResult) -> Growth | None:
     """Returns how much memory a candidate's processes keep with each call; None where that was not measured.
 
-    A single step is no growth: of the steps of each process the largest is left out. With fewer than three processes on
-    a side there are no bounds.
+    A single step is no growth: of the steps of each process the largest is left out. A reference that shrinks counts as
+    one that keeps what it has: a candidate that does keep it does not grow. With fewer than three processes on a side
+    there are no bounds.
     """
     mine, other = _steps(candidate), _steps(reference)
     if not mine.size or not other.size:
         return None
     peaks = [m.peak[1] for m in reference.measurements if m.peak]
     limit = max(SMALLEST_GROWTH_MIB, 1.024 * float(np.mean(peaks)) if peaks else 0.0)  # a thousandth of the peak
-    found = Growth(float(mine.mean() - other.mean()), limit)
+    found = Growth(float(mine.mean() - max(0.0, other.mean())), limit)
     if min(mine.size, other.size) < MINIMUM_PROCESSES:
         return found
     freedom = mine.size + other.size - 2
@@ -269,10 +270,43 @@ def noise_doubts(variant: VariantResult) -> list[str]:
     return [f"'{variant.name}' draws the same image from different noise"] if same else []
 
 
-def drawn_speedup(candidate: VariantResult, reference: VariantResult) -> float | None:
-    """Returns the speed-up in calls of the quality pass that were made while no other process worked; None without."""
+def log_drawn_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
+    """Returns the speed-up in calls of the quality pass that were made while no other process worked; None without any.
+
+    They are few, and of the first process of each variant. Their error is that of the median of so many calls of one
+    process: how far processes differ, and calls of one process, is known from the timed calls (Satterthwaite 1946).
+    """
     mine, other = _drawn_s(candidate), _drawn_s(reference)
-    return other / mine if mine and other else None
+    if not mine or not other:
+        return None
+    mean = float(np.log(np.median(other)) - np.log(np.median(mine)))
+    found = LogRatio(mean, n=min(len(mine), len(other)), unit="call")
+    parts = [*_parts_of_error(candidate, len(mine)), *_parts_of_error(reference, len(other))]
+    if not parts or not all(freedom for _, freedom in parts):
+        return found
+    variance, squares = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
+    return replace(found, error=math.sqrt(variance), freedom=variance**2 / squares if squares else 1.0)
+
+
+def _parts_of_error(variant: VariantResult, calls: int) -> list[tuple[float, int]]:
+    """Returns the variances, with their degrees of freedom, of the log median of so many calls of one process.
+
+    The first is that of the processes' means, the second is what fewer calls than such a mean has add to it.
+    """
+    logs = [np.log(measurement.deciding_s) for measurement in variant.measurements if measurement.deciding_s]
+    if len(logs) < 2:
+        return [(0.0, 0)]
+    parts = [(float(np.var([values.mean() for values in logs], ddof=1)), len(logs) - 1)]
+    if freedom := sum(values.size - 1 for values in logs):
+        within = sum(float(np.square(values - values.mean()).sum()) for values in logs) / freedom
+        rounds = freedom / len(logs) + 1
+        parts.append((within * max(0.0, _of_median(calls) - 1 / rounds), freedom))
+    return parts
+
+
+def _of_median(calls: int) -> float:
+    """Returns the variance of the median of so many calls, as a share of that of a single one."""
+    return 1 / calls if calls < 3 else math.pi / (2 * calls)
 
 
 def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
@@ -287,9 +321,8 @@ def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
     return float(np.sqrt(sum(np.var(side_logs, ddof=1) for side_logs in logs if len(side_logs) > 1)))
 
 
-def _drawn_s(variant: VariantResult) -> float | None:
-    times = [seconds for measurement in variant.measurements for seconds in measurement.drawn_s]
-    return float(np.median(times)) if times else None
+def _drawn_s(variant: VariantResult) -> list[float]:
+    return [seconds for measurement in variant.measurements for seconds in measurement.drawn_s]
 
 
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
@@ -313,6 +346,15 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
             f"in {len(disturbed)} of {len(worst)} calls that decide, other programs took a share of more than {share}"
         )
     return found
+
+
+def uncounted(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
+    """Says that nothing counted what disturbed the timed calls of two variants, so that `disturbances` saw none."""
+    timed = [m for side in (candidate, reference) for m in side.measurements if m.latency_s]
+    known = any(True for measurement in timed for _ in _deciding(measurement))
+    if known or not timed or result.config.protocol.interference is None:
+        return []
+    return ["nothing counted what other programs took from these calls, so that other work would not show"]
 
 
 def _deciding(measurement: Measurement) -> Iterator[float]:

@@ -14,7 +14,6 @@ from sdopt.analysis.doubts import (
     beside_doubts,
     call_deviation,
     core_doubts,
-    drawn_speedup,
     error_limit,
     growth,
     growth_doubts,
@@ -22,6 +21,7 @@ from sdopt.analysis.doubts import (
     idle_uncounted,
     image_doubts,
     kept_in_pass,
+    log_drawn_speedup,
     noise_doubts,
     slow_calls,
     stage_doubts,
@@ -32,7 +32,7 @@ from sdopt.gate.rulings import unjudged
 from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
 
 _CHANCE = 1.05
-"""Factor by which the speed-up in a few drawn calls may fall short of what it should show."""
+"""Factor by which the speed-up in a few drawn calls, which do show a gain, may fall short of half of it."""
 
 _CONFIDENCE = 0.95
 
@@ -138,23 +138,30 @@ def _noise(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
 
 
 def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """Rules on a speed-up that the timed calls showed: the calls that draw images must show it, too."""
-    rule, timed, drawn = "gain when drawn", log_speedup(candidate, reference), drawn_speedup(candidate, reference)
+    """Rules on a speed-up that the timed calls showed: the calls that draw images must show it, too.
+
+    They must show half of it (on the log scale), and by their own bound a gain at all: where they cannot tell half of
+    it from none, whatever they show proves nothing.
+    """
+    rule, timed, found = "gain when drawn", log_speedup(candidate, reference), log_drawn_speedup(candidate, reference)
     repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
-    if timed is None or drawn is None:
+    if timed is None or found is None:
         return unjudged(rule, "no call of the quality pass was timed while the other processes were idle")
-    shown = f"{drawn:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"
+    drawn = found.interval(2 * _CONFIDENCE - 1)
+    figures = (drawn.estimate, drawn.low, None)
+    shown = f"{drawn.estimate:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"
     if repeated:
         why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{why}: raise quality.prompt_count; {shown}", drawn)
-    # Half of the gain, on the log scale.
-    if drawn * _CHANCE >= math.sqrt(timed.ratio):
-        return Ruling(rule, "", Verdict.PASS, shown, drawn)
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{why}: raise quality.prompt_count; {shown}", *figures)
+    half = math.sqrt(timed.ratio)
+    enough, gains = drawn.estimate * _CHANCE >= half, (drawn.low or 0.0) > 1
+    if enough and gains:
+        return Ruling(rule, "", Verdict.PASS, shown, *figures)
     batches = {(m.drawn_batch or 0) for side in (candidate, reference) for m in side.measurements if m.drawn_s}
     if batches != {candidate.config.shapes[0].batch_size}:
         why = "the batch sizes differ: measure with the gate, or set quality.batch_size to workload.batch_size"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", drawn)
-    if 0.5 * timed.mean - math.log(drawn) <= _ONE_SIDED * call_deviation(candidate, reference):
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", *figures)
+    if enough or math.log(half) - found.mean <= _ONE_SIDED * call_deviation(candidate, reference):
         why = "a few calls of single processes differ by as much here: measure again on a quieter machine"
-        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", drawn)
-    return Ruling(rule, "", Verdict.FAIL, f"{shown}: the calls that draw images do not show the gain", drawn)
+        return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", *figures)
+    return Ruling(rule, "", Verdict.FAIL, f"{shown}: the calls that draw images do not show the gain", *figures)

@@ -17,16 +17,20 @@ from pydantic import TypeAdapter, ValidationError
 from sdopt.errors import UsageError
 from sdopt.results.files import write_atomically
 from sdopt.results.records import RecordedConfig, Spread, StudyResult
+from sdopt.schema import Task
 
 FOLDER = Path(__file__).parent / "calibrations"
+
+_TXT2IMG = Task().kind
 
 
 @dataclass(frozen=True)
 class Calibration:
     """The spread of each quality metric between two images of one prompt that start from different noise.
 
-    `model`, `workload` and `scheduler` are sections of the configuration that the spread was measured with. `digests`
-    holds the hashes of the weights: those of the model, and those of each feature extractor by name.
+    `model`, `workload`, `scheduler` and `task` are sections of the configuration that the spread was measured with; a
+    file without a task is of text-to-image. `digests` holds the hashes of the weights: those of the model, and those of
+    each feature extractor by name.
     """
 
     model: str
@@ -34,6 +38,7 @@ class Calibration:
     digests: dict[str, str]
     metrics: dict[str, Spread]
     scheduler: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=lambda: asdict(Task()))
 
     def differing(self, config: RecordedConfig) -> dict[str, tuple[Any, Any]]:
         """Returns the settings that affect the spread and that differ between the calibration and a study.
@@ -47,6 +52,7 @@ class Calibration:
         """
         theirs = work_of(config)
         mine = self.workload | {f"scheduler.{key}": value for key, value in self.scheduler.items()}
+        mine |= {f"task.{key}": value for key, value in self.task.items()}
         return {
             key if "." in key else f"workload.{key}": (mine[key], value)
             for key, value in theirs.items()
@@ -55,7 +61,7 @@ class Calibration:
 
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
-    """Returns the settings that a calibration is valid for: steps, guidance, size and scheduler."""
+    """Returns the settings that a calibration is valid for: steps, guidance, size, scheduler and task."""
     own = config.workload.guidance_scale
     return {
         "steps": config.workload.steps,
@@ -63,15 +69,19 @@ def work_of(config: RecordedConfig) -> dict[str, Any]:
         "size": config.shapes[0].size,
         "scheduler.class_name": config.scheduler.class_name,
         "scheduler.options": config.scheduler.options,
+        "task.kind": config.task.kind,
+        # Text-to-image starts from noise alone, whatever the strength.
+        "task.strength": 1.0 if config.task.kind == _TXT2IMG else config.task.strength,
     }
 
 
 _ADAPTER = TypeAdapter(Calibration)
 
 
-def calibration_file(model: str, steps: int) -> Path:
-    """Returns the path at which sdopt ships the calibration of a model at a number of steps, if it ships one."""
-    return FOLDER / f"{model}-{steps}.json"
+def calibration_file(config: RecordedConfig) -> Path:
+    """Returns the path at which sdopt ships the calibration of a model and task at a number of steps, if it does."""
+    task = "" if config.task.kind == _TXT2IMG else f"{config.task.kind}-"
+    return FOLDER / f"{config.model.name}-{task}{config.workload.steps}.json"
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -105,7 +115,8 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
         UsageError: the file at `path` is missing or is not a calibration.
     """
     # The name comes from the result, which may hold anything: it is compared, and neither a path nor a pattern.
-    shipped = (file for file in FOLDER.glob("*.json") if file.stem.rpartition("-")[0] == result.config.model.name)
+    names = {result.config.model.name, f"{result.config.model.name}-{result.config.task.kind}"}
+    shipped = (file for file in FOLDER.glob("*.json") if file.stem.rpartition("-")[0] in names)
     files = [Path(path)] if path else sorted(shipped)
     found = sorted(map(read_calibration, files), key=lambda calibration: len(calibration.differing(result.config)))
     ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
@@ -138,7 +149,8 @@ def fitting_calibration(
 ) -> tuple[Calibration | None, str]:
     """Returns the calibration if it may be applied to a study, and a note for the reader.
 
-    Two images of one prompt differ more at few steps than at many, so a calibration with other settings does not fit.
+    Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
+    calibration with other settings does not fit.
     A calibration whose file the user named is applied anyway, and the note says so. One of other weights never fits.
 
     Args:
@@ -165,10 +177,13 @@ def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
     overrides = [f"model={model.name}"]
     overrides += [f"model.weights={model.weights}"] if model.weights in ("path", "random") else []
     overrides += [f"model.path={model.path}"] if model.path else []
+    if config.task.kind != _TXT2IMG:
+        given = {key: value for key, value in asdict(config.task).items() if key != "kind" and value is not None}
+        overrides += [f"task={config.task.kind}", *(f"task.{key}={value}" for key, value in given.items())]
     overrides += [
         f"{key}={theirs}"
         for key, (_, theirs) in calibration.differing(config).items()
-        if not key.startswith("scheduler")
+        if not key.startswith(("scheduler", "task"))
     ]
     overrides += [f"quality.features=[{','.join(features)}]"] if features else []
     command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])

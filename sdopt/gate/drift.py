@@ -4,7 +4,7 @@ Speed is compared as each result's own speed-up over its own baseline, because t
 are compared prompt by prompt.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from sdopt.results.records import (
     Judgement,
     Ruling,
     Score,
+    Spread,
     StudyResult,
     VariantResult,
     Verdict,
@@ -34,6 +35,9 @@ from sdopt.schema import CHOICES, WORK, Gate, Quality
 WAIVERS = ("versions", "sdopt", "options")
 """Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and what
 variants of the same name choose, with the keys of their `options`."""
+
+_OF_OPTIONS = ("contents of options", "contents of parts")
+"""The code of a user's own options, and the files that options read: what they are is a choice of the variant."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
         # Every speed-up is one over the baseline: of another baseline it says nothing, unless all have changed alike.
         waivable = later.baseline not in names or everywhere <= {*names}
         found.append(Difference(f"{what} ({', '.join(names)})", "options" if waivable else ""))
+    found += [Difference(f"{what} ({', '.join(names)})") for what, names in _other_inputs(later, earlier).items()]
+    features = _contents(later.feature_digests, earlier.feature_digests)
+    found += [Difference(f"{what}: {mine} against {other}") for what, (mine, other) in features.items()]
     return found
 
 
@@ -88,10 +95,39 @@ def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[
             continue
         settings = now.config.differing(then.config, (*WORK, "hardware"))
         differing = {key: values for key, values in settings.items() if key.startswith(CHOICES)} | _options(now, then)
+        differing |= {key: values for key, values in _contents(now.inputs, then.inputs).items() if key in _OF_OPTIONS}
         for key, (mine, other) in differing.items():
             if key not in of_study and key != "hardware.price_per_hour":
                 found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
     return found
+
+
+def _other_inputs(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
+    """Returns the inputs whose contents differ, of variants of the same name, with the names of these variants.
+
+    Those are weights, prompts, start images and noise; and the prompts and seeds of the images, which every result has.
+    """
+    before = {variant.name: variant for variant in earlier.variants}
+    found: dict[str, list[str]] = {}
+    for now in later.variants:
+        if (then := before.get(now.name)) is None:
+            continue
+        for key, (mine, other) in _contents(now.inputs, then.inputs).items():
+            if key not in _OF_OPTIONS:
+                found.setdefault(f"{key}: {mine} against {other}", []).append(now.name)
+        pairs = zip(now.images, then.images, strict=False)
+        if any((mine.prompt, mine.seed) != (other.prompt, other.seed) for mine, other in pairs):
+            found.setdefault("images: drawn from other prompts or seeds", []).append(now.name)
+    return found
+
+
+def _contents(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Returns the contents that differ, of those of which both digests are known, with the first digits of both."""
+    return {
+        f"contents of {name}": (now[name][:12], then[name][:12])
+        for name in now
+        if name in then and now[name] != then[name]
+    }
 
 
 def _options(now: VariantResult, then: VariantResult) -> dict[str, tuple[Any, Any]]:
@@ -221,11 +257,20 @@ def _judge(
             disturbed="; ".join(disturbed),
             belief=() if shape_index else _belief(views, pairs),
             uncalibrated="" if calibration else misfit,
-            floors=later.floors.get("numerical", {}),
+            floors=_floors(later, earlier),
         )
 
     sides = of_shapes([at(shape_index) for shape_index in range(len(later.shapes))])
     return judgement(_comparison(name, earlier), contract, sides.rulings(gate, contract), note)
+
+
+def _floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:
+    """Returns the smaller of both numerical floors by metric: a regression that raises its own must widen no limit."""
+    both = [result.floors.get("numerical", {}) for result in (later, earlier)]
+    return {
+        name: min((floors[name] for floors in both if name in floors), key=lambda floor: floor.mean)
+        for name in {**both[0], **both[1]}
+    }
 
 
 def _belief(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, VariantResult]]) -> tuple[Ruling, ...]:

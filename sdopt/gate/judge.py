@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.doubts import disturbances
+from sdopt.analysis.doubts import disturbances, uncounted
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.ratios import exceeds
+from sdopt.analysis.ratios import exceeds, observed_speedup
 from sdopt.analysis.rounding import precision_of
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings, gain_when_drawn
@@ -60,17 +60,12 @@ from sdopt.schema import Gate, Rule
 
 
 def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
-    """Fills in `result.judgements`: one for each comparison, except the A/A control and skipped candidates.
+    """Fills in `result.judgements`: one for each of `judged_comparisons`.
 
     Records each comparison's look in `result.looks`.
     """
     result.gate = gate.name
-    edges = [
-        comparison
-        for comparison in result.comparisons
-        if result.variant(comparison.candidate).role != "control"
-        and result.variant(comparison.candidate).status is not Status.SKIPPED
-    ]
+    edges = judged_comparisons(result)
     looks = [look_at(result, comparison, gate) for comparison in edges]
     fitting, misfit = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
     contexts = [
@@ -93,11 +88,29 @@ def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> N
         mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
         notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
         notes += [misfit] if fitting and misfit else []
+        notes += uncounted(result, context.candidate, context.reference)
         judged = judgement(comparison, contract, rulings, "; ".join(notes))
         judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
         judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
         result.judgements.append(judged)
         record_look(result, look, judged.verdict)
+
+
+def judged_comparisons(result: StudyResult) -> list[Comparison]:
+    """Returns the comparisons that a gate judges: not that of the A/A control, nor those of skipped candidates."""
+    return [
+        comparison
+        for comparison in result.comparisons
+        if result.variant(comparison.candidate).role != "control"
+        and result.variant(comparison.candidate).status is not Status.SKIPPED
+    ]
+
+
+def left_unjudged(result: StudyResult) -> bool:
+    """Returns whether the study's own gate has judged nothing of what was measured, and so has passed nothing."""
+    gate = result.config.gate
+    judging = gate.judges and not gate.report_only and result.status == "finished" and not result.judgements
+    return judging and any(row.status.measured for row in result.candidates)
 
 
 def exit_code(judgements: Sequence[Judgement], report_only: bool = False) -> int:
@@ -233,6 +246,7 @@ class RuleContext:
                 at.share,
                 at.disturbed if metric == SPEEDUP.name else "",
                 at.shape,
+                observed_speedup(at.candidate, at.reference) if metric == SPEEDUP.name else None,
             )
             for at in (self, *self.further)
             for metric in self.claimed

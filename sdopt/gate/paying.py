@@ -40,6 +40,7 @@ class Claim:
         share: the share of the chance of error that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
+        observed: of a speed-up, the same by the clock of the study's own process; else None.
     """
 
     measure: Measure
@@ -49,6 +50,7 @@ class Claim:
     share: float = 1.0
     disturbed: str = ""
     shape: str = ""
+    observed: LogRatio | None = None
 
     @property
     def name(self) -> str:
@@ -61,9 +63,16 @@ class Claim:
         return self.ratio if self.ratio is None or self.measure.higher_is_better else self.ratio.inverted()
 
     @property
+    def gains(self) -> list[LogRatio]:
+        """The factor by which the candidate is better, by each clock."""
+        return [found for found in (self.gain, self.observed) if found]
+
+    @property
     def p_gain(self) -> float | None:
-        """The one-sided p value of a gain that counts."""
-        return self.gain.p_value(self.smallest) if self.gain else None
+        """The one-sided p value of a gain that counts, which has to show by every clock."""
+        found = [gain.p_value(self.smallest) for gain in self.gains]
+        known = [p_value for p_value in found if p_value is not None]
+        return max(known) if known and len(known) == len(found) else None
 
     @property
     def p_harm(self) -> float | None:
@@ -105,13 +114,16 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     shown = _shown(claim, level)
     if bounds.high is None or claim.floor is None or claim.disturbed:
         return ClaimResult(claim, Answer.OPEN, f"{shown}{_missing(claim)}")
-    if (gains or harms) and exceeds(bounds.estimate, claim.floor):
+    deciding = claim.gains if gains else [claim.gain]
+    if (gains or harms) and all(exceeds(found.ratio, claim.floor) for found in deciding):
         return ClaimResult(claim, Answer.GAIN if gains else Answer.HARM, shown)
     least = percent(claim.smallest)
     if bounds.high < claim.smallest:
         return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {least}")
     if gains or harms:
         why = f"is within the A/A floor of {percent(claim.floor)}"
+    elif (own := claim.gain.p_value(claim.smallest)) is not None and own <= level < (claim.p_gain or 0.0):
+        why = f"does not hold by the study's own clock, which says {claim.gains[-1].ratio:.3g}×"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:

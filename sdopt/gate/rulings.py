@@ -136,7 +136,7 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
 
 def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     """Passes if no prompt exceeds the limit: a mean or a share would let one entirely wrong image among many pass."""
-    values = [value for value in score.per_prompt if value is not None]
+    values = _worst_of(score)
     if not values:
         return unjudged(rule.test, f"{name} has no values by prompt", name)
     wrong, worst = sum(value > limit for value in values), max(values)
@@ -148,11 +148,16 @@ def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
 
 
+def _worst_of(score: Score) -> list[float]:
+    """Returns the value of each prompt's worst image, as far as they are known."""
+    return [value for value in score.worst or score.per_prompt if value is not None]
+
+
 def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     """Rules on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
     if rule.share is None:
         return unjudged(rule.test, "the rule has no share", name)
-    above = [value > limit for value in score.per_prompt if value is not None]
+    above = [value > limit for value in _worst_of(score)]
     if not above:
         return unjudged(rule.test, f"{name} has no values by prompt", name)
     ruling = below(rule, name, share_bounds(sum(above), len(above), rule.confidence), rule.share)

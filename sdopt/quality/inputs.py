@@ -148,12 +148,17 @@ class Inputs:
         return self.other.prompts if own else None
 
     def by_prompt(self, values: Sequence[float | None] | np.ndarray) -> Score:
-        """Returns the mean over the images of each prompt, and over all prompts; None if a value is not finite."""
+        """Returns the mean over the images of each prompt, their largest, and the mean over all prompts.
+
+        None stands for what is not finite.
+        """
         found: dict[int, list[float]] = {}
         for prompt, value in zip(self.pictures.prompts, values, strict=True):
             found.setdefault(prompt, []).append(math.nan if value is None else float(value))
         means = [float(np.mean(those)) for _, those in sorted(found.items())]
-        return Score(finite(float(np.mean(means))), [finite(mean) for mean in means])
+        several = any(len(those) > 1 for those in found.values())
+        worst = [finite(float(np.max(those))) for _, those in sorted(found.items())] if several else []
+        return Score(finite(float(np.mean(means))), [finite(mean) for mean in means], worst=worst)
 
 
 def finite(value: float) -> float | None:

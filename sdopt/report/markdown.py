@@ -1,5 +1,6 @@
 """Writes the result tables as Markdown."""
 
+import re
 from collections.abc import Sequence
 
 from sdopt.analysis.answer import Answer, answer_of
@@ -42,8 +43,7 @@ def answer_markdown(answer: Answer) -> str:
     if answer.options:
         parts.append(markdown(ANSWER_HEADINGS, [answer_cells(option) for option in answer.options], answer.notes))
     if (best := answer.best) is not None:
-        code = "\n".join(best.lines)
-        parts.append(f"To turn on {_cell(best.option)} for a pipeline `pipe`:\n\n```python\n{code}\n```\n")
+        parts.append(f"To turn on {_cell(best.option)} for a pipeline `pipe`:\n\n{code_block(best.lines, 'python')}")
         parts.append(f"To measure it again: `{' '.join(best.command.split())}`\n")
     return "\n".join(parts)
 
@@ -55,11 +55,32 @@ def sweep_markdown(rows: Sequence[tuple[str, Row]]) -> str:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """Returns a Markdown table with notes below it; cells are escaped."""
+    """Returns a Markdown table with notes below it; cells and notes are escaped."""
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
+    return "\n".join([*lines, "", *(f"- {escaped(note)}" for note in notes)]) + "\n"
 
 
 def _cell(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|").replace("\n", " ")
+
+
+def code_block(lines: Sequence[str], language: str = "") -> str:
+    """Returns lines of code between fences that none of them can end."""
+    fence = "`" * max([3, *(1 + len(run) for line in lines for run in re.findall("`+", line))])
+    return f"{fence}{language}\n" + "\n".join(lines) + f"\n{fence}\n"
+
+
+def escaped(text: str) -> str:
+    """Returns a text escaped for Markdown, except for code between backticks."""
+    parts = text.replace("\n", " ").split("`")
+    if len(parts) % 2 == 0:
+        return _plain(text.replace("\n", " "))
+    return "".join(f"`{part}`" if number % 2 else _plain(part) for number, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
+    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(mark, entity)
+    # Within a word an underscore is no markup.
+    return re.sub(r"[\\`*\[\]]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
-from sdopt.gate.judge import worst_code
+from sdopt.gate.judge import left_unjudged, worst_code
 from sdopt.report.rows import Row, rows_of
 from sdopt.results.files import read_result
 from sdopt.results.folders import JobError, read_error
@@ -36,7 +36,7 @@ def _code_of(result: StudyResult) -> int:
         if {edge.candidate, edge.reference} <= measured and not all(at.speedup for at in edge.shapes)
     ]
     failed = [row for row in result.variants if not row.status.measured and row.status is not Status.SKIPPED]
-    code = 3 if failed or uncompared else 0
+    code = 3 if failed or uncompared or left_unjudged(result) else 0
     if result.judgements and not result.config.gate.report_only:
         return worst_code((code, judged_code(result.judgements)))
     return code

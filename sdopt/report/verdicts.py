@@ -15,7 +15,7 @@ from rich.text import Text
 from sdopt.analysis.measures import measure_named, with_shape
 from sdopt.gate.looks import spent_of
 from sdopt.report.junit import junit, rule_name
-from sdopt.report.markdown import markdown
+from sdopt.report.markdown import escaped, markdown
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
 
@@ -43,7 +43,7 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
     for judgement in judgements:
         table.add_row(
             escape(judgement.candidate),
-            judgement.contract,
+            escape(judgement.contract),
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
@@ -72,7 +72,9 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
         for r in j.rulings
     ]
     heads = ("variant", "rule", "verdict", "estimate", "one-sided bounds", "limit", "reason")
-    return f"## sdopt gate: {result.name} ({result.gate})\n\n{summary}\n{markdown(heads, rulings, [])}"
+    return (
+        f"## sdopt gate: {escaped(result.name)} ({escaped(result.gate)})\n\n{summary}\n{markdown(heads, rulings, [])}"
+    )
 
 
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:

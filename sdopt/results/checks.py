@@ -4,11 +4,18 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from sdopt.results.records import CONTRACTS, Measurement, RecordedConfig, ShapeSamples, StudyResult
-from sdopt.schema import out_of_range, wrong_label, wrong_name
+from sdopt.results.records import CONTRACTS, Evidence, Measurement, RecordedConfig, ShapeSamples, StudyResult
+from sdopt.schema import Gate, out_of_range, wrong_label, wrong_name
+
+_CLAIMED = ("speedup", "memory_ratio")
+"""The ratios of a comparison in which an option may claim a gain: the names of `analysis.measures.MEASURES`."""
+
+_LOOKS = next(field.metadata for field in fields(Gate) if field.name == "looks")
+"""The range of `gate.looks`, and so of a look that it allowed."""
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:
@@ -19,10 +26,14 @@ def problems_of(result: StudyResult) -> Iterator[str]:
         yield f"id={result.id!r}: not the id of a study"
     if not {"name", "type"} <= result.environment.device.keys():
         yield "environment.device: lacks the name or the type of the device"
+    for key, moment in (("started", result.started), ("finished", result.finished)):
+        if moment is not None and not _is_moment(moment):
+            yield f"{key}={moment!r}: not a date with a time"
     yield from _config_problems(result.config, "config")
     yield from _variant_problems(result)
     yield from _reference_problems(result)
     yield from _ratio_problems(result)
+    yield from _verdict_problems(result)
     yield from _path_problems(result)
 
 
@@ -37,21 +48,22 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
             yield f"variants.{index}.name={row.name}: another variant has this name"
         seen.add(row.name)
         yield from _config_problems(row.config, f"variants.{index}.config")
+        if len(result.shapes) > 1 and row.config.shapes != result.shapes:
+            yield f"variants.{index}.config.workload: has other shapes than the study"
         contracts = {"": row.contract} | {f".promises.{axis}": made.contract for axis, made in row.promises.items()}
         for key, contract in contracts.items():
             if contract not in CONTRACTS:
                 yield f"variants.{index}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
         for number, measurement in enumerate(row.measurements):
-            where = f"variants.{index}.measurements.{number}"
-            if len(measurement.shapes) != len(row.config.shapes):
-                yield f"{where}.further: needs one entry for each further shape of the workload"
-            if wrong := _wrong_process(measurement, len(result.sessions)):
-                yield f"{where}.{wrong}"
+            if wrong := _wrong_process(measurement, len(row.config.shapes), len(result.sessions)):
+                yield f"variants.{index}.measurements.{number}.{wrong}"
 
 
-def _wrong_process(measurement: Measurement, sessions: int) -> str | None:
+def _wrong_process(measurement: Measurement, shapes: int, sessions: int) -> str | None:
     """Returns what is wrong with the samples of a process, at any shape."""
-    if measurement.replicate < 0 or (measurement.latency_s and not 0 <= measurement.session < max(sessions, 1)):
+    if len(measurement.shapes) != shapes:
+        return "further: needs one entry for each further shape of the workload"
+    if measurement.replicate < 0 or not 0 <= measurement.session < max(sessions, 1):
         return "sitting: no session has this number"
     if wrong := _wrong_samples(measurement, measurement.stages_s):
         return wrong
@@ -77,7 +89,29 @@ def _wrong_samples(samples: ShapeSamples, stages_s: Mapping[str, list[float]]) -
             return f"memory.{name}: {value} is not an amount of memory"
     if any(not 0 <= index < len(samples.latency_s) for index in samples.left_out):
         return "left_out: names rounds that were not timed"
+    for name, value in vars(samples).items():
+        if name != "further" and not _is_finite(value):
+            return f"{name}: holds what is not a finite number"
     return None
+
+
+def _is_finite(value: Any) -> bool:
+    """Returns whether all numbers in a value, its items and its fields are finite; evidence may tell anything."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if is_dataclass(value) and not isinstance(value, Evidence):
+        value = vars(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(map(_is_finite, items))
+
+
+def _is_moment(text: str) -> bool:
+    """Returns whether a text is a date that a tracker can be given."""
+    try:
+        datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return False
+    return True
 
 
 def _ratio_problems(result: StudyResult) -> Iterator[str]:
@@ -90,6 +124,29 @@ def _ratio_problems(result: StudyResult) -> Iterator[str]:
             for name, value in found.items():
                 if value is not None and not value > 0:
                     yield f"comparisons.{index}.{name}: {value} is not a ratio"
+
+
+def _verdict_problems(result: StudyResult) -> Iterator[str]:
+    """Yields the claims, gains and looks of a gate that no gate can have written."""
+    ratios = {
+        (edge.candidate, edge.reference): {
+            f"{name}/{shape.name}" if len(result.shapes) > 1 else name
+            for shape, at in zip(result.shapes, edge.shapes, strict=False)
+            for name in _CLAIMED
+            if getattr(at, name) is not None
+        }
+        for edge in result.comparisons
+    }
+    for index, judged in enumerate(result.judgements):
+        for name in judged.claims:
+            if name.partition("/")[0] not in _CLAIMED:
+                yield f"judgements.{index}.claims.{name}: choose one of {', '.join(_CLAIMED)}"
+        for name in judged.gains:
+            if name not in ratios.get((judged.candidate, judged.reference), ()):
+                yield f"judgements.{index}.gains: the comparison has no {name}"
+    for index, look in enumerate(result.looks):
+        if wrong := out_of_range(look.allowed, _LOOKS):
+            yield f"looks.{index}.allowed={look.allowed}: {wrong}"
 
 
 def _reference_problems(result: StudyResult) -> Iterator[str]:

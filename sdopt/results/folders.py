@@ -13,13 +13,13 @@ from sdopt.results.records import Status
 
 
 def inside(folder: Path, path: str) -> Path:
-    """Returns the file of a run's folder that a result names.
+    """Returns a file of a run's or a sweep's folder: one that a result names, or a report.
 
     Raises:
         UsageError: the path leads out of the folder, by itself or by a symbolic link.
     """
     if not stays_within(path) or not (folder / path).resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"{folder}: its result names {path!r}, which is not a file of that folder")
+        raise UsageError(f"{folder}: {path!r} is not a file of that folder")
     return folder / path
 
 

@@ -385,6 +385,8 @@ class Score:
     leave_one_out: list[float | None] = field(default_factory=list)
     note: str = ""
     """Why there is no estimate, or a remark on it."""
+    worst: list[float | None] = field(default_factory=list)
+    """The largest value of the images of each prompt, where a prompt has several: a mean hides one of eight."""
 
 
 @dataclass

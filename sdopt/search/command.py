@@ -12,6 +12,7 @@ from sdopt.config.groups import data_sheets, reject_null_groups
 from sdopt.config.parse import RunConfig
 from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
 from sdopt.locks import lock_folder
+from sdopt.results.folders import inside
 from sdopt.results.records import StudyResult
 from sdopt.schema import Tracking
 from sdopt.search.answer import RECORD, TABLES, markdown_of, record_of, write_record
@@ -134,9 +135,14 @@ def concluded(search: Search, judged: StudyResult | None, ended: bool = True) ->
 
 
 def logged(search: Search, record: SearchRecord, judged: StudyResult | None, tracking: Tracking) -> str:
-    """Logs a search to MLflow; returns the id of its run. Raises TrackingError."""
+    """Logs a search to MLflow; returns the id of its run.
+
+    Raises:
+        UsageError: one of its files is a link that leads out of its folder.
+        TrackingError: the server cannot be reached or refuses.
+    """
     folder = search.studies.folder
-    files = [path for path in (folder / name for name in (RECORD, TABLES, PLOT)) if path.is_file()]
+    files = [path for name in (RECORD, TABLES, PLOT) if (path := inside(folder, name)).is_file()]
     own = {f"search.{key}": str(value) for key, value in asdict(search.config).items()}
     run = SearchRun(
         identity=folder.name,

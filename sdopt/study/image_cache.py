@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,6 +22,9 @@ from sdopt.variant import Variant
 from sdopt.worker.draws import Draw
 
 _RECORDS = "records.json"
+
+_UNFINISHED, _STALE_S = "tmp", 3600
+"""Beginning of the name of a folder that is being filled, and the age at which one was left by a killed process."""
 
 
 def content_key(variant: Variant, draw: Draw, inputs: Mapping[str, str], environment: Environment) -> str:
@@ -85,8 +89,9 @@ class ImageCache:
         if target is None or target.is_dir():
             return
         with suppress(OSError):
+            self._remove_stale()
             target.parent.mkdir(parents=True, exist_ok=True)
-            fresh = Path(tempfile.mkdtemp(dir=target.parent))
+            fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=_UNFINISHED))
             try:
                 for file in folder.iterdir():
                     shutil.copyfile(file, fresh / file.name)
@@ -94,6 +99,11 @@ class ImageCache:
                 fresh.replace(target)
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
+
+    def _remove_stale(self) -> None:
+        for left in self._root.glob(f"*/{_UNFINISHED}*") if self._root else ():
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
 
     def _folder(self, key: str) -> Path | None:
         return self._root / key[:2] / key if self._root else None

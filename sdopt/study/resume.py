@@ -36,6 +36,8 @@ def merge_resumed(
 ) -> StudyResult:
     """Returns the previous result, ready to be completed or extended.
 
+    Drops the verdicts of a gate if anything will be measured: they were on other data.
+
     Args:
         previous: the earlier result.
         fresh: the same study as composed and planned now; it may ask for more of the same (`EXTENSIONS`).
@@ -57,6 +59,9 @@ def merge_resumed(
     for row in previous.variants:
         if row.status is Status.INTERRUPTED or (retry_failed and row.status.failure):
             row.status, row.reason = Status.PENDING, ""
+    if any(row.status is Status.PENDING for row in previous.variants):
+        # The looks that these verdicts took stay spent.
+        previous.gate, previous.judgements = "", []
     baseline = previous.variant(previous.baseline)
     if baseline.status.failure and any(row.status is Status.PENDING for row in previous.variants):
         raise UsageError(

@@ -69,6 +69,8 @@ def log_study(result: StudyResult, folder: Path, tracking: Tracking) -> tuple[st
         TrackingError: the server cannot be reached or refuses.
     """
     if tracking.images:
+        for report in (report for report in REPORTS if report.is_picture):
+            inside(folder, report.file)
         for record in (record for variant in result.variants for record in variant.images):
             inside(folder, record.path)
     return with_store(tracking, result.id, lambda client: _log_study(client, result, folder, tracking))
@@ -180,13 +182,22 @@ def log_sweep(studies: Sequence[StudyResult], folder: Path, table: str, tracking
     Its artifacts are the table, and the report if the folder has one.
 
     Raises:
+        UsageError: the report is a link that leads out of the folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
-    return with_store(tracking, studies[0].id, lambda client: _log_sweep(client, studies, folder, table, tracking))
+    pages = [inside(folder, name) for name in (HTML, MARKDOWN)]
+    return with_store(
+        tracking, studies[0].id, lambda client: _log_sweep(client, studies, folder.name, pages, table, tracking)
+    )
 
 
 def _log_sweep(
-    client: "MlflowClient", studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking
+    client: "MlflowClient",
+    studies: Sequence[StudyResult],
+    name: str,
+    pages: Sequence[Path],
+    table: str,
+    tracking: Tracking,
 ) -> tuple[str, bool]:
     experiment = find_experiment(client, studies[0].name, tracking)
     # Made from the sweep's studies, not from its folder, which may be a copy from another machine; a resumed sweep
@@ -203,9 +214,9 @@ def _log_sweep(
         run = whole[0]
     else:
         tags = {NOTE: note_of(table), "sdopt.role": "sweep", _SWEEP: ids}
-        run = str(client.create_run(experiment, run_name=f"sweep {folder.name}", tags=tags).info.run_id)
+        run = str(client.create_run(experiment, run_name=f"sweep {name}", tags=tags).info.run_id)
         client.log_text(run, table, "sweep.md")
-        for file in (folder / name for name in (HTML, MARKDOWN)):
+        for file in pages:
             if file.is_file():
                 client.log_artifact(run, str(file))
     for study in studies:

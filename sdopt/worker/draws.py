@@ -11,9 +11,8 @@ _OTHER_NOISE = 1_000_000
 _LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
 """On two cores a batch of 12 images of 64×64 pixels draws 5.5 times as many a second as single calls do."""
 
-_ALONE, _MANY = 3, 6
-"""Number of calls of a quality pass that are timed while no other process works: `_ALONE` if the pass has `_MANY` calls
-or more, else one."""
+_ALONE = 5
+"""Number of calls of a quality pass that are repeated, to be timed while no other process works: at most half."""
 
 LATENTS = "latents.safetensors"
 """File beside the images with the tensor `latents`: the final latents, float32 (n, channels, height, width), in the
@@ -41,7 +40,7 @@ class Draw:
     @property
     def timed_again(self) -> int:
         """How many of its calls are repeated with other noise, alone and with all threads, to be timed."""
-        return min(self.calls, _ALONE if self.calls >= _MANY else 1)
+        return min(self.calls, _ALONE, max(1, self.calls // 2))
 
 
 def timed_draw(variant: Variant, shape_index: int = 0) -> Draw:

@@ -57,7 +57,9 @@ def study(rounds: int = 10, noise: float = 0.0, seed: int = 0, replicates: int =
     chosen = [tuple(o for o, on in zip(OPTIONS, mask, strict=True) if on) for mask in product([0, 1], repeat=3)]
     environment = Environment("", None, None, "", "", {}, {"name": "", "type": "cpu"}, {}, "forkserver", [])
     variants = [cell(options, rounds, noise, rng, replicates) for options in chosen]
-    return StudyResult("factorial", "factorial", "", environment, RecordedConfig(), variants, [], "baseline")
+    return StudyResult(
+        "factorial", "factorial", "2026-01-01T00:00:00", environment, RecordedConfig(), variants, [], "baseline"
+    )
 
 
 def known(interval: Interval | None) -> Interval:

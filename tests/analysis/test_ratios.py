@@ -46,7 +46,14 @@ def variant(*processes: Any, name: str = "variant", role: str = "variant", **mea
 def study(*variants: VariantResult, comparisons: list[Comparison]) -> StudyResult:
     environment = Environment("0", None, None, "3", "here", {}, {"name": "a device"}, {}, "forkserver", [])
     return StudyResult(
-        "s", "explicit", "now", environment, RecordedConfig(), list(variants), comparisons, variants[0].name
+        "s",
+        "explicit",
+        "2026-01-01T00:00:00",
+        environment,
+        RecordedConfig(),
+        list(variants),
+        comparisons,
+        variants[0].name,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sdopt.analysis.doubts import call_deviation, disturbances, doubts_of
@@ -133,6 +134,16 @@ class TestDisturbed:
                 measurement.interference = [Interference(0.3 if call < calls else 0.0, 0.0) for call in range(8)]
         assert judged(result).verdict is verdict
 
+    @pytest.mark.parametrize(
+        ("limit", "counted", "said"), [(0.02, False, True), (0.02, True, False), (None, False, False)]
+    )
+    def test_a_verdict_says_where_nothing_was_counted(self, limit: float | None, counted: bool, said: bool) -> None:
+        result = study(variant("it"))
+        reconfigure(result, "protocol", interference=limit)
+        for measurement in result.variant("it").measurements:
+            measurement.interference = [Interference(0.0, 0.0) if counted else None for _ in measurement.latency_s]
+        assert ("nothing counted what other programs took" in judged(result).note) is said
+
     @pytest.mark.parametrize("how", ["idle", "others"])
     @pytest.mark.parametrize(("session", "disturbed"), [(0, False), (1, True)])
     def test_by_what_went_on_in_their_own_sessions(self, how: str, session: int, disturbed: bool) -> None:
@@ -167,6 +178,14 @@ class TestGrowth:
         for measurement in candidate.measurements:
             measurement.held_gib = [1 + mib / 1024 * call for call in range(8)]
         assert ruling(study(candidate), "memory growth").verdict is verdict
+
+    @pytest.mark.parametrize(("mib", "verdict"), [(0.0, Verdict.PASS), (4.0, Verdict.FAIL)])
+    def test_beside_a_reference_that_shrinks(self, mib: float, verdict: Verdict) -> None:
+        candidate, baseline = variant("it"), variant("baseline", contract="exact")
+        for side, step in ((candidate, mib), (baseline, -3.0)):
+            for measurement in side.measurements:
+                measurement.held_gib = [1 + step / 1024 * call for call in range(8)]
+        assert ruling(study(candidate, baseline), "memory growth").verdict is verdict
 
     def test_a_single_step_is_none(self) -> None:
         candidate = variant("it")
@@ -209,6 +228,36 @@ class TestGainWhenDrawn:
         assert ruling(result, "must pay").verdict is Verdict.PASS
         assert ruling(result, "gain when drawn").verdict is verdict
 
+    @pytest.mark.parametrize(
+        ("drawn", "deviation", "verdict"),
+        [
+            (1.08, 0.01, Verdict.PASS),  # an honest gain, where calls are steady
+            (1.0, 0.01, Verdict.INCONCLUSIVE),  # none when drawn, which is within what a few calls may fall short
+            (1.005, 0.01, Verdict.INCONCLUSIVE),
+            (1.08, 0.08, Verdict.INCONCLUSIVE),  # calls differ by so much that none would look the same
+        ],
+    )
+    def test_of_a_small_gain_must_be_told_from_none(self, drawn: float, deviation: float, verdict: Verdict) -> None:
+        candidate, baseline = variant("it", seconds=0.1 / 1.08, claims=["latency"]), variant("baseline")
+        for number, side in enumerate((candidate, baseline)):
+            for measurement in side.measurements:
+                random = np.random.default_rng([number, measurement.replicate])
+                noise = np.exp(deviation * random.standard_normal(8))
+                measurement.latency_s = (np.median(measurement.latency_s) * noise).tolist()
+                measurement.drawn_s = []
+        candidate.measurements[0].drawn_s, baseline.measurements[0].drawn_s = [0.1 / drawn] * 5, [0.1] * 5
+        assert gain_when_drawn(candidate, baseline).verdict is verdict
+
+    @pytest.mark.parametrize("faster", [1.1, 1.2])
+    def test_that_does_not_show_fails_where_it_is_no_small_one(self, faster: float) -> None:
+        candidate, baseline = variant("it", seconds=0.1 / faster, claims=["latency"]), variant("baseline")
+        for side in (candidate, baseline):
+            for measurement in side.measurements:
+                measurement.drawn_s = [0.1]
+        assert gain_when_drawn(candidate, baseline).verdict is (
+            Verdict.INCONCLUSIVE if math.sqrt(faster) <= 1.05 else Verdict.FAIL
+        )
+
     def test_is_open_where_single_calls_differ_by_as_much(self) -> None:
         candidate, baseline = variant("it", seconds=0.075, claims=["latency"]), variant("baseline")
         for measurement in (*candidate.measurements, *baseline.measurements):
@@ -224,6 +273,46 @@ class TestGainWhenDrawn:
     def test_is_unproven_where_prompts_were_repeated(self) -> None:
         result = of_candidate(variant("it", seconds=0.05, claims=["latency"]), repeated=2)
         assert ruling(result, "gain when drawn").verdict is Verdict.INCONCLUSIVE
+
+
+class TestTwoClocks:
+    """A gain has to show by the clock of the study's own process, too."""
+
+    @staticmethod
+    def clocked(rate: float, seconds: float = 0.1) -> StudyResult:
+        """A candidate that takes as long as the others; its own clock has a rate of `rate`."""
+        candidate, baseline = variant("it", seconds=seconds * rate, claims=["latency"]), variant("baseline")
+        for side, told in ((candidate, rate), (baseline, 1.0)):
+            for measurement in side.measurements:
+                measurement.observed_s = [call / told + 0.001 for call in measurement.latency_s]
+                measurement.drawn_s = [seconds if side is candidate else 0.1]
+        return study(candidate, baseline)
+
+    @pytest.mark.parametrize("rate", [0.92, 0.96])
+    def test_a_clock_that_is_slow_within_what_is_tolerated_proves_nothing(self, rate: float) -> None:
+        result = self.clocked(rate)
+        found = judged(result)
+        claimed = ruling(result, "must pay")
+        assert result.comparisons[0].speedup is not None
+        assert result.comparisons[0].speedup.low is not None
+        assert result.comparisons[0].speedup.low > 1.01
+        assert claimed.verdict is Verdict.INCONCLUSIVE
+        assert "does not hold by the study's own clock, which says " in claimed.reason
+        assert found.gains == []
+        assert found.claims["speedup"] > 0.05
+        assert found.verdict is Verdict.INCONCLUSIVE
+
+    def test_an_honest_gain_of_8_percent_passes(self) -> None:
+        result = self.clocked(1.0, seconds=0.1 / 1.08)
+        assert ruling(result, "must pay").verdict is Verdict.PASS
+        assert judged(result).verdict is Verdict.PASS
+
+    def test_a_result_without_the_second_clock_is_judged_by_the_first(self) -> None:
+        result = self.clocked(0.96)
+        for row in result.variants:
+            for measurement in row.measurements:
+                measurement.observed_s = []
+        assert judged(result).gains == ["speedup"]
 
 
 class TestQualityPass:
@@ -447,5 +536,6 @@ def test_no_option_that_cheats_passes(tmp_path: Path, preset: str) -> None:
     found = sdopt(tmp_path, "run", "--config-dir", str(CONF), f"experiment={preset}", "hardware=cpu")
     assert found.code in (1, 3), found.shown
     caught = timed_variants(found.result)
-    assert len(caught) == len(found.result.variants) - 2
+    assert len(caught) == len(found.result.comparisons) - 1  # all but that of the A/A control
+    assert any(one.honest for one in caught)
     assert [one for one in caught if not one.fits] == []

@@ -1,15 +1,23 @@
 """Calibrations: of the weights that come with sdopt, and applied to the work that they were measured with."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
-from sdopt.gate.calibration import FOLDER, OfOtherWeights, calibration_for, fitting_calibration, read_calibration
+from sdopt.gate.calibration import (
+    FOLDER,
+    OfOtherWeights,
+    calibration_file,
+    calibration_for,
+    fitting_calibration,
+    read_calibration,
+)
 from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
 from sdopt.results.files import read_result
 from sdopt.results.records import RecordedConfig
-from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Workload
+from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Task, Workload
 from sdopt.study.fingerprint import of_model
 from tests.records import reconfigure
 from tests.robustness.damage import VERSION_1
@@ -37,6 +45,8 @@ def test_one_of_the_same_work_is_applied_without_a_word() -> None:
         (config(steps=4), "workload.steps=25 (here 4)"),
         (config(workload=Workload(guidance_scale=1.0)), "workload.guidance_scale=4.5 (here 1.0)"),
         (config(scheduler=Scheduler("EulerDiscreteScheduler")), "scheduler.class_name=DDIMScheduler"),
+        (config(task=Task("inpaint")), "task.kind=txt2img (here inpaint)"),
+        (config(task=Task("img2img", strength=0.8)), "task.strength=1.0 (here 0.8)"),
     ],
 )
 def test_one_of_other_work_is_not_applied_unless_it_is_named(other: RecordedConfig, said: str) -> None:
@@ -57,6 +67,23 @@ def test_the_command_that_measures_another_one_names_the_weights_and_the_feature
         "model=folder model.weights=path 'model.path=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
     )
     assert f"`sdopt calibrate {words} --output own.json`" in why
+
+
+def test_of_another_task_it_is_measured_and_kept_as_such() -> None:
+    task = Task("inpaint", mask="a.png", strength=0.5)
+    _, why = fitting_calibration(PACKAGED["emoji-25"], config(task=task), named=False)
+    words = "model=emoji task=inpaint task.mask=a.png task.strength=0.5"
+    assert f"`sdopt calibrate {words} --output own.json`" in why
+    assert calibration_file(config()).name == "emoji-25.json"
+    assert calibration_file(config(task=task)).name == "emoji-inpaint-25.json"
+    own = replace(PACKAGED["emoji-25"], task=asdict(task))
+    assert fitting_calibration(own, config(task=task), named=False) == (own, "")
+    assert fitting_calibration(own, config(), named=False)[0] is None
+
+
+def test_a_file_without_a_task_is_of_text_to_image() -> None:
+    assert "task" not in json.loads((FOLDER / "emoji-25.json").read_text())
+    assert PACKAGED["emoji-25"].task["kind"] == "txt2img"
 
 
 @pytest.mark.parametrize("name", ["/x", "**", "../calibrations/emoji", "emo*", ""])

@@ -190,6 +190,25 @@ class TestGate:
         assert said in done.shown
         assert (tmp_path / "result.json").read_bytes() == before
 
+    @pytest.mark.parametrize("how", ["no comparison", "all skipped"])
+    def test_a_result_with_nothing_to_judge_does_not_pass(self, how: str, tmp_path: Path) -> None:
+        empty = read_result(VERSION_1)
+        if how == "no comparison":
+            empty.comparisons = []
+        for row in empty.candidates:
+            row.status = Status.SKIPPED
+        (tmp_path / "sweep" / "0").mkdir(parents=True)
+        write_result(empty, tmp_path / "sweep" / "0")
+        for name in ("sweep", "sweep/0"):
+            done = sdopt(tmp_path, "gate", name)
+            assert done.code == 2
+            assert done.err == f"sdopt: {name}: has no comparison to judge\n"
+        (tmp_path / "sweep" / "1").mkdir()
+        write_result(read_result(VERSION_1), tmp_path / "sweep" / "1")
+        done = sdopt(tmp_path, "gate", "sweep", "--output", "verdicts")
+        assert done.code == 3
+        assert [path.name for path in (tmp_path / "verdicts").iterdir()] == ["1"]
+
     def test_the_verdicts_of_a_sweep_have_a_folder_for_each_job(self, tmp_path: Path) -> None:
         for job in "01":
             (tmp_path / "sweep" / job).mkdir(parents=True)
@@ -266,10 +285,16 @@ class TestTrial:
         write_ledger(ledger, passed)
         # All that is asked for was made: nothing is measured.
         assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 0
-        assert "| all | 3 | 0 | 0 | 0 | 3 | 63.2 % |" in capsys.readouterr().out
-        write_ledger(ledger, [*passed[:2], replace(passed[2], verdict="fail", reason="memory_ratio: too much")])
+        shown = capsys.readouterr().out
+        assert "| all | 3 | 0 | 0 | 0 | 3 | 63.2 % |" in shown
+        assert "- 1 version of sdopt's code made these trials" in shown
+        write_ledger(
+            ledger, [*passed[:2], replace(passed[2], verdict="fail", code="another", reason="memory_ratio: too much")]
+        )
         assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 1
-        assert "seed 0, c: memory_ratio: too much" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "seed 0, c: memory_ratio: too much" in shown
+        assert "- 2 versions of sdopt's code made these trials" in shown
         ledger.write_text(ledger.read_text().replace("pass", "perhaps"))
         assert gate_trial(["--alarms", "3", "--ledger", str(ledger)]) == 2
         assert "line 2 is not that of a trial" in capsys.readouterr().err

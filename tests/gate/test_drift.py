@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
@@ -13,7 +14,7 @@ from sdopt.gate.calibration import OfOtherWeights
 from sdopt.gate.drift import changed_choices, differences, judge_drift
 from sdopt.gate.judge import exit_code
 from sdopt.report.comparing import comparison_of
-from sdopt.results.records import Interference, MeasurementSession, StudyResult, TimedImage, Verdict
+from sdopt.results.records import Interference, MeasurementSession, Score, Spread, StudyResult, TimedImage, Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import CALIBRATION, NON_INFERIOR, clip
 from tests.records import reconfigure
@@ -231,3 +232,59 @@ def test_a_variant_that_one_result_lacks_does_not_pass(
     }
     assert f"only the {which} result has it" in found[1].rulings[0].reason
     assert exit_code(found) == 3
+
+
+class TestContents:
+    """What the configuration calls by the same name may be something else."""
+
+    @pytest.mark.parametrize("key", ["model", "prompts", "latents", "image"])
+    def test_of_inputs_are_compared(self, results: tuple[StudyResult, StudyResult], key: str) -> None:
+        for digest, result in zip("ab", results, strict=True):
+            result.variant("it").inputs = {key: digest * 64}
+        everything = ("versions", "sdopt", "options")
+        with pytest.raises(UsageError, match=rf"contents of {key}: aaaaaaaaaaaa against bbbbbbbbbbbb \(it\)$"):
+            judge_drift(*results, GATE, CALIBRATION, waived=everything)
+        results[1].variant("it").inputs = {}  # an earlier sdopt did not record them
+        assert differences(*results) == []
+
+    @pytest.mark.parametrize("key", ["options", "parts"])
+    def test_of_what_options_read_are_choices(self, results: tuple[StudyResult, StudyResult], key: str) -> None:
+        for digest, result in zip("ab", results, strict=True):
+            result.variant("it").inputs = {key: digest}
+        [found] = differences(*results)
+        assert (found.what, found.waiver) == (f"contents of {key}: a against b (it)", "options")
+        for digest, result in zip("ab", results, strict=True):
+            result.variant("baseline").inputs = {key: digest}
+        [found] = differences(*results)
+        assert found.waiver == ""
+
+    def test_of_feature_extractors_are_compared(self, results: tuple[StudyResult, StudyResult]) -> None:
+        for digest, result in zip("ab", results, strict=True):
+            result.feature_digests = {"clip": digest}
+        [found] = differences(*results)
+        assert (found.what, found.waiver) == ("contents of clip: a against b", "")
+
+    @pytest.mark.parametrize(("key", "value"), [("prompt", "another"), ("seed", 77)])
+    def test_images_of_other_draws_are_refused(
+        self, results: tuple[StudyResult, StudyResult], key: str, value: object
+    ) -> None:
+        later, earlier = results
+        setattr(later.variant("it").images[0], key, value)
+        with pytest.raises(UsageError, match="images: drawn from other prompts or seeds"):
+            judge_drift(later, earlier, GATE, CALIBRATION)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_floor_that_was_raised_widens_no_limit(
+    results: tuple[StudyResult, StudyResult], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two results has the larger floor: the smaller one is the reference's rounding."""
+    rule = Rule("mse", "every", limit=1e-3, of_floor=100)
+    monkeypatch.setattr("sdopt.gate.drift._paired", lambda *_: {"mse": Score(1e-5, [1e-5] * 48)})
+    for index, result in enumerate(results):
+        result.floors = {"numerical": {"mse": Spread(1e-5 if index == number else 1e-8, 0.0, 12)}}
+    gate = Gate("g", {"equivalent": [rule]})
+    found = judge_drift(*results, gate, CALIBRATION, folders=(Path(), Path()))
+    [ruling] = [ruling for ruling in found[1].rulings if ruling.metric == "mse"]
+    assert ruling.verdict is Verdict.FAIL
+    assert ruling.margin == pytest.approx(1e-6)

@@ -297,6 +297,16 @@ class TestValues:
         assert found.verdict is expected
         assert f"{wrong} of 48 prompts exceed 0.75" in str(found.rulings)
 
+    def test_of_several_images_of_a_prompt_the_worst_counts(self) -> None:
+        """One image of eight that is another's has an eighth of its distance in the mean."""
+        means, worst = [*[0.1] * 12, *[0.0] * 36], [*[0.8] * 12, *[0.0] * 36]
+        rules = Rule("perceptual", "every", limit=0.5), Rule("perceptual", "rarely", limit=0.5, share=0.08)
+        for rule in rules:
+            hidden = study(variant("it"), perceptual_x=Score(0.025, [*means]))
+            assert verdict(hidden, rule).verdict is Verdict.PASS
+            shown = study(variant("it"), perceptual_x=Score(0.025, [*means], worst=[*worst]))
+            assert verdict(shown, rule).verdict is Verdict.FAIL
+
     @pytest.mark.parametrize(("brightest", "expected"), [(0.8, Verdict.PASS), (0.95, Verdict.FAIL)])
     def test_no_image_of_a_variant_may_exceed_a_limit(self, brightest: float, expected: Verdict) -> None:
         score = Score(0.5, [brightest, *[0.5] * (PROMPTS - 1)])
@@ -621,6 +631,18 @@ class TestCodesAndReports:
         job.judgements = [Judgement("it", "baseline", "", "exact", verdict, [])]
         failed = {str(number): JobError(error, ["why"]) for number, error in enumerate(errors, start=1)}
         assert Sweep(Path(), {"0": job}, failed).exit_code == code
+
+    @pytest.mark.parametrize(
+        ("report_only", "status", "code"), [(False, Status.OK, 3), (True, Status.OK, 0), (False, Status.SKIPPED, 0)]
+    )
+    def test_a_gate_that_judged_nothing_has_passed_nothing(self, report_only: bool, status: Status, code: int) -> None:
+        job = study(variant("it"))
+        gate = Gate("g", {"lossy": [NON_INFERIOR]}, report_only=report_only)
+        job.config = replace(job.config, gate=gate)
+        job.comparisons, job.status, job.variant("it").status = [], "finished", status
+        judge(job, gate, CALIBRATION)
+        assert job.judgements == []
+        assert Sweep(Path(), {"0": job}, {}).exit_code == code
 
     def test_files_for_ci(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))

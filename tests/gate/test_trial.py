@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sdopt import gate
 from sdopt.analysis.measures import RULED
 from sdopt.assembly import Assembly
 from sdopt.gate import belief, paying, work
+from sdopt.gate.trial import CONF
 from sdopt.gate.trial.appearance import Cast, Faded, UnevenSharpness
 from sdopt.gate.trial.base import Retouch
 from sdopt.gate.trial.caught import caught
@@ -90,6 +92,19 @@ class TestRegistry:
         named = {name: {*filter(None, words.split("|"))} for name, words in (timed | drawn).items()}
         assert {name: words - known for name, words in named.items() if words - known} == {}
 
+    @pytest.mark.parametrize("preset", ["gate_trial", "gate_trial_measuring", "gate_trial_neighbour"])
+    def test_a_study_has_honest_options_of_the_contracts_that_it_judges(self, preset: str) -> None:
+        """Without one, whatever a rule leaves open would count as caught."""
+        content: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{preset}.yaml"))
+        study = content["study"]
+        judged = {edge["candidate"] for edge in study["edges"]}
+        honest = {name for name in judged if name.startswith("honest, ")}
+        options = {name: _option(study["variants"][name]) for name in judged - honest}
+        assert {f"honest, {option['promise']}" for option in options.values()} <= honest
+        claims = any(option.get("claim") for option in options.values())
+        told = [override for name in honest for override in study["variants"][name]]
+        assert not claims or {"+trial.claim=latency", "precision=bf16"} & {*told}
+
     def test_the_documentation_names_the_rules_of_every_gate(self) -> None:
         page = (Path(gate.__file__).parent / "README.md").read_text()
         asked = page.partition("## Can it be believed?")[2].partition("\n## ")[0]
@@ -109,9 +124,14 @@ def _own_rules() -> set[str]:
     }
 
 
-def _yamls() -> list[Path]:
-    from sdopt.gate.trial import CONF
+def _option(overrides: list[str]) -> dict[str, Any]:
+    """Returns the keys of the trial's option that a variant chooses."""
+    [name] = [override.removeprefix("+trial=") for override in overrides if override.startswith("+trial=")]
+    content: Any = OmegaConf.to_container(OmegaConf.load(CONF / "trial" / f"{name}.yaml"))
+    return {"promise": "lossy", **content}
 
+
+def _yamls() -> list[Path]:
     return sorted((CONF / "trial").glob("*.yaml"))
 
 

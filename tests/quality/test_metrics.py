@@ -7,9 +7,9 @@ import pytest
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.errors import UsageError
 from sdopt.quality import metrics
-from sdopt.quality.inputs import Inputs
+from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
-from sdopt.results.records import Score
+from sdopt.results.records import ImageRecord, Score
 from sdopt.schema import Model, Quality
 from tests.command import SMOKE, sdopt
 
@@ -57,6 +57,16 @@ class TestMeasured:
     def test_two_features_of_one_name_are_refused(self) -> None:
         with pytest.raises(UsageError, match="have the same name in the metrics"):
             measured_metrics(Quality(features=["clip:/a/clip", "clip:/b/clip"]), FULL_SIZE)
+
+
+def test_the_worst_image_of_a_prompt_is_kept_beside_the_mean() -> None:
+    records = [ImageRecord("a", prompt, image, 0, "x.png") for prompt in range(2) for image in range(8)]
+    several, single = Pictures(Path(), records), Pictures(Path(), records[::8])
+    networks = Networks("cpu", None)
+    found = Inputs(several, several, networks).by_prompt([*[0.0] * 15, 0.8])
+    assert (found.per_prompt, found.worst) == ([0.0, 0.1], [0.0, 0.8])
+    assert Inputs(several, several, networks).by_prompt([*[0.0] * 15, None]).worst == [0.0, None]
+    assert Inputs(single, single, networks).by_prompt([0.0, 0.8]).worst == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from sdopt.analysis.answer import answer_of
-from sdopt.report.markdown import markdown_table, sweep_markdown
+from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_markdown
 from sdopt.report.rows import quality_heading, rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
 from sdopt.results.records import Evidence, Interval, Score, Status, StudyResult
@@ -183,6 +183,11 @@ class TestMarkdown:
         lines = markdown_table(result).splitlines()
         assert lines[0] == f"**{answer_of(result).sentence}**"
         assert any("emoji 32×32, 2 steps (DDIM), batch 1 · on " in line for line in lines)
+
+    def test_notes_and_code_of_others_are_no_markup(self) -> None:
+        text = markdown(("a",), [], ["![x](https://x/x.png) <img src=x> a_b, `a_b`, *_b_*"])
+        assert text.endswith("- !\\[x\\](https://x/x.png) &lt;img src=x&gt; a_b, `a_b`, \\*\\_b\\_\\*\n")
+        assert code_block(["pipe()", "```", "<img src=x>"], "python") == "````python\npipe()\n```\n<img src=x>\n````\n"
 
     def test_has_the_notes(self, result: StudyResult) -> None:
         text = markdown_table(result)

@@ -3,10 +3,28 @@
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sdopt.analysis.ratios import compare
+from sdopt.gate.judge import judge
 from sdopt.results.files import parse_result, to_json
+from sdopt.results.records import (
+    Effect,
+    GpuState,
+    Interference,
+    Interval,
+    Measurement,
+    Precision,
+    ShapeRatios,
+    ShapeSamples,
+    StudyResult,
+    TimedImage,
+    VariantResult,
+)
+from tests.records import reconfigure
 
 VERSION_1 = Path(__file__).parents[1] / "results" / "version_1" / "result.json"
 
@@ -20,9 +38,48 @@ Path_ = tuple[str | int, ...]
 
 
 def document() -> dict[str, Any]:
-    """A result in the present schema, as it is read from JSON."""
-    found: dict[str, Any] = json.loads(to_json(parse_result(VERSION_1.read_bytes())))
+    """A result in the present schema, as it is read from JSON, with something wherever there may be something."""
+    found: dict[str, Any] = json.loads(_whole())
     return found
+
+
+@cache
+def _whole() -> bytes:
+    """The result of version 1, with a second shape, what was not recorded then, and the verdicts of its gate."""
+    result = parse_result(VERSION_1.read_bytes())
+    owners: list[StudyResult | VariantResult] = [result, *result.variants]
+    for owner in owners:
+        reconfigure(owner, "workload", batch_size=[1, 2])
+    for variant in result.variants:
+        variant.inputs, variant.snippets = {"model": "0"}, {"precision": ["pipe.unet.to(torch.bfloat16)"]}
+        for measurement in variant.measurements:
+            _complete(measurement)
+    result.sessions[0].disturbed_by = ["another study"]
+    result.precision = Precision({result.candidates[0].name: 3}, granted=3, stopped="the budget was spent")
+    for comparison in result.comparisons:
+        comparison.further = [ShapeRatios()]
+    compare(result)
+    result.effects = [Effect(("precision=bf16",), Interval(1.1), Interval(1.0), ["layout=channels_last"])]
+    judge(result, result.config.gate, None)
+    name = f"speedup/{result.shapes[0].name}"
+    result.judgements[0].claims, result.judgements[0].gains = {name: 0.01}, [name]
+    return to_json(result)
+
+
+def _complete(measurement: Measurement) -> None:
+    """Fills in what is measured today, and a second shape."""
+    rounds, a_call = len(measurement.latency_s), measurement.latency_s[0]
+    measurement.observed_s = list(measurement.latency_s)
+    measurement.around_s, measurement.held_gib = [0.01] * rounds, [0.1] * rounds
+    measurement.interference = [Interference(0.0, 0.0, cpu_mhz=2000.0, cores=1.0)] * rounds
+    measurement.gpu = [GpuState(1000, 1000, 50, 100.0, 200.0, ["power"], 0.0)] * rounds
+    measurement.left_out, measurement.traced = [rounds - 1], {"kernels": 1.0}
+    own = {field.name: getattr(measurement, field.name) for field in fields(ShapeSamples)}
+    measurement.further = [ShapeSamples(**own)]
+    measurement.timed_images, measurement.memory_after = [TimedImage(0, 0, 0.0)], measurement.memory
+    measurement.idle_cpu, measurement.energy_j, measurement.other_noise = 0.0, [1.0], [0.1]
+    measurement.drawn_s, measurement.drawn_batch = [a_call] * 3, 1
+    measurement.pass_s, measurement.pass_held_gib = [a_call] * 10, [0.1] * 10
 
 
 def keys(node: Any, here: Path_ = (), shape: Path_ = (), seen: set[Path_] | None = None) -> Iterator[Path_]:

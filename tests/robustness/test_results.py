@@ -4,13 +4,16 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import sdopt as library
 from sdopt.analysis.figures import figures_by_variant
+from sdopt.analysis.measures import MEASURES
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
 from sdopt.gate.judge import judge
@@ -18,14 +21,25 @@ from sdopt.optimizations import Contract
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
 from sdopt.report.sweep import exit_code, read_sweep
+from sdopt.report.verdicts import verdict_table
+from sdopt.results import checks
 from sdopt.results.files import parse_result, read_result
 from sdopt.results.folders import read_error
-from sdopt.results.records import CONTRACTS
+from sdopt.results.records import CONTRACTS, StudyResult
+from sdopt.schema import Tracking
+from sdopt.tracking.projection import (
+    config_yaml,
+    logged_metrics,
+    study_tags,
+    time_of,
+    variant_parameters,
+    variant_tags,
+)
 from tests.command import sdopt
 from tests.robustness.damage import REMOVED, VERSION_1, WRONG, Path_, document, keys, replaced
 
 DOCUMENT = document()
-KEYS = list(keys(DOCUMENT))
+KEYS = [*keys(DOCUMENT), *keys(DOCUMENT["variants"][1], ("variants", 1), ("variants", "a candidate"))]
 
 
 def answer_to(damaged: Any) -> str | None:
@@ -36,11 +50,25 @@ def answer_to(damaged: Any) -> str | None:
         [problem] = error.problems
         assert "\n" not in problem
         return problem
+    show(result)
+    judge(result, result.config.gate, None)
+    show(result)
+    return None
+
+
+def show(result: StudyResult) -> None:
+    """Makes of a result what commands print, write and log."""
     markdown_table(result)
     figures_by_variant(result)
-    judge(result, result.config.gate, None)
     junit(result, result.judgements)
-    return None
+    Console(file=StringIO()).print(verdict_table(result, result.judgements))
+    time_of(result.finished, result.started)
+    study_tags(result)
+    config_yaml(result)
+    for variant in result.variants[:2]:
+        variant_tags(result, variant)
+        variant_parameters(result, variant)
+        logged_metrics(result, variant)
 
 
 def wrong_for(path: Path_) -> Any:
@@ -83,6 +111,13 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is not a possible time"),
         (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
         (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: no session has this number"),
+        (("variants", 1, "config", "workload", "batch_size"), 1, "variants.1.config.workload: has other shapes than"),
+        (("variants", 0, "measurements", 0, "held_gib", 0), math.inf, "held_gib: holds what is not a finite number"),
+        (("looks", 0, "allowed"), 0, "looks.0.allowed=0: must be at least 1 and at most 1000"),
+        (("judgements", 0, "gains"), ["speedup"], "judgements.0.gains: the comparison has no speedup"),
+        (("judgements", 0, "claims"), {"luck": 0.1}, "judgements.0.claims.luck: choose one of speedup, memory_ratio"),
+        (("started",), "x", "started='x': not a date with a time"),
+        (("finished",), "yesterday", "finished='yesterday': not a date with a time"),
         (("schema_version",), 99, "written by a later sdopt"),
     ],
 )
@@ -90,8 +125,22 @@ def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> Non
     assert said in str(answer_to(replaced(DOCUMENT, path, value)))
 
 
+def test_a_process_that_timed_nothing_has_a_session_too() -> None:
+    untimed = {"replicate": 0, "sitting": 7, "further": [{}]}
+    damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0), untimed)
+    assert "sitting: no session has this number" in str(answer_to(damaged))
+
+
+def test_a_contract_of_a_verdict_is_no_markup() -> None:
+    assert answer_to(replaced(DOCUMENT, ("judgements", 0, "contract"), "[/]")) is None
+
+
 def test_contracts_are_those_of_optimizations() -> None:
     assert tuple(Contract) == CONTRACTS
+
+
+def test_claims_are_those_of_measures() -> None:
+    assert tuple(MEASURES) == checks._CLAIMED
 
 
 def test_two_variants_of_one_name() -> None:
@@ -159,6 +208,23 @@ def test_a_sweep_goes_on_with_its_other_jobs(tmp_path: Path) -> None:
     assert finished.code  # the worst of all that there is to say
     assert all(line.removeprefix(f"{tmp_path}/") in finished.err for line in sweep.damaged)
     assert finished.out.count("verdicts: ") == 2
+
+
+def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for job in "ab":
+        (tmp_path / job).mkdir()
+        shutil.copy(VERSION_1, tmp_path / job)
+
+    def log(_result: StudyResult, folder: Path, _tracking: Tracking) -> tuple[str, bool]:
+        if folder.name == "a":
+            raise KeyError("what nobody foresaw")
+        return "run", True
+
+    monkeypatch.setattr("sdopt.tracking.runs.log_study", log)
+    finished = sdopt(tmp_path, "sync", ".", f"tracking.uri=sqlite:///{tmp_path}/never.db")
+    assert finished.code == 3
+    assert finished.err == "sdopt: a: could not be logged (KeyError: 'what nobody foresaw')\n"
+    assert finished.out == "b: logged as run\n"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"exit_code": 2, "problems": "x"}', '{"exit_code": 2, "pro'])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runners import end_with_code
-from sdopt.errors import UnavailableError, UsageError
+from runners import end_with_code, interrupts_deferred
+from sdopt.errors import ENDINGS, UnavailableError, UsageError
+from sdopt.launching import _ended_by_signals
 from sdopt.results.files import read_result
 from tests.command import SMOKE, Process, fork, sdopt
 
@@ -49,6 +50,44 @@ def test_a_signal_is_a_line_and_a_code(number: signal.Signals, code: int, capsys
     assert end_with_code(main)([]) == code
     assert capsys.readouterr().err == f"sdopt: interrupted by {number.name}\n"
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_waits_until_imports_are_over(number: signal.Signals) -> None:
+    imported = []
+
+    def main(_argv: list[str]) -> int:
+        with interrupts_deferred():
+            signal.raise_signal(number)  # to this thread: a library may have others
+            time.sleep(0.1)
+            imported.append(True)
+        time.sleep(5)
+        return 0
+
+    assert end_with_code(main)([]) == 128 + number
+    assert imported
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_interrupts_a_job_of_a_launcher(number: signal.Signals) -> None:
+    def job() -> None:
+        with _ended_by_signals():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        job()
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_job_of_a_launcher_leaves_ignored_what_nohup_ignores() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _ended_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def wait_for_a_round(process: Process) -> Path:

@@ -1,5 +1,6 @@
 """Which images are drawn, what their key depends on, and that none comes from a stale cache."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,21 @@ class TestCache:
         cache.keep("ab12", *drawn)
         next((tmp_path / "cache").rglob("1.png")).unlink()
         assert cache.fetch("ab12", tmp_path / "again") is None
+
+    def test_what_a_killed_process_left_half_filled_is_removed(
+        self, drawn: tuple[Path, list[ImageRecord]], tmp_path: Path
+    ) -> None:
+        """A process that fills its folder now is not disturbed."""
+        cache = ImageCache(tmp_path / "cache")
+        stale, fresh = tmp_path / "cache/cd/tmpleft", tmp_path / "cache/cd/tmpnow"
+        for folder in (stale, fresh):
+            folder.mkdir(parents=True)
+            (folder / "0.png").touch()
+        os.utime(stale, (0, 0))
+        cache.keep("ab12", *drawn)
+        assert fresh.is_dir()
+        assert not stale.exists()
+        assert cache.fetch("ab12", tmp_path / "again") is not None
 
     def test_none_keeps_nothing(self, drawn: tuple[Path, list[ImageRecord]], tmp_path: Path) -> None:
         cache = ImageCache(None)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.ratios import paired_rounds
+from sdopt.experiment import Experiment
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Measurement, Memory, Status, StudyResult, Verdict
+from sdopt.results.records import Judgement, Measurement, Memory, Status, StudyResult, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of
@@ -211,10 +212,16 @@ class TestFailed:
         return found.folder
 
     def test_is_a_result_unless_it_is_to_be_tried_again(self, failed: Path) -> None:
+        result = read_result(failed)
+        result.gate = "a gate"
+        result.judgements = [Judgement("once", "baseline", "once", "exact", Verdict.FAIL, [])]
+        write_result(result, failed)
         assert "nothing is missing" in resume(failed).out
+        assert read_result(failed).gate
         resumed = resume(failed, "retry_failed=true")
         assert resumed.code == 0, resumed.shown
         assert_whole(resumed.result, 2)
+        assert (resumed.result.gate, resumed.result.judgements) == ("", [])  # those were on what failed
 
     def test_a_baseline_that_failed_leaves_nothing_to_compare_with(self, broken_off: Path) -> None:
         result = read_result(broken_off)
@@ -364,6 +371,27 @@ class TestExtended:
             assert judgement.verdict is not Verdict.PASS
             [ruling] = [ruling for ruling in judgement.rulings if ruling.rule == "looks"]
             assert ruling.verdict is Verdict.INCONCLUSIVE
+
+    def test_is_judged_again_though_it_broke_off_before_that(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        study = [*SMOKE, "grad_mode=inference_mode", "gate=default", "quality=default", "quality.features=[]"]
+        run = sdopt(tmp_path, "run", *study, "quality.prompt_count=2", "quality.floor_prompts=2")
+        assert [look.number for look in run.result.looks] == [1], run.shown
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Experiment, "evaluate", interrupted)
+            assert resume(run.folder, "protocol.replicates=2").code == 130
+        broken_off = read_result(run.folder)
+        assert missing_of(broken_off).variants == frozenset()
+        assert (broken_off.gate, broken_off.judgements) == ("", [])
+        judged = resume(run.folder)
+        assert "nothing is missing" in judged.out
+        assert [look.number for look in judged.result.looks] == [1, 2]
+        assert judged.result.gate == "default"
 
     @pytest.mark.parametrize(
         ("beside", "problem"),

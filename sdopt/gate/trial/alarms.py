@@ -62,6 +62,11 @@ class Alarms:
         return high
 
     @property
+    def versions(self) -> int:
+        """The number of versions of sdopt's own code that made the trials."""
+        return len({trial.code for trial in self.trials})
+
+    @property
     def reasons(self) -> list[str]:
         """The trials that failed, each with its seed and the reasons."""
         return [f"seed {trial.seed}, {trial.contract}: {trial.reason}" for trial in self.trials if trial.reason]

@@ -1,6 +1,7 @@
 """Honest options beside the sabotages: a rule that does not pass them cannot catch a sabotage."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
@@ -15,9 +16,28 @@ TITLE = "honest"
 
 @dataclass(frozen=True)
 class Nothing(Sabotage):
-    """Changes nothing, and claims nothing."""
+    """Changes nothing, and claims nothing unless it is told to."""
 
     promise: str = bounded("exact", choices=tuple(Contract))
+
+
+@dataclass(frozen=True)
+class Detour(Sabotage):
+    """Computes products that nobody needs in each step: an option beside it that does not is honestly faster."""
+
+    promise: str = bounded("exact", choices=tuple(Contract))
+    products: int = 2
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        ones = torch.ones(512, 512)
+
+        def detour(_module: Any, _args: Any, _output: Any) -> None:
+            for _ in range(self.products):
+                torch.mm(ones, ones)
+
+        denoiser_of(pipe).register_forward_hook(detour)
+        return super().apply(pipe)
 
 
 @dataclass(frozen=True)

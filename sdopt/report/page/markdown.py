@@ -1,9 +1,8 @@
 """Writes a report as Markdown: the same sections, with the pictures of the run's folder in place of plots."""
 
-import re
 from collections.abc import Iterator
 
-from sdopt.report.markdown import markdown
+from sdopt.report.markdown import code_block, escaped, markdown
 from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Gallery, Notes, Page, Prose, Section, Table
 
 
@@ -13,8 +12,8 @@ def markdown_page(page: Page) -> bytes:
 
 
 def _lines(page: Page, level: int) -> Iterator[str]:
-    yield f"{'#' * level} {_escaped(page.title)}\n"
-    yield " · ".join(f"{name}: {_escaped(value)}" for name, value in page.summary) + "\n"
+    yield f"{'#' * level} {escaped(page.title)}\n"
+    yield " · ".join(f"{name}: {escaped(value)}" for name, value in page.summary) + "\n"
     for section in page.sections:
         yield from _section(section, level + 1)
     for study in page.studies:
@@ -34,40 +33,25 @@ def _section(section: Section, level: int) -> Iterator[str]:
 def _block(block: Block) -> Iterator[str]:  # noqa: C901 (a case for each kind of block)
     match block:
         case Prose(text, strong):
-            yield f"**{_escaped(text)}**\n" if strong else f"{_escaped(text)}\n"
+            yield f"**{escaped(text)}**\n" if strong else f"{escaped(text)}\n"
         case Notes(lines):
             if lines:
-                yield "\n".join(f"- {_escaped(line)}" for line in lines) + "\n"
+                yield "\n".join(f"- {escaped(line)}" for line in lines) + "\n"
         case Code(title, lines):
-            fence = "`" * max([3, *(1 + len(run) for line in lines for run in re.findall("`+", line))])
-            yield f"{_escaped(title)}:\n\n{fence}\n" + "\n".join(lines) + f"\n{fence}\n"
+            yield f"{escaped(title)}:\n\n{code_block(lines)}"
         case Table(headings, rows):
             yield markdown(headings, rows, [])
         case Facts(pairs):
-            yield "\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in pairs) + "\n"
+            yield "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in pairs) + "\n"
         case Fold(title, blocks):
-            yield f"<details><summary>{_escaped(title)}</summary>\n"
+            yield f"<details><summary>{escaped(title)}</summary>\n"
             for inner in blocks:
                 yield from _block(inner)
             yield "</details>\n"
         case Chart(file=file, caption=caption) if file:
-            yield f"![{_escaped(caption)}]({file})\n"
+            yield f"![{escaped(caption)}]({file})\n"
         case Chart(views=views):
             # Content without a picture is written as text.
-            yield f"{_escaped(views[0][1]['description'])}.\n"
+            yield f"{escaped(views[0][1]['description'])}.\n"
         case Gallery(file=file):
             yield f"![Images side by side, a column per variant]({file})\n"
-
-
-def _escaped(text: str) -> str:
-    """Returns a text escaped for Markdown, except for code between backticks."""
-    parts = text.replace("\n", " ").split("`")
-    if len(parts) % 2 == 0:
-        return _plain(text.replace("\n", " "))
-    return "".join(f"`{part}`" if number % 2 else _plain(part) for number, part in enumerate(parts))
-
-
-def _plain(text: str) -> str:
-    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(mark, entity)
-    return "".join(f"\\{letter}" if letter in "\\`*_[]" else letter for letter in text)
