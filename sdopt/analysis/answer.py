@@ -23,6 +23,8 @@ class Worth(StrEnum):
     WORTH_IT = "worth it"
     UNPROVEN = "unproven"
     """Neither a gain nor a harm is shown; or a gain is shown, but the images are not known to be good enough."""
+    NO_BENEFIT = "no gain"
+    """The interval excludes every gain that it claims: more processes would not show one."""
     HARMFUL = "harmful"
     BROKEN = "broken"
     """It failed, it left no evidence of taking effect, or its images are broken."""
@@ -117,7 +119,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
     judged = None if left_out else _judgement(result, row)
     work = row.variant.config.incomparable_work(reference.config)
     worth, because = _worth(result, row.variant, reference, ratios, judged)
-    if work and worth in (Worth.WORTH_IT, Worth.HARMFUL):
+    if work and worth in (Worth.WORTH_IT, Worth.NO_BENEFIT, Worth.HARMFUL):
         worth, because = Worth.UNPROVEN, f"not the same work: {', '.join(work)}"
     credit = row.comparison.credit if row.comparison else ""
     return OptionAnswer(
@@ -172,7 +174,11 @@ def _worth(
     shown = {name: _shown(ratio, smallest[name]) for name, ratio in ratios.items()}
     if judged is None:
         claims = _claims(variant, reference)
-        worth, because = _by_intervals(claims, ratios, shown) or (Worth.UNPROVEN, _why_unproven(ratios, smallest))
+        worth, because = (
+            _by_intervals(claims, ratios, shown)
+            or _without_benefit(claims, ratios, smallest)
+            or (Worth.UNPROVEN, _why_unproven(ratios, smallest))
+        )
         faster = [measure_named(name) is SPEEDUP for name, found in shown.items() if found > 0]
         if worth is Worth.WORTH_IT and claims and all(faster) and not changes_of(result, variant, reference):
             return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows no change that explains it"
@@ -202,18 +208,10 @@ def _claims(variant: VariantResult, reference: VariantResult) -> set[str]:
 
 def _shown(ratio: Ratio, smallest: float) -> int:
     """Returns 1 if the whole interval shows a gain that counts, -1 if it shows such a harm, and 0 for neither."""
-    low, high = _gains(ratio)
+    low, high = ratio.gain_bounds
     if low is None or high is None or ratio.within_floor:
         return 0
     return 1 if low > smallest else -1 if high < 1 / smallest else 0
-
-
-def _gains(ratio: Ratio) -> tuple[float | None, float | None]:
-    """Returns the bounds of a ratio, turned so that more than 1 is better."""
-    low, high = ratio.interval.low, ratio.interval.high
-    if low is None or high is None or ratio.measure.higher_is_better:
-        return low, high
-    return ratio.measure.gain(high), ratio.measure.gain(low)
 
 
 def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str] | None:
@@ -227,6 +225,20 @@ def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict
         cost = f", at the cost of {_in_words(ratios, harms)}" if harms else ""
         return Worth.WORTH_IT, _in_words(ratios, gains) + cost
     return None
+
+
+def _without_benefit(
+    claims: Collection[str], ratios: dict[str, Ratio], smallest: dict[str, float]
+) -> tuple[Worth, str] | None:
+    """Returns the verdict and its reason if every claimed gain is excluded, or every gain if none is claimed."""
+    claimed = [name for name, ratio in ratios.items() if not claims or ratio.measure.claim in claims]
+    # A claimed measure that was not measured leaves its gain open.
+    if not claimed or not {ratios[name].measure.claim for name in claimed} >= {*claims}:
+        return None
+    if not all(ratios[name].excludes_gain(smallest[name]) for name in claimed):
+        return None
+    measures = dict.fromkeys("speed" if ratios[name].measure is SPEEDUP else "memory" for name in claimed)
+    return Worth.NO_BENEFIT, f"the interval excludes a gain of {' or '.join(measures)} that counts"
 
 
 def _why_unproven(ratios: dict[str, Ratio], smallest: dict[str, float]) -> str:
@@ -252,7 +264,7 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
 
 
 def _why_open(ratio: Ratio, smallest: float) -> str:
-    low, high = _gains(ratio)
+    low, high = ratio.gain_bounds
     if low is None or high is None:
         return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
     if ratio.floor is None:
@@ -269,7 +281,7 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int])
     if judged.verdict is Verdict.FAIL:
         failed = [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
         if all(ruling.reason.startswith(NO_BENEFIT) for ruling in failed):
-            return Worth.UNPROVEN, because
+            return Worth.NO_BENEFIT, because
         return Worth.HARMFUL, because
     if judged.verdict is not Verdict.PASS:
         return Worth.UNPROVEN, because
@@ -289,7 +301,7 @@ def _reasons(rulings: Sequence[Ruling]) -> str:
 
 def _bare(reason: str) -> str:
     word, _, rest = reason.partition(": ")
-    return rest if word in (HARM, Worth.UNPROVEN) else reason
+    return rest if word in (HARM, NO_BENEFIT, Worth.UNPROVEN) else reason
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:
@@ -331,6 +343,7 @@ def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) ->
         figure = f": {only.figure}" if only.figure else ""
         advice = {
             Worth.UNPROVEN: f"Do not count on {only.option}{figure}, unproven",
+            Worth.NO_BENEFIT: f"Leave {only.option} off{figure}, no gain",
             Worth.HARMFUL: f"Leave {only.option} off{figure}, harmful",
             Worth.BROKEN: f"Leave {only.option} off: it is broken",
             Worth.NOT_MEASURED: f"{only.option} was not measured",

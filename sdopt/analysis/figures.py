@@ -43,6 +43,19 @@ class Ratio:
         return 1 if self.measure.gain(self.interval.estimate) > 1 else -1
 
     @property
+    def gain_bounds(self) -> tuple[float | None, float | None]:
+        """The bounds, turned so that more than 1 is better; None without an interval."""
+        low, high = self.interval.low, self.interval.high
+        if low is None or high is None or self.measure.higher_is_better:
+            return low, high
+        return self.measure.gain(high), self.measure.gain(low)
+
+    def excludes_gain(self, smallest: float) -> bool:
+        """Returns whether the whole interval lies below a gain that counts; False without an interval or a floor."""
+        _, high = self.gain_bounds
+        return high is not None and self.floor is not None and high < smallest
+
+    @property
     def text(self) -> str:
         """The ratio with its bounds; ≈ marks a speed-up that is within the A/A floor."""
         return ("≈" if self.measure is SPEEDUP and self.within_floor else "") + ratio_text(self.interval)

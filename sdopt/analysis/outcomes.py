@@ -104,19 +104,12 @@ def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
     claims = row.variant.promises[axis].claims
     ratios = [ratio for ratio in row.ratios.values() if ratio.measure.claim in claims]
     reference = result.variant(row.reference)
-    if not ratios or any(
-        _may_gain(ratio, smallest_factor(ratio.measure, result.config.gate, reference)) for ratio in ratios
-    ):
+    smallest = [smallest_factor(ratio.measure, result.config.gate, reference) for ratio in ratios]
+    if not ratios or not all(map(Ratio.excludes_gain, ratios, smallest)):
         return ""
     shares = busy_share(row.variant)
     idle = f"; the device worked for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
     return f"took effect, but brought no gain{_figures_text(row)}{idle}"
-
-
-def _may_gain(ratio: Ratio, smallest: float) -> bool:
-    """Returns whether a gain that counts is possible; without an interval, it always is."""
-    low, high = ratio.interval.low, ratio.interval.high
-    return low is None or high is None or max(ratio.measure.gain(low), ratio.measure.gain(high)) > smallest
 
 
 def _figures_text(row: Figures) -> str:

@@ -50,6 +50,7 @@ _STYLES = {
 _WORTH_STYLES = {
     Worth.WORTH_IT: "bold green",
     Worth.UNPROVEN: "yellow",
+    Worth.NO_BENEFIT: "yellow",
     Worth.HARMFUL: "red",
     Worth.BROKEN: "red",
     Worth.NOT_MEASURED: "dim",

@@ -12,6 +12,7 @@ from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, _in_words, answe
 from sdopt.analysis.figures import Ratio
 from sdopt.analysis.measures import RULED, Measure
 from sdopt.config.paths import CONF
+from sdopt.gate.judge import exit_code
 from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
 from sdopt.results.records import (
@@ -27,6 +28,7 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
+from sdopt.tracking.projection import variant_tags
 from tests.records import reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -81,6 +83,7 @@ class TestWithoutAGate:
             (1.025, 1.024, 1.026, Worth.WORTH_IT, "faster"),
             (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
             (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
+            (0.998, 0.992, 1.004, Worth.NO_BENEFIT, "the interval excludes a gain of speed that counts"),
         ],
     )
     def test_the_interval_and_the_floor_decide(
@@ -226,7 +229,7 @@ class TestWithAGate:
         ("verdict", "reason", "said"),
         [
             (Verdict.FAIL, "harm: speedup 0.9×", "harmful: speedup 0.9×"),
-            (Verdict.FAIL, "no benefit: speedup 1×", "unproven: no benefit: speedup 1×"),
+            (Verdict.FAIL, "no benefit: speedup 1×", "no gain: speedup 1×"),
             (Verdict.INCONCLUSIVE, "speedup 1.02× straddles", "unproven: speedup 1.02× straddles"),
             (Verdict.INCONCLUSIVE, "unproven: of an older result", "unproven: of an older result"),
             (Verdict.NOT_COMPARABLE, "the reference failed", "unproven: the reference failed"),
@@ -237,6 +240,14 @@ class TestWithAGate:
     ) -> None:
         option = self.judged(study, verdict, reason, [])
         assert f"{option.worth}: {option.because}" == said
+
+    def test_a_claim_that_fails_the_gate_is_never_called_unproven(self, study: StudyResult) -> None:
+        """More processes may settle what is unproven; the gate fails only what they would not change."""
+        self.judged(study, Verdict.FAIL, "no benefit: speedup 1×", [])
+        assert exit_code(study.judgements) == 1
+        assert only(study).worth is Worth.NO_BENEFIT
+        assert answer_of(study).sentence.startswith("Leave layout=channels_last off: 1.21× [1.08, 1.35], no gain (")
+        assert variant_tags(study, study.variant(NAME))["worth"] == "no gain"
 
     def test_images_that_fail_are_harmful(self, study: StudyResult) -> None:
         self.judged(study, Verdict.PASS, "it pays", ["speedup"])

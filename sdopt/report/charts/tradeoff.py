@@ -9,6 +9,7 @@ from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.quality.metrics import family_of
 from sdopt.report.charts.spec import (
+    AMBER,
     ARIA_TEXT,
     BLUE,
     FEW_TICKS,
@@ -31,6 +32,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     _BASELINE: (INK, "square"),
     Worth.WORTH_IT: (BLUE, "circle"),
     Worth.UNPROVEN: (GREY, "diamond"),
+    Worth.NO_BENEFIT: (AMBER, "triangle-left"),
     Worth.HARMFUL: (VERMILION, "triangle-down"),
     Worth.BROKEN: (PURPLE, "cross"),
 }

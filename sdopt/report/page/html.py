@@ -26,6 +26,7 @@ _GLYPHS = {
     "inconclusive": "?",
     "not comparable": "?",
     "undecided": "?",
+    "no gain": "✗",
     "harmful": "✗",
     "fail": "✗",
     "baseline": "■",
