@@ -116,7 +116,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         for at in row.shapes
         for name, ratio in at.ratios.items()
     }
-    judged = None if left_out else _judgement(result, row)
+    judged = None if left_out else row.judgement
     work = row.variant.config.incomparable_work(reference.config)
     worth, because = _worth(result, row.variant, reference, ratios, judged)
     if work and worth in (Worth.WORTH_IT, Worth.NO_BENEFIT, Worth.HARMFUL):
@@ -146,11 +146,6 @@ def _inverted(ratio: Ratio) -> Ratio:
     found = ratio.interval
     low, high = (None if bound is None else 1 / bound for bound in (found.high, found.low))
     return replace(ratio, interval=replace(found, estimate=1 / found.estimate, low=low, high=high))
-
-
-def _judgement(result: StudyResult, row: Figures) -> Judgement | None:
-    sides = row.variant.name, row.reference
-    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
 
 
 # --------------------------------------------------------------------------------------------------------- verdicts

@@ -14,7 +14,7 @@ from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, with_shape
 from sdopt.analysis.ratios import exceeds, latency
 from sdopt.hardware.cards import peak_of
-from sdopt.results.records import Comparison, Interval, Score, StudyResult, VariantResult, Verdict
+from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult, Verdict
 from sdopt.schema import Shape
 
 _LABELS = {"median": "p50"}
@@ -151,8 +151,8 @@ class Figures:
     """By measure (`speedup`, `memory_ratio`)."""
     scores: dict[str, Score]
     """The variant's own quality metrics, and the distances to the reference's images."""
-    verdicts: tuple[Verdict, ...]
-    """The gate's verdicts on the variant, one for each comparison."""
+    judgement: Judgement | None
+    """What the gate says of this comparison; None if it was not judged."""
     further: tuple["Figures", ...] = ()
     """The figures at the further shapes of the study; this object holds those at the main shape."""
 
@@ -174,6 +174,11 @@ class Figures:
             stage.removesuffix("_step"): value * (calls if stage.endswith("_step") else 1)
             for stage, value in self.stages_ms.items()
         }
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict on this comparison; None if it was not judged."""
+        return self.judgement.verdict if self.judgement else None
 
     @property
     def speedup(self) -> Ratio | None:
@@ -216,7 +221,7 @@ class Figures:
             **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
             **{f"quality/{name}": score.estimate for name, score in self.scores.items()},
             "quality/tripped_images": self.variant.broken_images if scored else None,
-            "gate/passed": all(v is Verdict.PASS for v in self.verdicts) if self.verdicts else None,
+            "gate/passed": None if self.verdict is None else self.verdict is Verdict.PASS,
         }
         level = self.comparison.break_even if self.comparison else None
         if level is not None:
@@ -295,8 +300,13 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         headline_memory=max((m.peak for m in measured if m.peak), key=lambda found: found[1], default=None),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),
-        verdicts=tuple(judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name),
+        judgement=_judgement(result, comparison) if comparison else None,
     )
+
+
+def _judgement(result: StudyResult, comparison: Comparison) -> Judgement | None:
+    sides = comparison.candidate, comparison.reference
+    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
 
 
 def _latencies(variant: VariantResult) -> dict[str, float]:

@@ -14,7 +14,7 @@ from sdopt.analysis.figures import Figures, figures_of
 from sdopt.report.markdown import markdown_table
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.files import to_json
-from sdopt.results.records import RecordedConfig, StudyResult, VariantResult
+from sdopt.results.records import RecordedConfig, StudyResult, VariantResult, Verdict
 
 NOTE = "mlflow.note.content"
 
@@ -173,9 +173,16 @@ def config_yaml(result: StudyResult) -> str:
 
 
 def logged_metrics(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference."""
+    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference.
+
+    The run is the variant's, so `gate/passed` says whether it passed in all of its comparisons.
+    """
     first, *others = [row for row in figures_of(result) if row.variant is variant]
-    return first.flat | {
+    verdicts = [row.verdict for row in (first, *others) if row.verdict is not None]
+    figures = first.flat
+    if "gate/passed" in figures:
+        figures["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))
+    return figures | {
         f"{name}/against {_plain(row.reference)}": value
         for row in others
         for name, value in _of_comparison(row).items()

@@ -1,5 +1,7 @@
 """Each figure is derived once: table, plot, tracker, data frame and objective say the same."""
 
+from dataclasses import replace
+
 import pytest
 
 from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_figures, ratio_text
@@ -7,7 +9,8 @@ from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, SPEEDUP
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.outcome import Outcome
 from sdopt.report.rows import rows_of, seconds_text
-from sdopt.results.records import Interval, Status, StudyResult
+from sdopt.results.records import Interval, Judgement, Status, StudyResult, Verdict
+from sdopt.tracking.projection import logged_metrics
 from tests.records import reconfigure
 
 
@@ -76,6 +79,19 @@ class TestOneFigureEverywhere:
         headline = figures_by_variant(result)[edge.candidate].headline_memory
         assert headline is not None
         assert flat[f"memory/{headline[0]}"] == headline[1]
+
+    def test_verdict_of_each_comparison(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        result.comparisons.append(replace(edge, reference="batches of four"))
+        result.judgements = [
+            Judgement(edge.candidate, reference, edge.credit, "lossy", verdict, [])
+            for reference, verdict in ((edge.reference, Verdict.PASS), ("batches of four", Verdict.FAIL))
+        ]
+        frame = to_dataframe(result)
+        rows = frame[frame["variant"] == edge.candidate]
+        assert list(zip(rows["verdict"], rows["gate/passed"], strict=True)) == [("pass", 1), ("fail", 0)]
+        passed = logged_metrics(result, result.variant(edge.candidate))["gate/passed"]
+        assert passed == 0, "the run of a variant is about all its comparisons"
 
     def test_every_measure_is_a_field_of_a_comparison(self, result: StudyResult) -> None:
         for name, measure in MEASURES.items():
