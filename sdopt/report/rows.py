@@ -357,16 +357,22 @@ def known_family(name: str) -> Family | None:
 
 
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns a row for each variant that has images: its name and a score for each of the metrics."""
+    """Returns a row for each comparison whose variant has images: what is compared, and a score for each metric."""
     return [
-        (variant, *(metric_text(figures, name) for name in names))
-        for variant, figures in figures_by_variant(result).items()
+        (compared(result, figures), *(metric_text(figures, name) for name in names))
+        for figures in figures_of(result)
         if figures.variant.images
     ]
 
 
+def compared(result: StudyResult, figures: Figures) -> str:
+    """Returns the variant's name, with that of its reference where this is not the baseline."""
+    against = f" against {figures.reference}" if figures.reference not in ("", result.baseline) else ""
+    return f"{figures.variant.name}{against}"
+
+
 def metric_text(figures: Figures, name: str) -> str:
-    """Returns a variant's score in one metric as tables show it; "" if it has none."""
+    """Returns a comparison's score in one metric as tables show it; "" if it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""

@@ -13,6 +13,7 @@ from sdopt.report.rows import rows_of
 from sdopt.results.records import BreakEven, Effect, Interference, Interval, Score, Status, StudyResult
 from sdopt.schema import Sheet
 from tests.records import reconfigure
+from tests.report.test_table import twice_compared
 
 
 def rows(spec: Spec | None) -> list[dict[str, object]]:
@@ -69,6 +70,12 @@ class TestForest:
         for row in rows(forest(result, detailed=True)):
             said = table[str(row["name"])]
             assert (row["figure"], row["memory"], row["latency"]) == (said.speedup, said.memory, said.latency)
+
+    def test_images_are_those_of_the_rows_own_comparison(self, result: StudyResult) -> None:
+        twice_compared(result)
+        shown = {row["name"]: row["quality"] for row in rows(forest(result, detailed=True))}
+        assert shown["bfloat16 against baseline"] == "40"
+        assert shown["bfloat16 against batches of four"] == "20"
 
     def test_its_axis_is_logarithmic(self, result: StudyResult) -> None:
         assert log_axes(forest(result))

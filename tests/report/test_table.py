@@ -8,9 +8,9 @@ from rich.console import Console
 
 from sdopt.analysis.answer import answer_of
 from sdopt.report.markdown import markdown_table, sweep_markdown
-from sdopt.report.rows import quality_heading, rows_of
+from sdopt.report.rows import quality_heading, quality_rows, rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
-from sdopt.results.records import Evidence, Interval, Score, Status, StudyResult
+from sdopt.results.records import Comparison, Evidence, Interval, Score, Status, StudyResult
 from tests.records import reconfigure
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
@@ -28,6 +28,15 @@ def renamed(result: StudyResult, old: str, new: str) -> StudyResult:
         edge.candidate = new if edge.candidate == old else edge.candidate
         edge.reference = new if edge.reference == old else edge.reference
     return result
+
+
+def twice_compared(result: StudyResult) -> None:
+    """Compares bfloat16 with another variant too, to whose images its own are less alike."""
+    edge = result.comparisons[0]
+    edge.quality = {"psnr_db": Score(40.0)}
+    again = Comparison("bfloat16", "batches of four", "nothing", speedup=Interval(2.0), floor=1.1)
+    again.quality = {"psnr_db": Score(20.0)}
+    result.comparisons.append(again)
 
 
 def cells(markdown: str) -> list[list[str]]:
@@ -207,6 +216,12 @@ class TestQuality:
             row.quality["clip_score_emojiclip"] = Score(25.0)
         for text in (markdown_table(result), rendered(result, 120)):
             assert "↑ more is better, ↓ less is better. clip_score: 100 · cosine" in " ".join(text.split())
+
+    def test_a_comparison_with_another_reference_has_a_row_that_names_it(self, result: StudyResult) -> None:
+        twice_compared(result)
+        shown = dict(quality_rows(result, ["psnr_db"]))
+        assert shown["bfloat16"] == "40"
+        assert shown["bfloat16 against batches of four"] == "20"
 
     def test_two_processes_have_no_intervals(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", replicates=2)

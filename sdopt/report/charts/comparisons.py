@@ -25,7 +25,7 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.rows import memory_text, quality_heading, quality_rows, seconds_text
+from sdopt.report.rows import memory_text, metric_text, quality_heading, seconds_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
@@ -86,7 +86,6 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     verdicts = {(option.variant, option.reference): str(option.worth) for option in answer_of(result).options}
     references, several = {row.reference for row in rows}, len(result.shapes) > 1
     [metric, *_] = [*_metrics_of_pairs(result), ""]
-    quality = {row[0]: row[1] for row in quality_rows(result, [metric])} if metric else {}
     data = []
     for row in sorted(rows, key=lambda row: (row.variant.role == "control", -_estimate(row.speedup))):
         assert row.speedup is not None
@@ -98,7 +97,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
             "figure": row.speedup.text,
             "latency": seconds_text(row.latency) if row.latency else "",
             "memory": memory_text(row),
-            "quality": quality.get(row.variant.name, ""),
+            "quality": metric_text(row, metric),
             "worth": verdicts.get((row.variant.name, row.reference), ""),
         })  # fmt: skip
     heading = Column(quality_heading(metric), "quality", 96)
