@@ -12,7 +12,7 @@ from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.changes import changes_of
 from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of
-from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
+from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_change, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
 
@@ -165,8 +165,8 @@ def _worth(
         return Worth.UNPROVEN, f"its reference '{reference.name}' has the status {reference.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         return Worth.UNPROVEN, REPEATS
-    smallest = {name: smallest_factor(ratio.measure, result.config.gate, reference) for name, ratio in ratios.items()}
-    shown = {name: _shown(ratio, smallest[name]) for name, ratio in ratios.items()}
+    smallest = {name: smallest_change(ratio.measure, result.config.gate, reference) for name, ratio in ratios.items()}
+    shown = {name: _shown(ratio, smallest[name][0]) for name, ratio in ratios.items()}
     if judged is None:
         claims = _claims(variant, reference)
         worth, because = (
@@ -223,26 +223,26 @@ def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict
 
 
 def _without_benefit(
-    claims: Collection[str], ratios: dict[str, Ratio], smallest: dict[str, float]
+    claims: Collection[str], ratios: dict[str, Ratio], smallest: dict[str, tuple[float, str]]
 ) -> tuple[Worth, str] | None:
     """Returns the verdict and its reason if every claimed gain is excluded, or every gain if none is claimed."""
     claimed = [name for name, ratio in ratios.items() if not claims or ratio.measure.claim in claims]
     # A claimed measure that was not measured leaves its gain open.
     if not claimed or not {ratios[name].measure.claim for name in claimed} >= {*claims}:
         return None
-    if not all(ratios[name].excludes_gain(smallest[name]) for name in claimed):
+    if not all(ratios[name].excludes_gain(smallest[name][0]) for name in claimed):
         return None
-    measures = dict.fromkeys("speed" if ratios[name].measure is SPEEDUP else "memory" for name in claimed)
-    return Worth.NO_BENEFIT, f"the interval excludes a gain of {' or '.join(measures)} that counts"
+    keys = dict.fromkeys(smallest[name][1] for name in claimed)
+    return Worth.NO_BENEFIT, f"the interval excludes a gain that counts ({', '.join(keys)})"
 
 
-def _why_unproven(ratios: dict[str, Ratio], smallest: dict[str, float]) -> str:
+def _why_unproven(ratios: dict[str, Ratio], smallest: dict[str, tuple[float, str]]) -> str:
     """Says why the speed-up is unproven, and why a gain of memory is where there is one."""
     name = next((name for name, ratio in ratios.items() if ratio.measure is SPEEDUP), None)
-    reasons = {"speed": "it was not timed" if name is None else _why_open(ratios[name], smallest[name])}
+    reasons = {"speed": "it was not timed" if name is None else _why_open(ratios[name], *smallest[name])}
     for name, ratio in ratios.items():
         if ratio.measure is not SPEEDUP and ratio.gain > 0:
-            reasons.setdefault(ratio.measure.claim, _why_open(ratio, smallest[name]))
+            reasons.setdefault(ratio.measure.claim, _why_open(ratio, *smallest[name]))
     if len({*reasons.values()}) == 1:
         return reasons["speed"]
     return "; ".join(f"{claim}: {reason}" for claim, reason in reasons.items())
@@ -258,7 +258,7 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-def _why_open(ratio: Ratio, smallest: float) -> str:
+def _why_open(ratio: Ratio, smallest: float, key: str) -> str:
     low, high = ratio.gain_bounds
     if low is None or high is None:
         return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
@@ -267,7 +267,7 @@ def _why_open(ratio: Ratio, smallest: float) -> str:
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
     if 1 / smallest < low and high < smallest:
-        return f"too small to count ({'gate.smallest_speedup' if ratio.measure is SPEEDUP else 'gate.smallest_memory'})"
+        return f"too small to count ({key})"
     return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
 
 

@@ -84,10 +84,18 @@ RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
     """Returns the smallest factor, at least 1, by which a measure must differ from that of a reference to count."""
+    return smallest_change(measure, gate, reference)[0]
+
+
+def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> tuple[float, str]:
+    """Returns the smallest factor that counts, with the key that sets it."""
     if measure is not MEMORY_RATIO:
-        return 1 + gate.smallest_speedup
+        return 1 + gate.smallest_speedup, "gate.smallest_speedup"
     peak = peak_memory_gib(reference)
-    return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
+    share = gate.smallest_memory_mib / (1024 * peak) if peak else 0.0
+    if share > gate.smallest_memory:
+        return 1 + share, "gate.smallest_memory_mib"
+    return 1 + gate.smallest_memory, "gate.smallest_memory"
 
 
 def with_shape(name: str, shape: str) -> str:

@@ -83,7 +83,7 @@ class TestWithoutAGate:
             (1.025, 1.024, 1.026, Worth.WORTH_IT, "faster"),
             (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
             (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
-            (0.998, 0.992, 1.004, Worth.NO_BENEFIT, "the interval excludes a gain of speed that counts"),
+            (0.998, 0.992, 1.004, Worth.NO_BENEFIT, "excludes a gain that counts (gate.smallest_speedup)"),
         ],
     )
     def test_the_interval_and_the_floor_decide(
@@ -126,10 +126,11 @@ class TestWithoutAGate:
     def test_a_gain_of_memory_that_is_unproven_says_why(
         self, study: StudyResult, memory: tuple[float, float | None, float | None], because: str
     ) -> None:
-        reconfigure(study, "gate", smallest_memory=0.05)
-        study.comparisons[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
-        option = timed(study, 1.02, None, None)
-        assert option.because == because.format(small="too small to count (gate.smallest_memory)")
+        for mib, key in ((16, "gate.smallest_memory_mib"), (0, "gate.smallest_memory")):  # 16 MiB are 17 % here
+            reconfigure(study, "gate", smallest_memory=0.05, smallest_memory_mib=mib)
+            study.comparisons[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
+            option = timed(study, 1.02, None, None)
+            assert option.because == because.format(small=f"too small to count ({key})")
 
     def test_other_work_is_neither_a_gain_nor_a_harm(self, study: StudyResult) -> None:
         reconfigure(study.variant(NAME), "workload", steps=10)
