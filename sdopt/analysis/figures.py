@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdopt.analysis.disturbance import shares
-from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, with_shape
+from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.analysis.ratios import exceeds, latency
 from sdopt.hardware.cards import peak_of
 from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult, Verdict
@@ -23,11 +23,21 @@ _LABELS = {"median": "p50"}
 
 @dataclass(frozen=True)
 class Ratio:
-    """How a candidate compares with its reference in one measure, and how far two baselines differed in it."""
+    """How a candidate compares with its reference in one measure.
+
+    Attributes:
+        measure: the measure.
+        interval: the ratio, with its bounds.
+        floor: the ratio, at least 1, by which two identical baselines differed; None if it is not known.
+        smallest: the smallest factor, at least 1, that counts.
+        key: the key of the configuration that sets `smallest`.
+    """
 
     measure: Measure
     interval: Interval
     floor: float | None
+    smallest: float = 1.0
+    key: str = ""
 
     @property
     def within_floor(self) -> bool:
@@ -36,11 +46,14 @@ class Ratio:
 
     @property
     def gain(self) -> int:
-        """1 for a gain, -1 for a loss; 0 where the interval includes 1 or the ratio is within the floor."""
-        low, high = self.interval.low, self.interval.high
-        if self.within_floor or (low is not None and high is not None and low <= 1 <= high):
+        """1 if the whole interval shows a gain that counts and the floor does not explain, -1 for such a harm, else 0.
+
+        Without an interval or a floor nothing is shown.
+        """
+        low, high = self.gain_bounds
+        if low is None or high is None or self.within_floor:
             return 0
-        return 1 if self.measure.gain(self.interval.estimate) > 1 else -1
+        return 1 if low > self.smallest else -1 if high < 1 / self.smallest else 0
 
     @property
     def gain_bounds(self) -> tuple[float | None, float | None]:
@@ -50,10 +63,11 @@ class Ratio:
             return low, high
         return self.measure.gain(high), self.measure.gain(low)
 
-    def excludes_gain(self, smallest: float) -> bool:
-        """Returns whether the whole interval lies below a gain that counts; False without an interval or a floor."""
+    @property
+    def excludes_gain(self) -> bool:
+        """Whether the whole interval lies below a gain that counts; False without an interval or a floor."""
         _, high = self.gain_bounds
-        return high is not None and self.floor is not None and high < smallest
+        return high is not None and self.floor is not None and high < self.smallest
 
     @property
     def text(self) -> str:
@@ -382,8 +396,9 @@ def _memory(variant: VariantResult) -> dict[str, float]:
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
+    gate, reference = result.config.gate, result.variant(comparison.reference)
     return {
-        name: Ratio(measure, interval, measure.floor(result, comparison))
+        name: Ratio(measure, interval, measure.floor(result, comparison), *smallest_change(measure, gate, reference))
         for name, measure in MEASURES.items()
         if (interval := measure.recorded(comparison)) is not None
     }

@@ -132,6 +132,15 @@ class TestWithoutAGate:
             option = timed(study, 1.02, None, None)
             assert option.because == because.format(small=f"too small to count ({key})")
 
+    def test_a_change_of_memory_too_small_to_count_is_no_gain_anywhere(self, study: StudyResult) -> None:
+        study.comparisons[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
+        option = timed(study, 1.21, 1.08, 1.35)
+        assert (option.figure, option.because) == ("1.21× [1.08, 1.35]", "faster"), "16 MiB are 17 % here"
+        reconfigure(study, "gate", smallest_memory_mib=0)
+        option = timed(study, 1.21, 1.08, 1.35)
+        assert option.figure == "1.21× [1.08, 1.35], memory 0.93× [0.92, 0.94]"
+        assert option.because == "faster and less memory"
+
     def test_other_work_is_neither_a_gain_nor_a_harm(self, study: StudyResult) -> None:
         reconfigure(study.variant(NAME), "workload", steps=10)
         assert timed(study, 2.0, 1.9, 2.1).worth is Worth.WORTH_IT, "fewer steps are a choice"

@@ -28,15 +28,16 @@ class TestRatio:
         ("interval", "gain"),
         [
             (Interval(1.5, 1.2, 1.9), 1),
-            (Interval(1.5), 1),
+            (Interval(1.5), 0),
             (Interval(0.5, 0.4, 0.6), -1),
             (Interval(1.5, 0.9, 2.5), 0),
             (Interval(1.05, 1.04, 1.06), 0),
+            (Interval(1.16, 1.14, 1.18), 0),
         ],
     )
-    def test_is_a_gain_only_beyond_its_interval_and_the_floor(self, interval: Interval, gain: int) -> None:
-        assert Ratio(SPEEDUP, interval, 1.1).gain == gain
-        assert Ratio(MEMORY_RATIO, interval, 1.1).gain == -gain
+    def test_is_a_gain_only_if_the_interval_the_floor_and_its_size_say_so(self, interval: Interval, gain: int) -> None:
+        assert Ratio(SPEEDUP, interval, 1.1, smallest=1.15).gain == gain
+        assert Ratio(MEMORY_RATIO, interval, 1.1, smallest=1.15).gain == -gain
 
 
 class TestOneFigureEverywhere:

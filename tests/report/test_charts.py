@@ -95,7 +95,7 @@ class TestWaterfall:
         four.speedup, four.floor, four.reference = Interval(0.5, 0.4, 0.6), 1.0, half.candidate
         assert [(step.start, step.end) for step in steps_of(result)] == [(1.0, 2.0), (2.0, 1.0)]
         assert steps_of(result)[1].bounds == (0.8, 1.2)
-        four.reference = "another"
+        four.reference = "TensorFloat-32"
         monkeypatch.setattr(
             comparisons, "figures_of", lambda _: [row for row in figures_of(result) if row.variant.role != "control"]
         )
@@ -112,6 +112,7 @@ class TestWaterfall:
 class TestEffects:
     def test_mains_are_sorted_and_pairs_lie_below_the_diagonal(self, result: StudyResult) -> None:
         assert main_effects(result) is interactions(result) is None
+        result.floor = 1.01
         result.effects = [
             Effect(("a=1",), Interval(0.9, 0.8, 0.95)),
             Effect(("b=1",), Interval(1.3, 1.2, 1.4), Interval(0.8)),
@@ -122,6 +123,8 @@ class TestEffects:
             ("b=1", "faster"),
             ("a=1", "slower"),
         ]
+        result.floor = 1.2
+        assert rows(main_effects(result))[1]["speed"] == "no difference shown", "two baselines differ by as much"
         cells = {row["of"]: row for row in rows(interactions(result))}
         assert (cells["a=1 × b=1"]["column"], cells["a=1 × b=1"]["row"]) == ("a=1", "b=1")
         assert cells["b=1 × c=1"]["figure"] == "aliased with a=1"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sdopt.analysis.answer import answer_of
 from sdopt.analysis.break_even import images_text
 from sdopt.analysis.figures import Ratio, figures_of, ratio_text
+from sdopt.analysis.measures import SPEEDUP, smallest_change
 from sdopt.report.charts.spec import (
     ARIA_TEXT,
     BARS,
@@ -249,11 +250,12 @@ def main_effects(result: StudyResult) -> Spec | None:
     found = [(effect, effect.speedup) for effect in result.effects if effect.speedup and len(effect.options) == 1]
     if not found:
         return None
+    smallest = smallest_change(SPEEDUP, result.config.gate, result.variant(result.baseline))
     data = [
         {
             "name": effect.options[0],
             **_bounds(speedup),
-            "speed": _SPEEDS[_side(speedup)],
+            "speed": _SPEEDS[Ratio(SPEEDUP, speedup, result.floor, *smallest).gain],
             "figure": ratio_text(speedup),
             "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
         }
@@ -263,13 +265,6 @@ def main_effects(result: StudyResult) -> Spec | None:
     x = ratio_axis("speed-up by the option, averaged over the others, log scale", ends)
     tooltip = {"name": "option", "figure": "speed-up", "memory": "memory"}
     return Rows(data, _NUMBERS).spec(_dots(Rows(data), x, tooltip), f"Main effects: {_listed(data)}")
-
-
-def _side(found: Interval) -> int:
-    """Returns 1 if the whole interval is above 1, -1 if it is below, else 0."""
-    if found.low is None or found.high is None or found.low <= 1 <= found.high:
-        return 0
-    return 1 if found.low > 1 else -1
 
 
 def interactions(result: StudyResult) -> Spec | None:
