@@ -282,6 +282,15 @@ def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
     return {variant.name: first[variant.name] for variant in result.variants}
 
 
+def floor_range(result: StudyResult) -> tuple[float, float] | None:
+    """Returns the smallest and the largest A/A floor of the comparisons; None if there is none.
+
+    They differ in a study of several sessions, because each comparison has the floor of its own sessions.
+    """
+    floors = [comparison.floor for comparison in result.comparisons if comparison.floor is not None]
+    return (min(floors), max(floors)) if floors else None
+
+
 def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """Returns the flat figures of one variant; ratios are those of its first comparison."""
     return figures_by_variant(result)[variant.name].flat

@@ -7,7 +7,7 @@ from sdopt.analysis.answer import REPEATS, OptionAnswer
 from sdopt.analysis.break_even import break_even_text, start_text
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
-from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, ratio_text
+from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, floor_range, ratio_text
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.precision import kept_going
@@ -134,11 +134,11 @@ def _shape_notes(result: StudyResult) -> list[str]:
 
 
 def _floor_notes(result: StudyResult) -> list[str]:
-    if result.floor is not None and result.control is not None:
+    if result.control is not None and floor_range(result) is not None:
         several = len(result.shapes) > 1
-        floors = [(shape, result.at(index).floor) for index, shape in enumerate(result.shapes)]
+        floors = [(shape, floor_range(result.at(index))) for index, shape in enumerate(result.shapes)]
         share = "; ".join(
-            f"{100 * (floor - 1):.1f} %{f' at {shape}' if several else ''}" for shape, floor in floors if floor
+            f"{_floor_text(*ends)}{f' at {shape}' if several else ''}" for shape, ends in floors if ends is not None
         )
         return [
             f"A/A floor: two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
@@ -146,6 +146,12 @@ def _floor_notes(result: StudyResult) -> list[str]:
     if any(variant.status.timed and variant.samples for variant in result.variants):
         return ["No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈)."]
     return []
+
+
+def _floor_text(low: float, high: float) -> str:
+    """Writes the floors of all comparisons; they differ between sessions."""
+    first, last = (f"{100 * (floor - 1):.1f}" for floor in (low, high))
+    return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
 
 
 def _sampling_notes(result: StudyResult) -> list[str]:

@@ -7,10 +7,12 @@ import pytest
 from rich.console import Console
 
 from sdopt.analysis.answer import answer_of
+from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import markdown_table, sweep_markdown
 from sdopt.report.rows import quality_heading, quality_rows, rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
 from sdopt.results.records import Comparison, Evidence, Interval, Score, Status, StudyResult
+from sdopt.tracking.projection import study_tags
 from tests.records import reconfigure
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
@@ -165,6 +167,22 @@ class TestTerminal:
         assert "A/A floor: two identical baselines differed by" in text
         assert "6 interleaved rounds, 3 processes per variant, two-sided 95 % intervals" in text
         assert "peak resident set of the process and its child processes during a call" in text
+
+    def test_says_the_floors_by_which_speedups_are_marked(self, result: StudyResult) -> None:
+        """A study that was resumed has one for each set of sessions."""
+        edge, other, *_ = [edge for edge in result.comparisons if edge.speedup]
+        for each in result.comparisons:
+            each.floor = 1.02
+        edge.speedup = other.speedup = Interval(1.05, 1.04, 1.06)
+        assert "differed by 2.0 %; ≈ marks" in " ".join(rendered(result, 100).split())
+        assert "A/A floor" in str(forest(result))
+        edge.floor = 1.08
+        shown = {row.variant: row.speedup for row in rows_of(result)}
+        assert (shown[edge.candidate][0], shown[other.candidate][0]) == ("≈", "1")
+        said = " ".join(rendered(result, 100).split())
+        assert "differed by 2.0 to 8.0 %, by the sessions of a comparison; ≈ marks" in said
+        assert "A/A floor" not in str(forest(result)), "no band fits both"
+        assert study_tags(result)["sdopt.floor"] == "1.0200 to 1.0800"
 
     def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:
         assert "not_engaged" not in rendered(result, 100)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import answer_of
 from sdopt.analysis.break_even import images_text
-from sdopt.analysis.figures import Ratio, figures_of, ratio_text
+from sdopt.analysis.figures import Ratio, figures_of, floor_range, ratio_text
 from sdopt.analysis.measures import SPEEDUP, smallest_change
 from sdopt.report.charts.spec import (
     ARIA_TEXT,
@@ -105,8 +105,9 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    # Each shape has a floor of its own, which decides the colours.
-    floor = None if several else result.floor
+    # Each shape, and each set of sessions, has a floor of its own, which decides the colours.
+    low, high = floor_range(result) or (None, None)
+    floor = low if low == high and not several else None
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_band_ends(floor)])}
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}
