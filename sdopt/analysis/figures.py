@@ -10,11 +10,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sdopt.analysis.break_even import uncounted
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.analysis.ratios import exceeds, latency
 from sdopt.hardware.cards import peak_of
-from sdopt.results.records import Comparison, Interval, Judgement, Score, StudyResult, VariantResult, Verdict
+from sdopt.results.records import (
+    BreakEven,
+    Comparison,
+    Interval,
+    Judgement,
+    Score,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
 from sdopt.schema import Shape
 
 _LABELS = {"median": "p50"}
@@ -200,6 +210,13 @@ class Figures:
         return self.ratios.get(SPEEDUP.name)
 
     @property
+    def break_even(self) -> BreakEven | None:
+        """The start-up cost, and after how many images it is repaid."""
+        found = self.comparison.break_even if self.comparison else None
+        # Results of earlier versions have a count also where the speed-up is within the A/A floor.
+        return uncounted(found) if found and self.speedup and self.speedup.within_floor else found
+
+    @property
     def flat_of_shape(self) -> dict[str, float | None]:
         """The figures that every shape has, by flat names; None for a figure that was not measured."""
         found: dict[str, float | None] = {
@@ -237,8 +254,7 @@ class Figures:
             "quality/tripped_images": self.variant.broken_images if scored else None,
             "gate/passed": None if self.verdict is None else self.verdict is Verdict.PASS,
         }
-        level = self.comparison.break_even if self.comparison else None
-        if level is not None:
+        if (level := self.break_even) is not None:
             found |= {
                 "start/first_image_s": level.first_image_s,
                 "start/extra_s": level.extra_s,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from sdopt.analysis.break_even import break_even
+from sdopt.analysis.break_even import break_even, uncounted
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
 
 MINIMUM_PROCESSES = 3
@@ -285,7 +285,10 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
     call = latency(reference, result.config.protocol.estimator, result.confidence)
-    comparison.break_even = break_even(candidate, reference, call, comparison.speedup)
+    found, speed = break_even(candidate, reference, call, comparison.speedup), comparison.speedup
+    if found and speed and (comparison.floor is None or not exceeds(speed.estimate, comparison.floor)):
+        found = uncounted(found)
+    comparison.break_even = found
     work = candidate.config.incomparable_work(reference.config)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
     if comparison.speedup is None:

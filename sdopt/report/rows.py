@@ -239,13 +239,10 @@ def start_of(row: Figures) -> tuple[str, str, str] | None:
         such as "31.2 s", "before the first image" and "repaid after 310 images"; None if the time is no more than a
         call of the reference, or was not measured.
     """
-    level = row.comparison.break_even if row.comparison else None
-    if level is None or level.extra_s <= level.call_s:
+    level = row.break_even
+    if level is None or not level.is_slower:
         return None
-    repaid = break_even_text(level)
-    if row.speedup is not None and row.speedup.within_floor:
-        repaid = "and its calls differ by no more than the A/A floor"
-    return seconds_text(Interval(level.extra_s)), start_text(level), repaid
+    return seconds_text(Interval(level.extra_s)), start_text(level), break_even_text(level)
 
 
 def _start_notes(result: StudyResult) -> list[str]:

@@ -501,8 +501,9 @@ class Interval:
 class BreakEven:
     """Start-up cost of a candidate, and the number of images after which its faster calls have repaid it.
 
-    `images` is None if its calls are no faster than the reference's, so that the cost is never repaid. The bounds come
-    from the speed-up's; without `confidence` there are none. `images_high` is None if the interval includes no gain.
+    `images` is None if its calls are no faster than the reference's, so that the cost is never repaid; also if the two
+    differ by no more than the A/A floor, so that nothing is known. The bounds come from the speed-up's; without
+    `confidence` there are none. `images_high` is None if the interval includes no gain.
     """
 
     first_image_s: float
@@ -517,6 +518,13 @@ class BreakEven:
     confidence: float | None = None
     shapes: int = 1
     """Number of shapes whose first calls count in `extra_s`; `images` are those of the main shape."""
+    within_floor: bool = False
+    """Whether the calls of the two differ by no more than the A/A floor."""
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the start-up takes longer by more than one call of the reference."""
+        return self.extra_s > self.call_s
 
 
 @dataclass(kw_only=True)

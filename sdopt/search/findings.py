@@ -122,7 +122,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         broken or _reasons(failed) or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
-        start=row.comparison.break_even if row.comparison else None,
+        start=row.break_even,
         start_said=", ".join((start[0], start[2])) if (start := start_of(row)) else "",
         recompiles=row.recompiles,
     )

@@ -136,6 +136,7 @@ class TestBreakEven:
         for edge in result.comparisons:
             edge.break_even = None
         assert break_even_plot(result) is None
+        half.speedup, half.floor = Interval(1.5, 0.9, 2.5), 1.01
         half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, None, 0.95)
         four.break_even = BreakEven(4.5, 0.5, 1.0, 3.0)
         [row] = rows(break_even_plot(result))

@@ -328,16 +328,11 @@ def break_even_plot(result: StudyResult) -> Spec | None:
     A variant whose start costs no more than a call of its reference is left out.
     """
     data = []
-    for edge in result.comparisons:
-        level = edge.break_even
-        if (
-            level is not None
-            and level.images
-            and level.extra_s > level.call_s
-            and result.variant(edge.candidate).role != "control"
-        ):
+    for row in figures_of(result):
+        level = row.break_even
+        if level is not None and level.images and level.is_slower and row.variant.role != "control":
             data.append({
-                "name": edge.candidate,
+                "name": row.variant.name,
                 "estimate": level.images,
                 "low": level.images_low or None,
                 "high": level.images_high,

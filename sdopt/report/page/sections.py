@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sdopt.analysis.answer import Answer, OptionAnswer, answer_of
 from sdopt.analysis.break_even import images_text, start_text
+from sdopt.analysis.figures import figures_of
 from sdopt.analysis.published import Claim, claims_of, notes_of_published, shown_claims
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
@@ -230,9 +231,9 @@ def _limit(result: StudyResult) -> Section:
 def _break_even(result: StudyResult) -> Section:
     plot = break_even_plot(result)
     rows = [
-        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", _extra(level), _repaid(level))
-        for edge in result.comparisons
-        if (level := edge.break_even) is not None and result.variant(edge.candidate).role != "control"
+        (row.variant.name, row.reference, f"{level.first_image_s:.1f} s", _extra(level), _repaid(level))
+        for row in figures_of(result)
+        if (level := row.break_even) is not None and row.variant.role != "control"
     ]
     if not rows:
         return Section("break-even", "Break-even", [])
