@@ -154,25 +154,37 @@ def _floor_text(low: float, high: float) -> str:
     return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
 
 
+def has_intervals(result: StudyResult) -> bool:
+    """Returns whether there are enough processes of each variant for an interval."""
+    return result.config.replicates >= MINIMUM_PROCESSES
+
+
+def intervals_text(result: StudyResult) -> str:
+    """Writes which intervals the figures of a study have."""
+    if has_intervals(result):
+        return f"two-sided {100 * result.confidence:g} % intervals"
+    return f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
+
+
+def sampling_text(result: StudyResult) -> str:
+    """Writes the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
+    if not samples:
+        return ""
+    processes, most = result.config.replicates, max(len(variant.samples) for variant in result.variants)
+    processes_text = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+    rounds = f"{max(samples)} interleaved rounds"
+    if result.schedule.kind != "interleaved":
+        rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"
+    return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
+
+
 def _sampling_notes(result: StudyResult) -> list[str]:
     """Returns notes on the samples behind the intervals, and on disturbances of the measurement."""
     notes = []
-    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
-    two_sided = f"two-sided {100 * result.confidence:g} % intervals"
-    if samples and result.schedule.kind == "interleaved":
-        processes = result.config.replicates
-        most = max(len(variant.samples) for variant in result.variants)
-        processes_text = (
-            "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
-        )
-        intervals = two_sided
-        if processes < MINIMUM_PROCESSES:
-            intervals = f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
-        notes.append(f"{max(samples)} interleaved rounds, {processes_text} per variant, {intervals}.")
-    elif samples:
+    if samples := sampling_text(result):
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-        notes.append(f"Measured in blocks ({result.schedule.reason}), {two_sided}.{drift}")
-    if samples:
+        notes.append(f"{samples}.{drift}")
         sessions = len(result.sessions)
         where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
         rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
@@ -215,9 +227,12 @@ def _rounds_note(result: StudyResult) -> str:
     causes = {
         "waiting for a core": counts.waited,
         "time that the hypervisor gave to other machines": counts.stolen,
+        "time outside the worker's clock": counts.unaccounted,
         "other processes on the GPU": counts.on_gpu,
     }
-    named = [f"{cause} up to {100 * share:.0f} %" for cause, share in causes.items() if share > limit]
+    # Several causes together may exceed the limit that none of them does alone.
+    least = limit if max(causes.values()) > limit else 0.0
+    named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
     uses = [
         f"{number} {use}"
         for number, use in (

@@ -9,8 +9,9 @@ import pytest
 from sdopt.report.embedded import embed
 from sdopt.report.rows import rows_of
 from sdopt.results.files import write_result
-from sdopt.results.records import StudyResult
+from sdopt.results.records import Schedule, StudyResult
 from tests.command import ROOT, Finished, sdopt
+from tests.records import reconfigure
 from tests.report.test_table import twice_compared
 
 END = "<!-- sdopt:end -->"
@@ -45,6 +46,16 @@ def test_each_row_has_the_scores_of_its_own_comparison(page: Path, result: Study
     text = embed(page)
     assert re.search(r"^\| bfloat16 \|.*\| 40 \|", text, re.MULTILINE)
     assert re.search(r"^\| bfloat16 against batches of four \|.*\| 20 \|", text, re.MULTILINE)
+
+
+def test_the_sampling_is_that_of_the_notes(page: Path, result: StudyResult) -> None:
+    result.schedule = Schedule("blocks", "memory")
+    reconfigure(result, "protocol", replicates=2)
+    write_result(result, page.parent / "run")
+    page.write_text(f"{page.read_text()}<!-- sdopt:plot run -->\n{END}\n")
+    text = embed(page)
+    assert "- Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals" in text
+    assert "![shared: speed-up of each variant](run/plot.png)" in text
 
 
 def test_the_command_writes_and_checks(page: Path) -> None:

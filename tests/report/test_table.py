@@ -11,7 +11,7 @@ from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import markdown_table, sweep_markdown
 from sdopt.report.rows import quality_heading, quality_rows, rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
-from sdopt.results.records import Comparison, Evidence, Interval, Score, Status, StudyResult
+from sdopt.results.records import Comparison, Evidence, Interval, Schedule, Score, Status, StudyResult
 from sdopt.tracking.projection import study_tags
 from tests.records import reconfigure
 
@@ -237,10 +237,16 @@ class TestQuality:
 
     def test_a_comparison_with_another_reference_has_a_row_that_names_it(self, result: StudyResult) -> None:
         twice_compared(result)
-        shown = dict(quality_rows(result, ["psnr_db"]))
+        shown = {row[0]: row[1] for row in quality_rows(result, ["psnr_db"])}
         assert shown["bfloat16"] == "40"
         assert shown["bfloat16 against batches of four"] == "20"
 
     def test_two_processes_have_no_intervals(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", replicates=2)
         assert "no intervals: protocol.replicates=3 would give some" in markdown_table(result)
+        result.schedule = Schedule("blocks", "memory")
+        note = (
+            "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals: protocol.replicates=3"
+        )
+        assert note in markdown_table(result)
+        assert "two-sided 95 %" not in markdown_table(result)

@@ -25,6 +25,7 @@ from sdopt.report.rows import (
     Row,
     answer_cells,
     effect_cells,
+    intervals_text,
     notes_of,
     quality_columns,
     quality_heading,
@@ -266,7 +267,7 @@ def _method(result: StudyResult) -> Section:
         ("baseline", result.baseline),
         ("rounds", f"{protocol.rounds} of each process, {result.schedule.kind}"),
         ("processes", f"{result.config.replicates} per variant"),
-        ("intervals", f"two-sided, {100 * result.confidence:g} %"),
+        ("intervals", intervals_text(result)),
         ("gate", result.gate or "none"),
         ("study id", result.id),
     ]
