@@ -45,8 +45,8 @@ class OptionAnswer:
         variant: the candidate of the comparison.
         reference: the variant that it is compared with.
         worth: the verdict.
-        ratios: the table's ratios by measure (`speedup`, `memory_ratio`), with the shape's name if there are several
-            (`speedup/512x512b1`); inverted if the candidate leaves the option out.
+        ratios: those that options may claim, by measure (`speedup`, `memory_ratio`), with the shape's name if there are
+            several (`speedup/512x512b1`); inverted if the candidate leaves the option out.
         gains: the names of those that show a gain: by the gate, if it names any, else by their intervals.
         images: the state of the images: `images equal`, `images not judged`, …
         because: the reason, in a few words.
@@ -117,6 +117,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         with_shape(name, at.shape.name if row.further else ""): _inverted(ratio) if left_out else ratio
         for at in row.shapes
         for name, ratio in at.ratios.items()
+        if ratio.measure.claim
     }
     judged = None if left_out else row.judgement
     # The gate tests claims together; a gain that an option does not claim shows in its interval alone.

@@ -12,7 +12,7 @@ import numpy as np
 
 from sdopt.analysis.break_even import uncounted
 from sdopt.analysis.disturbance import shares
-from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, smallest_change, with_shape
+from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.analysis.ratios import exceeds, latency
 from sdopt.hardware.cards import peak_of
 from sdopt.results.records import (
@@ -172,7 +172,7 @@ class Figures:
     headline_memory: tuple[str, float] | None
     """The figure from which memory ratios are computed, with its name."""
     ratios: dict[str, Ratio]
-    """By measure (`speedup`, `memory_ratio`)."""
+    """By measure (`speedup`, `memory_ratio`, `tail_ratio`)."""
     scores: dict[str, Score]
     """The variant's own quality metrics, and the distances to the reference's images."""
     judgement: Judgement | None
@@ -424,7 +424,7 @@ def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
     gate, reference = result.config.gate, result.variant(comparison.reference)
     return {
         name: Ratio(measure, interval, measure.floor(result, comparison), *smallest_change(measure, gate, reference))
-        for name, measure in MEASURES.items()
+        for name, measure in RULED.items()
         if (interval := measure.recorded(comparison)) is not None
     }
 

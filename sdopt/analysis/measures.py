@@ -21,7 +21,7 @@ class Measure:
     """A ratio of a candidate and its reference.
 
     Attributes:
-        name: its name in rules, trackers and tables; for a measure that options claim, also the field of `Comparison`.
+        name: its name in rules, trackers and tables, and the field of `Comparison`.
         claim: the claim (`Optimization.claims`) of an option that should improve it; "" if options cannot claim it.
         higher_is_better: whether a ratio above 1 is a gain.
         better: a gain in words.
@@ -79,7 +79,7 @@ TAIL_RATIO = Measure(
 )
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
-"""The measures that a gate's rules may name besides quality metrics, by name."""
+"""All measures, by name: a gate's rules may name them besides quality metrics."""
 
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:

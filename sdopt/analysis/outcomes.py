@@ -114,6 +114,7 @@ def _figures_text(row: Figures) -> str:
     figures = [
         f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio.text}"
         for ratio in row.ratios.values()
+        if ratio.measure.claim
     ]
     return f" ({', '.join(figures)})" if figures else ""
 

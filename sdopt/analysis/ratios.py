@@ -265,11 +265,13 @@ def compare(result: StudyResult) -> None:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
         for shape_index, ratios in enumerate(comparison.shapes):
-            ratios.speedup = ratios.memory_ratio = ratios.floor = None
+            ratios.speedup = ratios.memory_ratio = ratios.tail_ratio = ratios.floor = None
             if compared:
                 mine, other = candidate.at(shape_index), reference.at(shape_index)
                 ratios.speedup = speedup(mine, other, result.confidence)
                 ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
+                tail = log_tail(mine, other)
+                ratios.tail_ratio = tail.interval(result.confidence) if tail else None
                 if control and ratios.speedup is not None:
                     sessions = {m.session for found in paired(mine, other).values() for m, _ in found}
                     ratios.floor = floor(control.at(shape_index), baseline.at(shape_index), sessions)

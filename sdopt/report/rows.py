@@ -9,7 +9,7 @@ from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
 from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, floor_range, ratio_text
 from sdopt.analysis.gpu import gpu_notes
-from sdopt.analysis.measures import MEMORY_RATIO
+from sdopt.analysis.measures import MEMORY_RATIO, TAIL_RATIO
 from sdopt.analysis.precision import kept_going
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
@@ -100,6 +100,7 @@ def notes_of(result: StudyResult) -> list[str]:
         *_floor_notes(result),
         *_sampling_notes(result),
         *_start_notes(result),
+        *_tail_notes(result),
         *_memory_notes(result),
         *(f"Doubtful: {doubt}." for doubt in doubts_of(result)),
         *_card_notes(result),
@@ -268,6 +269,17 @@ def _start_notes(result: StudyResult) -> list[str]:
         if (start := start_of(row)) and row.variant.role != "control"
     ]
     return [f"Start: {'; '.join(starts)}."] if starts else []
+
+
+def _tail_notes(result: StudyResult) -> list[str]:
+    """Returns a note on largest calls that are shown to differ from those of the reference, at any shape."""
+    shown = [
+        f"{compared(result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
+        for row in figures_of(result)
+        for at in row.shapes
+        if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and row.variant.role != "control"
+    ]
+    return [f"Largest call of a process, over that of the reference's: {'; '.join(shown)}."] if shown else []
 
 
 def _memory_notes(result: StudyResult) -> list[str]:

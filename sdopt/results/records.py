@@ -532,11 +532,13 @@ class ShapeRatios:
     """How two variants compare at one shape.
 
     `speedup` is time of the reference over time of the candidate; `memory_ratio` is memory of the candidate over that
-    of the reference. `floor` is the ratio by which two identical workers differed: a claim must exceed it.
+    of the reference, and `tail_ratio` the largest call of a process over that of the reference's. `floor` is the ratio
+    by which the speed of two identical workers differed: a claim must exceed it.
     """
 
     speedup: Interval | None = None
     memory_ratio: Interval | None = None
+    tail_ratio: Interval | None = None
     floor: float | None = None
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_figures, ratio_text
-from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, SPEEDUP
+from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
+from sdopt.analysis.ratios import compare
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.outcome import Outcome
-from sdopt.report.rows import rows_of, seconds_text
+from sdopt.report.rows import notes_of, rows_of, seconds_text
 from sdopt.results.records import Interval, Judgement, Status, StudyResult, Verdict
 from sdopt.tracking.projection import logged_metrics
 from tests.records import reconfigure
@@ -95,8 +96,24 @@ class TestOneFigureEverywhere:
         assert passed == 0, "the run of a variant is about all its comparisons"
 
     def test_every_measure_is_a_field_of_a_comparison(self, result: StudyResult) -> None:
-        for name, measure in MEASURES.items():
+        for name, measure in RULED.items():
             assert measure.recorded(result.comparisons[0]) is getattr(result.comparisons[0], name)
+
+    def test_largest_calls(self, result: StudyResult) -> None:
+        """A slow call in each process moves no median, and a gate fails it: it is shown where other ratios are."""
+        for variant in result.variants:
+            for measured in variant.measurements:
+                slow = [0.3] if variant.name == "bfloat16" else [0.1]
+                measured.latency_s = [0.1] * (len(measured.latency_s) - 1) + slow
+                measured.left_out = []
+        compare(result)
+        edge = result.comparisons[0]
+        assert edge.tail_ratio is not None
+        assert edge.tail_ratio.estimate == pytest.approx(3.0)
+        assert flat_figures(result, result.variant("bfloat16"))["tail_ratio"] == edge.tail_ratio.estimate
+        assert to_dataframe(result).set_index("variant").loc["bfloat16", "tail_ratio"] == edge.tail_ratio.estimate
+        [note] = [note for note in notes_of(result) if note.startswith("Largest call")]
+        assert note.endswith(f", over that of the reference's: bfloat16 {ratio_text(edge.tail_ratio)}.")
 
 
 class TestDataFrame:
