@@ -13,7 +13,7 @@ import numpy as np
 from sdopt.analysis.break_even import uncounted
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
-from sdopt.analysis.ratios import exceeds, latency
+from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib
 from sdopt.hardware.cards import peak_of
 from sdopt.results.records import (
     BreakEven,
@@ -168,9 +168,11 @@ class Figures:
     processes_needed: int | None
     """How many processes the speed-ups need, in a study with `protocol.precision`."""
     memory_gib: dict[str, float]
-    """The largest of all processes: `peak_process`, `peak_allocated`, …"""
+    """By name (`peak_process`, `peak_allocated`, …): `headline_memory`, and the largest of all processes of others."""
     headline_memory: tuple[str, float] | None
-    """The figure from which memory ratios are computed, with its name."""
+    """The peak from which memory ratios are computed, with its name: the geometric mean of the processes."""
+    largest_memory_gib: float | None
+    """The same peak in the process that needs most: what limits are compared with."""
     ratios: dict[str, Ratio]
     """By measure (`speedup`, `memory_ratio`, `tail_ratio`)."""
     scores: dict[str, Score]
@@ -318,6 +320,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
     images = variant.config.images_per_call
     price = variant.config.hardware.price_per_hour
     measured = variant.measurements
+    memory = _headline_memory(variant)
     energy = _mean(joules for measurement in measured for joules in measurement.energy_j)
     return Figures(
         shape=variant.config.shapes[0],
@@ -335,8 +338,9 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         compute=_compute(result, variant, images / time.estimate) if time else None,
         disturbance=_disturbance(variant),
         processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
-        memory_gib=_memory(variant),
-        headline_memory=max((m.peak for m in measured if m.peak), key=lambda found: found[1], default=None),
+        memory_gib=_memory(variant) | ({memory[0].removesuffix("_gib"): memory[1]} if memory else {}),
+        headline_memory=memory,
+        largest_memory_gib=max((m.peak[1] for m in measured if m.peak), default=None),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),
         judgement=_judgement(result, comparison) if comparison else None,
@@ -402,6 +406,12 @@ def _disturbance(variant: VariantResult) -> Disturbance | None:
         switched_out=sum(call.switched_out for call in calls),
         cpu_mhz=_median(call.cpu_mhz for call in calls),
     )
+
+
+def _headline_memory(variant: VariantResult) -> tuple[str, float] | None:
+    name = next((measurement.peak[0] for measurement in variant.measurements if measurement.peak), None)
+    peak = peak_memory_gib(variant)
+    return None if name is None or peak is None else (name, peak)
 
 
 def _memory(variant: VariantResult) -> dict[str, float]:

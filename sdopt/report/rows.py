@@ -72,12 +72,17 @@ def seconds_text(interval: Interval) -> str:
     return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
 
 
+def gib_text(gib: float) -> str:
+    """Writes an amount of memory, in MiB below one GiB."""
+    return f"{1024 * gib:.0f} MiB" if gib < 1 else f"{gib:.2f} GiB"
+
+
 def memory_text(figures: Figures) -> str:
     """Writes the peak of memory, with its ratio; "" if it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
-    return f"{figures.headline_memory[1]:.2f} GiB" + (f" ({ratio.interval.estimate:.2f}×)" if ratio else "")
+    return gib_text(figures.headline_memory[1]) + (f" ({ratio.interval.estimate:.2f}×)" if ratio else "")
 
 
 def _explanation(result: StudyResult, figures: Figures) -> str:
@@ -289,7 +294,7 @@ def _memory_notes(result: StudyResult) -> list[str]:
         "peak_process_gib": "peak resident set of the process and its child processes during a call, minus that "
         "before loading",
     }
-    return [f"Memory: {memory[name]}." for name in sorted(names)]
+    return [f"Memory: {memory[name]}; the geometric mean of a variant's processes." for name in sorted(names)]
 
 
 def _card_notes(result: StudyResult) -> list[str]:

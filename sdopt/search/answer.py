@@ -12,6 +12,7 @@ from sdopt.analysis.break_even import start_text
 from sdopt.analysis.figures import figures_of, ratio_text
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
+from sdopt.report.rows import gib_text
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Gate
@@ -214,7 +215,7 @@ def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:
         ("fate", lambda entry: f"{entry.fate}{', on the front' if entry.on_front else ''}"),
         ("speed-up", _speedup),
         ("latency", lambda entry: "" if entry.latency_s is None else f"{entry.latency_s:.3g} s"),
-        ("memory", lambda entry: "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB"),
+        ("memory", lambda entry: "" if entry.memory_gib is None else gib_text(entry.memory_gib)),
         (record.distance, lambda entry: "" if entry.distance is None else f"{entry.distance:.2g}"),
         ("start", _start_cost if brief else _start),
     ]

@@ -26,7 +26,7 @@ class Finding:
         losses: the value to minimise, by objective; for latency and memory, the log ratio to the baseline.
         processes: the number of processes that timed the candidate.
         latency_s: the time of one call, in seconds.
-        memory_gib: the peak memory of a process, in GiB.
+        memory_gib: the peak memory of the process that needs most, in GiB.
         distance: the distance of its images to the baseline's, in the unit of `search.distance`.
         excess: by limit, the share by which the candidate exceeds it; negative if it keeps the limit.
         out: why the candidate cannot win; "" if it may.
@@ -98,7 +98,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
     if distance is not None:
         losses["distance"] = distance
     by_prompt = [value for value in score.per_prompt if value is not None] if score else []
-    memory = row.headline_memory[1] if row.headline_memory else None
+    memory = row.largest_memory_gib
     latency = row.latency.estimate if row.latency else None
     limits = {
         "memory_gib": (memory, config.memory_gib),

@@ -15,6 +15,7 @@ from functools import cached_property
 from sdopt.config.composer import composer_of
 from sdopt.gate.rule_checks import decidable
 from sdopt.optimizations.base import Contract
+from sdopt.report.rows import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate
@@ -148,7 +149,7 @@ class Search:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
-            "" if finding.memory_gib is None else f"{finding.memory_gib:.2f} GiB",
+            "" if finding.memory_gib is None else gib_text(finding.memory_gib),
             "" if finding.distance is None else f"{self.config.distance} {finding.distance:.2g}",
             f"start +{finding.start_said}" if finding.start_said else "",
         ]

@@ -6,11 +6,12 @@ import pytest
 
 from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_figures, ratio_text
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
+from sdopt.analysis.noise import noise_of
 from sdopt.analysis.ratios import compare
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.outcome import Outcome
 from sdopt.report.rows import notes_of, rows_of, seconds_text
-from sdopt.results.records import Interval, Judgement, Status, StudyResult, Verdict
+from sdopt.results.records import Interval, Judgement, Memory, Status, StudyResult, Verdict
 from sdopt.tracking.projection import logged_metrics
 from tests.records import reconfigure
 
@@ -81,6 +82,24 @@ class TestOneFigureEverywhere:
         headline = figures_by_variant(result)[edge.candidate].headline_memory
         assert headline is not None
         assert flat[f"memory/{headline[0]}"] == headline[1]
+
+    def test_memory_is_the_amount_of_which_the_ratio_is_made(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        for name, peaks in (("baseline", (0.5, 0.5, 0.5)), (edge.candidate, (0.25, 0.5, 1.0))):
+            for measured, peak in zip(result.variant(name).measurements, peaks, strict=True):
+                measured.memory, measured.memory_after = Memory(0.0, 0.1), Memory(0.0, peak)
+        compare(result)
+        rows = figures_by_variant(result)
+        amounts = [found[1] for name in ("baseline", edge.candidate) if (found := rows[name].headline_memory)]
+        assert amounts == pytest.approx([0.5, 0.5])
+        assert edge.memory_ratio is not None
+        assert amounts[1] / amounts[0] == pytest.approx(edge.memory_ratio.estimate)
+        assert [row.memory for row in rows_of(result)][:2] == ["512 MiB", "512 MiB (1.00×)"]
+        assert rows[edge.candidate].largest_memory_gib == 1.0, "a limit is kept by every process or not at all"
+        result.variants = result.variants[:2]
+        noise = noise_of(result)
+        assert noise is not None
+        assert noise.memory == pytest.approx(3.0), "of the larger peak of each process, as everywhere"
 
     def test_verdict_of_each_comparison(self, result: StudyResult) -> None:
         edge = result.comparisons[0]

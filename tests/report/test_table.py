@@ -88,7 +88,7 @@ class TestRows:
         row = rows_of(result)[1]
         assert row.speedup == "1.50× [1.25, 1.75]"
         assert re.fullmatch(r"[\d.]+ m?s \[[\d.]+, [\d.]+\]", row.latency)
-        assert re.fullmatch(r"[\d.]+ GiB \([\d.]+×\)", row.memory)
+        assert re.fullmatch(r"\d+ MiB \([\d.]+×\)", row.memory)
 
     @pytest.mark.parametrize(("estimate", "marked"), [(1.05, True), (0.96, True), (1.2, False), (0.8, False)])
     def test_what_is_within_the_floor_is_marked(self, result: StudyResult, estimate: float, marked: bool) -> None:
@@ -139,7 +139,7 @@ class TestTerminal:
         assert max(map(len, text.splitlines())) <= 80
         assert "memory" in text.splitlines()[3]
         row = next(line for line in text.splitlines() if line.startswith("  + memory=vae_slicing"))
-        assert "GiB" in row
+        assert "MiB" in row
         assert "\n   against baseline " in text
         assert "\n   against + " in text
 

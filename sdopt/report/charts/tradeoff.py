@@ -23,7 +23,7 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import known_family, metric_text, quality_columns, quality_heading, seconds_text
+from sdopt.report.rows import gib_text, known_family, metric_text, quality_columns, quality_heading, seconds_text
 from sdopt.results.records import StudyResult
 
 _BASELINE = "baseline"
@@ -105,7 +105,7 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
             "speed": speed,
             "kind": kind,
             "memory": memory,
-            "memory_text": "" if memory is None else f"{memory:.2f} GiB",
+            "memory_text": "" if memory is None else gib_text(memory),
             "speed_text": row.speedup.text if row.speedup else "",
             "latency": seconds_text(row.latency) if row.latency else "",
             "loss_text": _loss_text(row, metric, is_baseline),
@@ -187,13 +187,15 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
               "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
     shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
     largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
+    in_mib = largest < 1
     size: Spec = {
         "field": "memory",
         "type": "quantitative",
-        "title": "memory (GiB)",
+        "title": f"memory ({'MiB' if in_mib else 'GiB'})",
         "scale": {"domain": [0, largest], "range": [0, 700]},
-        "legend": {"values": [round(largest * share, 2) for share in (0.25, 0.5, 1)], "symbolFillColor": GREY,
-                   "symbolStrokeColor": GREY, "format": ".2f"},
+        "legend": {"values": [round(largest * share, 5) for share in (0.25, 0.5, 1)], "symbolFillColor": GREY,
+                   "symbolStrokeColor": GREY,
+                   "labelExpr": f"format(datum.value * {1024 if in_mib else 1}, '{'.0f' if in_mib else '.2f'}')"},
     }  # fmt: skip
     front = _front(points, bool(x["scale"]["reverse"]), relative)
     return {

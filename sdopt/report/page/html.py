@@ -94,7 +94,7 @@ def _environment() -> Environment:
     return environment
 
 
-_FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|GiB|GB|dB|TFLOP/s))?)(?: ([\[(].*))?")
+_FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|MiB|GiB|GB|dB|TFLOP/s))?)(?: ([\[(].*))?")
 
 
 def _figure(text: str) -> tuple[str, str, str]:
