@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from sdopt.errors import UsageError
 from sdopt.schema import (
     CHOICES,
     WORK,
@@ -757,11 +758,12 @@ class StudyResult:
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
     def variant(self, name: str) -> VariantResult:
-        """Returns the variant of a name. Raises KeyError if there is none."""
+        """Returns the variant of a name. Raises UsageError if there is none."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        raise KeyError(name)
+        names = ", ".join(variant.name for variant in self.variants)
+        raise UsageError(f"variant={name}: not in the study; choose one of {names}")
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -153,8 +153,8 @@ class TestVersion1:
 
 
 def test_no_variant_of_that_name(result: StudyResult) -> None:
-    with pytest.raises(KeyError, match="nobody"):
-        result.variant("nobody")
+    with pytest.raises(UsageError, match="variant=bf16: not in the study; choose one of baseline, bfloat16, "):
+        result.variant("bf16")
 
 
 @pytest.fixture
