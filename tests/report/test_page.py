@@ -142,6 +142,12 @@ class TestOrder:
             cells = [text(cell) for cell in row]
             assert (cells[0], cells[2], cells[3], cells[5]) == (said.variant, said.latency, said.speedup, said.memory)
 
+    def test_the_command_that_measures_a_peak_rate_is_one_that_works(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
+        written = html_page(study_page(full, finished.folder)).decode()
+        assert "sdopt doctor --save my_conf/hardware/mine.yaml" in written
+
 
 class TestClosed:
     def test_nothing_is_fetched(self, full: StudyResult, finished: Finished) -> None:
