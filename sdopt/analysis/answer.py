@@ -10,11 +10,10 @@ from enum import StrEnum
 
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
-from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
+from sdopt.results.records import Judgement, Payoff, Ruling, Status, StudyResult, VariantResult, Verdict
 
 
 class Worth(StrEnum):
@@ -270,26 +269,27 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], gains: Sequence[str]) 
     because = _reasons([ruling for ruling in judged.rulings if ruling.verdict is judged.verdict])
     if judged.verdict is Verdict.FAIL:
         failed = [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
-        if all(ruling.reason.startswith(NO_BENEFIT) for ruling in failed):
+        if all(ruling.payoff is Payoff.NO_BENEFIT for ruling in failed):
             return Worth.NO_BENEFIT, because
         return Worth.HARMFUL, because
     if judged.verdict is not Verdict.PASS:
         return Worth.UNPROVEN, because
     if gains:
         return Worth.WORTH_IT, f"{_in_words(ratios, gains)}; the gate passes it"
-    if any(ruling.reason.startswith(PAYS) for ruling in judged.rulings):
+    if any(ruling.payoff is Payoff.PAYS for ruling in judged.rulings):
         return Worth.WORTH_IT, "the gate passes it"
     return Worth.UNPROVEN, "the gate passes it, but no gain is shown"
 
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
     """Returns the reasons of rulings, each once, without a first word that repeats the verdict beside them."""
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling.reason)))) for ruling in rulings))
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling)))) for ruling in rulings))
 
 
-def _bare(reason: str) -> str:
-    word, _, rest = reason.partition(": ")
-    return rest if word in (HARM, NO_BENEFIT, Worth.UNPROVEN) else reason
+def _bare(ruling: Ruling) -> str:
+    # Results of earlier versions may begin with the answer's own word.
+    word = Worth.UNPROVEN if ruling.payoff is None else ruling.payoff
+    return ruling.reason.removeprefix(f"{word}: ")
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:

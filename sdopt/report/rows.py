@@ -14,7 +14,7 @@ from sdopt.analysis.precision import kept_going
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import Family, family_of
-from sdopt.results.records import Effect, Interval, Score, Status, StudyResult
+from sdopt.results.records import BreakEven, Effect, Interval, Score, Status, StudyResult
 from sdopt.study.designs import difference
 
 
@@ -253,14 +253,13 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
-def start_of(row: Figures) -> tuple[str, str, str] | None:
+def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
     """Returns in words a variant's extra time at the start, when it is spent, and after how many images it is repaid.
 
     Returns:
         such as "31.2 s", "before the first image" and "repaid after 310 images"; None if the time is no more than a
         call of the reference, or was not measured.
     """
-    level = row.break_even
     if level is None or not level.is_slower:
         return None
     return seconds_text(Interval(level.extra_s)), start_text(level), break_even_text(level)
@@ -271,7 +270,7 @@ def _start_notes(result: StudyResult) -> list[str]:
     starts = [
         f"{row.variant.name} {start[0]} more than {row.reference} {start[1]}, {start[2]}"
         for row in figures_of(result)
-        if (start := start_of(row)) and row.variant.role != "control"
+        if (start := start_words(row.break_even)) and row.variant.role != "control"
     ]
     return [f"Start: {'; '.join(starts)}."] if starts else []
 

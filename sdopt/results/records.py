@@ -584,6 +584,17 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
+class Payoff(StrEnum):
+    """What a gate found of an option's claims of a gain; its reason begins with the same word."""
+
+    PAYS = "it pays"
+    """A gain holds together with all other claims of the study."""
+    HARM = "harm"
+    """The option harms a measure that it claims to improve."""
+    NO_BENEFIT = "no benefit"
+    """It does no harm, and every gain that counts is excluded."""
+
+
 @dataclass
 class Ruling:
     """One rule applied to one comparison. `low` and `high` are one-sided bounds, each at the rule's confidence."""
@@ -596,6 +607,8 @@ class Ruling:
     low: float | None = None
     high: float | None = None
     margin: float | None = None
+    payoff: Payoff | None = None
+    """Of the rule that an option must pay; None for other rules, and where its claims are open."""
 
 
 @dataclass

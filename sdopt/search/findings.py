@@ -9,7 +9,6 @@ from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.report.rows import start_of
 from sdopt.results.records import BreakEven, Ruling, Score, StudyResult, VariantResult, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
@@ -33,7 +32,6 @@ class Finding:
         spoiled: whether it is ruled out because its images break a rule of the gate.
         distances: the distance for each prompt; empty if the metric has none, or one is not finite.
         start: its extra start-up time, and when that is repaid; None if it was not measured.
-        start_said: the same in words; "" if it is negligible.
         recompiles: graphs compiled after the first call; None if nothing is compiled.
     """
 
@@ -47,7 +45,6 @@ class Finding:
     spoiled: bool = False
     distances: tuple[float, ...] = ()
     start: BreakEven | None = None
-    start_said: str = ""
     recompiles: float | None = None
 
     @property
@@ -123,7 +120,6 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
         start=row.break_even,
-        start_said=", ".join((start[0], start[2])) if (start := start_of(row)) else "",
         recompiles=row.recompiles,
     )
 

@@ -19,6 +19,7 @@ from sdopt.results.records import (
     BrokenImage,
     Interval,
     Judgement,
+    Payoff,
     Ruling,
     Score,
     ShapeRatios,
@@ -223,7 +224,7 @@ class TestWithAGate:
         timed(study, 1.21, 1.08, 1.35)
         rulings = [
             Ruling("at_most", "mse", Verdict.PASS, "small"),
-            Ruling("must pay", "", verdict, reason),
+            Ruling("must pay", "", verdict, reason, payoff=next((p for p in Payoff if reason.startswith(p)), None)),
         ]
         study.gate = "default"
         study.judgements = [
