@@ -14,7 +14,7 @@ from sdopt.analysis.precision import kept_going
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import Family, family_of
-from sdopt.results.records import BreakEven, Effect, Interval, Score, Status, StudyResult
+from sdopt.results.records import BreakEven, Effect, Interval, Status, StudyResult
 from sdopt.study.designs import difference
 
 
@@ -354,15 +354,19 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 BROKEN = "broken"
 """The column that counts broken images."""
 
-FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", BROKEN)
-"""Prefixes of the metrics that the terminal and the page show; MLflow and `result.json` have them all."""
-
 
 def quality_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that some variant has. The PSNR stands for the squared error, from which it is computed."""
     names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
     shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
     return [*shown, BROKEN] if shown else []
+
+
+def headline_columns(result: StudyResult) -> list[str]:
+    """Returns the metrics that the terminal and the page show, and the count of broken images if there are any."""
+    broken = any(variant.trips for variant in result.variants)
+    columns = {name: known_family(name) for name in quality_columns(result)}
+    return [name for name, family in columns.items() if (broken if name == BROKEN else family and family.headline)]
 
 
 def quality_heading(name: str) -> str:
@@ -412,11 +416,10 @@ def metric_text(figures: Figures, name: str) -> str:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""
     if score is None:
         return ""
-    return "same" if name == "psnr_db" and score.estimate is None else _score(score)
-
-
-def _score(score: Score) -> str:
-    return "?" if score.estimate is None else f"{score.estimate:.3g}"
+    if score.estimate is not None:
+        return f"{score.estimate:.3g}"
+    family = known_family(name)
+    return (family.equal_text if family else "") or "?"
 
 
 EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")

@@ -124,10 +124,10 @@ def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
     """Returns the value of a metric; infinity if the images are equal and the metric has no figure for that."""
     family, score = family_of(metric), row.scores.get(metric)
     if is_baseline and family.needs_pair:
-        return math.inf if metric == "psnr_db" else 1.0 if family.higher_is_better else 0.0
+        return math.inf if family.equal_text else 1.0 if family.higher_is_better else 0.0
     if score is None:
         return None
-    return math.inf if score.estimate is None and metric == "psnr_db" else score.estimate
+    return math.inf if score.estimate is None and family.equal_text else score.estimate
 
 
 def _loss_text(row: Figures, metric: str, is_baseline: bool) -> str:

@@ -18,16 +18,14 @@ from sdopt.report.page.gallery import gallery_of, has_images
 from sdopt.report.published import claims_table
 from sdopt.report.rows import (
     ANSWER_HEADINGS,
-    BROKEN,
     EFFECT_HEADINGS,
-    FIRST_METRICS,
     SWEEP_NOTE,
     Row,
     answer_cells,
     effect_cells,
+    headline_columns,
     intervals_text,
     notes_of,
-    quality_columns,
     quality_heading,
     quality_notes,
     quality_rows,
@@ -125,10 +123,7 @@ def _results(result: StudyResult) -> Section:
         caption = "Each dot is a speed-up, with its interval. The band is what two baselines differed by."
         shown_first = not result.effects and result.design != "cumulative"
         blocks.append(Chart([("", plot)], caption, file="plot.png" if shown_first else ""))
-    columns = [name for name in quality_columns(result) if name.startswith(FIRST_METRICS)]
-    if not any(variant.trips for variant in result.variants):
-        columns = [name for name in columns if name != BROKEN]
-    if columns:
+    if columns := headline_columns(result):
         blocks.append(Table(("images", *map(quality_heading, columns)), quality_rows(result, columns)))
         blocks.append(Notes(quality_notes(columns)))
     if result.judgements:
