@@ -262,6 +262,20 @@ class TestGallery:
         assert [picture.caption for picture in gallery.prompts[-1].variants] == ["same", "same"]
         assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
 
+    def test_an_image_that_equals_its_reference_is_not_shown_as_the_baselines(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
+        half, four = full.comparisons[:2]
+        four.reference, four.quality["mse"] = half.candidate, Score(0.0, [0.0] * 4)
+        gallery = gallery_of(full, finished.folder, 10**9)
+        assert gallery is not None
+        for row in gallery.prompts:
+            picture = next(picture for picture in row.variants if picture.variant == four.candidate)
+            assert picture.caption == "same against bfloat16"
+            place = next(n for n, record in enumerate(full.variant("baseline").images) if record.prompt == row.prompt)
+            paths = [finished.folder / full.variant(name).images[place].path for name in ("baseline", four.candidate)]
+            assert (picture.uri == "") is (paths[0].read_bytes() == paths[1].read_bytes())
+
     def test_a_broken_image_is_marked(self, full: StudyResult, finished: Finished) -> None:
         variant = full.variant("bfloat16")
         variant.trips = [BrokenImage("black", variant.images[2].path, "all of it")]

@@ -23,7 +23,15 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import gib_text, known_family, metric_text, quality_columns, quality_heading, seconds_text
+from sdopt.report.rows import (
+    compared,
+    gib_text,
+    known_family,
+    metric_text,
+    quality_columns,
+    quality_heading,
+    seconds_text,
+)
 from sdopt.results.records import StudyResult
 
 _BASELINE = "baseline"
@@ -98,9 +106,9 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
         memory = row.headline_memory[1] if row.headline_memory else None
         points.append({
             "number": number,
-            "name": row.variant.name,
-            "aria_text": f"{number} {row.variant.name}: {kind}",
-            "label": row.variant.name if named else str(number),
+            "name": compared(result, row),
+            "aria_text": f"{number} {compared(result, row)}: {kind}",
+            "label": compared(result, row) if named else str(number),
             "loss": loss,
             "speed": speed,
             "kind": kind,
