@@ -278,7 +278,8 @@ class Experiment:
                     lambda name: status.update(f"quality: {escape(name)}"),
                 )
         except (EvaluationError, UsageError) as error:
-            print_problems([f"quality could not be computed: {error}"])
+            again = f"`sdopt run resume={self.folder}` computes it without measuring again"
+            print_problems([f"quality could not be computed: {error}; {again}"])
         write_at_last(result, self.folder)
 
     def judge(self, result: StudyResult) -> None:

@@ -10,8 +10,6 @@ import pytest
 import sdopt
 from tests.command import ROOT, SMALL, SMOKE
 
-LIMIT_S = 0.2
-
 
 def python(cwd: Path, code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)

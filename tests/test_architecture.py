@@ -1,6 +1,7 @@
 """The floors of `sdopt/`: a room imports only rooms below it, lazy imports and those for type checkers included."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,14 @@ def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
 def test_an_import_that_runs_upwards_is_found(path: str, source: str) -> None:
     [found] = violations(Path(path), source)
     assert path in found
+
+
+def test_the_documentation_has_the_same_floors() -> None:
+    page = (ROOT / "sdopt" / "README.md").read_text()
+    table = page.split("\n| room | what it does |\n|---|---|\n")[1].split("\n\n")[0]
+    names = [name for row in table.splitlines() for name in re.findall(r"`([\w/.]+)`", row.split("|")[1])]
+    rooms = [name.removesuffix("/").removesuffix(".py") for name in names]
+    assert rooms == [room for room in FLOORS if room != "sdopt"]
 
 
 def test_every_room_of_the_plan_is_there() -> None:

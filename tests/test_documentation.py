@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def anchors(page: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_reference_lists_its_sections_and_every_extra() -> None:
+    listed = re.findall(r"\]\(#([\w-]+)\)", HOW_TO_ADD.split("\n## ")[0])
+    sections = re.findall(r"^## (.*)$", HOW_TO_ADD, re.MULTILINE)
+    assert listed == [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in sections]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    section = HOW_TO_ADD.split("\n## Extras\n")[1].split("\n## ")[0]
+    assert not [name for name in extras if f"`{name}`" not in section]
 
 
 def test_what_to_look_at_is_there() -> None:

@@ -10,11 +10,10 @@ from enum import StrEnum
 
 from sdopt.analysis.adoption import command_of, lines_of
 from sdopt.analysis.changes import changes_of
-from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS
 from sdopt.analysis.figures import Figures, Ratio, figures_of
-from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, smallest_factor, with_shape
+from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
-from sdopt.results.records import Judgement, Ruling, Status, StudyResult, VariantResult, Verdict
+from sdopt.results.records import Judgement, Payoff, Ruling, Status, StudyResult, VariantResult, Verdict
 
 
 class Worth(StrEnum):
@@ -23,6 +22,8 @@ class Worth(StrEnum):
     WORTH_IT = "worth it"
     UNPROVEN = "unproven"
     """Neither a gain nor a harm is shown; or a gain is shown, but the images are not known to be good enough."""
+    NO_BENEFIT = "no gain"
+    """The interval excludes every gain that it claims: more processes would not show one."""
     HARMFUL = "harmful"
     BROKEN = "broken"
     """It failed, it left no evidence of taking effect, or its images are broken."""
@@ -43,8 +44,9 @@ class OptionAnswer:
         variant: the candidate of the comparison.
         reference: the variant that it is compared with.
         worth: the verdict.
-        ratios: the table's ratios by measure (`speedup`, `memory_ratio`), with the shape's name if there are several
-            (`speedup/512x512b1`); inverted if the candidate leaves the option out.
+        ratios: those that options may claim, by measure (`speedup`, `memory_ratio`), with the shape's name if there are
+            several (`speedup/512x512b1`); inverted if the candidate leaves the option out.
+        gains: the names of those that show a gain: by the gate, if it names any, else by their intervals.
         images: the state of the images: `images equal`, `images not judged`, …
         because: the reason, in a few words.
         command: the `sdopt run` command that measures the option again, against its baseline.
@@ -56,6 +58,7 @@ class OptionAnswer:
     reference: str
     worth: Worth
     ratios: dict[str, Ratio]
+    gains: tuple[str, ...]
     images: str
     because: str
     command: str
@@ -63,7 +66,7 @@ class OptionAnswer:
 
     @property
     def figure(self) -> str:
-        """The speed-up with its interval, and the memory ratio where that is the gain; "" where nothing was timed."""
+        """The speed-up with its interval, and the memory ratio where it is a gain; "" where nothing was timed."""
         return ", ".join(
             "".join(
                 (
@@ -73,7 +76,7 @@ class OptionAnswer:
                 )
             )
             for name, ratio in self.ratios.items()
-            if ratio.measure is SPEEDUP or ratio.gain > 0
+            if ratio.measure is SPEEDUP or name in self.gains
         )
 
     @property
@@ -113,11 +116,14 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         with_shape(name, at.shape.name if row.further else ""): _inverted(ratio) if left_out else ratio
         for at in row.shapes
         for name, ratio in at.ratios.items()
+        if ratio.measure.claim
     }
-    judged = None if left_out else _judgement(result, row)
+    judged = None if left_out else row.judgement
+    # The gate tests claims together; a gain that an option does not claim shows in its interval alone.
+    gains = (judged.gains if judged else []) or [name for name, ratio in ratios.items() if ratio.gain > 0]
     work = row.variant.config.incomparable_work(reference.config)
-    worth, because = _worth(result, row.variant, reference, ratios, judged)
-    if work and worth in (Worth.WORTH_IT, Worth.HARMFUL):
+    worth, because = _worth(result, row.variant, reference, ratios, gains, judged)
+    if work and worth in (Worth.WORTH_IT, Worth.NO_BENEFIT, Worth.HARMFUL):
         worth, because = Worth.UNPROVEN, f"not the same work: {', '.join(work)}"
     credit = row.comparison.credit if row.comparison else ""
     return OptionAnswer(
@@ -126,6 +132,7 @@ def _option(result: StudyResult, row: Figures, baseline: VariantResult) -> Optio
         reference=row.reference,
         worth=worth,
         ratios=ratios if row.variant.status.measured else {},
+        gains=tuple(gains),
         images=_images(row, judged),
         because=because,
         command=command_of(with_it, baseline),
@@ -146,11 +153,6 @@ def _inverted(ratio: Ratio) -> Ratio:
     return replace(ratio, interval=replace(found, estimate=1 / found.estimate, low=low, high=high))
 
 
-def _judgement(result: StudyResult, row: Figures) -> Judgement | None:
-    sides = row.variant.name, row.reference
-    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
-
-
 # --------------------------------------------------------------------------------------------------------- verdicts
 
 
@@ -159,6 +161,7 @@ def _worth(
     variant: VariantResult,
     reference: VariantResult,
     ratios: dict[str, Ratio],
+    gains: Sequence[str],
     judged: Judgement | None,
 ) -> tuple[Worth, str]:
     """Returns the verdict and its reason."""
@@ -168,16 +171,18 @@ def _worth(
         return Worth.UNPROVEN, f"its reference '{reference.name}' has the status {reference.status}"
     if (variant.choices, variant.config) == (reference.choices, reference.config):
         return Worth.UNPROVEN, REPEATS
-    smallest = {name: smallest_factor(ratio.measure, result.config.gate, reference) for name, ratio in ratios.items()}
-    shown = {name: _shown(ratio, smallest[name]) for name, ratio in ratios.items()}
     if judged is None:
         claims = _claims(variant, reference)
-        worth, because = _by_intervals(claims, ratios, shown) or (Worth.UNPROVEN, _why_unproven(ratios, smallest))
-        faster = [measure_named(name) is SPEEDUP for name, found in shown.items() if found > 0]
-        if worth is Worth.WORTH_IT and claims and all(faster) and not changes_of(result, variant, reference):
+        worth, because = (
+            _by_intervals(claims, ratios, gains)
+            or _without_benefit(claims, ratios)
+            or (Worth.UNPROVEN, _why_unproven(ratios))
+        )
+        faster = all(measure_named(name) is SPEEDUP for name in gains)
+        if worth is Worth.WORTH_IT and claims and faster and not changes_of(result, variant, reference):
             return Worth.UNPROVEN, f"{because}, but sdopt's own trace shows no change that explains it"
         return worth, because
-    return _by_gate(judged, ratios, shown)
+    return _by_gate(judged, ratios, gains)
 
 
 def _failure(variant: VariantResult) -> tuple[Worth, str] | None:
@@ -200,26 +205,9 @@ def _claims(variant: VariantResult, reference: VariantResult) -> set[str]:
     return {claim for promise in promises for claim in promise.claims}
 
 
-def _shown(ratio: Ratio, smallest: float) -> int:
-    """Returns 1 if the whole interval shows a gain that counts, -1 if it shows such a harm, and 0 for neither."""
-    low, high = _gains(ratio)
-    if low is None or high is None or ratio.within_floor:
-        return 0
-    return 1 if low > smallest else -1 if high < 1 / smallest else 0
-
-
-def _gains(ratio: Ratio) -> tuple[float | None, float | None]:
-    """Returns the bounds of a ratio, turned so that more than 1 is better."""
-    low, high = ratio.interval.low, ratio.interval.high
-    if low is None or high is None or ratio.measure.higher_is_better:
-        return low, high
-    return ratio.measure.gain(high), ratio.measure.gain(low)
-
-
-def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str] | None:
+def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], gains: Sequence[str]) -> tuple[Worth, str] | None:
     """Returns the verdict and its reason; None if neither a gain nor a harm is shown."""
-    harms = [name for name, found in shown.items() if found < 0]
-    gains = [name for name, found in shown.items() if found > 0]
+    harms = [name for name, ratio in ratios.items() if ratio.gain < 0]
     claimed = [name for name in harms if measure_named(name).claim in claims]
     if claimed or (harms and not gains):
         return Worth.HARMFUL, _in_words(ratios, claimed or harms)
@@ -229,13 +217,26 @@ def _by_intervals(claims: Collection[str], ratios: dict[str, Ratio], shown: dict
     return None
 
 
-def _why_unproven(ratios: dict[str, Ratio], smallest: dict[str, float]) -> str:
-    """Says why the speed-up is unproven, and why a gain of memory is where there is one."""
-    name = next((name for name, ratio in ratios.items() if ratio.measure is SPEEDUP), None)
-    reasons = {"speed": "it was not timed" if name is None else _why_open(ratios[name], smallest[name])}
-    for name, ratio in ratios.items():
-        if ratio.measure is not SPEEDUP and ratio.gain > 0:
-            reasons.setdefault(ratio.measure.claim, _why_open(ratio, smallest[name]))
+def _without_benefit(claims: Collection[str], ratios: dict[str, Ratio]) -> tuple[Worth, str] | None:
+    """Returns the verdict and its reason if every claimed gain is excluded, or every gain if none is claimed."""
+    claimed = [ratio for ratio in ratios.values() if not claims or ratio.measure.claim in claims]
+    # A claimed measure that was not measured leaves its gain open.
+    if not claimed or not {ratio.measure.claim for ratio in claimed} >= {*claims}:
+        return None
+    if not all(ratio.excludes_gain for ratio in claimed):
+        return None
+    keys = dict.fromkeys(ratio.key for ratio in claimed)
+    return Worth.NO_BENEFIT, f"the interval excludes a gain that counts ({', '.join(keys)})"
+
+
+def _why_unproven(ratios: dict[str, Ratio]) -> str:
+    """Says why the speed-up is unproven, and why less memory is where the estimate exceeds the A/A floor."""
+    speedup = next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None)
+    reasons = {"speed": "it was not timed" if speedup is None else _why_open(speedup)}
+    for ratio in ratios.values():
+        better = ratio.measure.gain(ratio.interval.estimate) > 1 and not ratio.within_floor
+        if ratio.measure is not SPEEDUP and better:
+            reasons.setdefault(ratio.measure.claim, _why_open(ratio))
     if len({*reasons.values()}) == 1:
         return reasons["speed"]
     return "; ".join(f"{claim}: {reason}" for claim, reason in reasons.items())
@@ -251,45 +252,44 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-def _why_open(ratio: Ratio, smallest: float) -> str:
-    low, high = _gains(ratio)
+def _why_open(ratio: Ratio) -> str:
+    low, high = ratio.gain_bounds
     if low is None or high is None:
         return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
     if ratio.floor is None:
         return "the study has no A/A floor to compare it with"
     if ratio.within_floor:
         return f"two identical baselines differed by as much ({100 * (ratio.floor - 1):.1f} %)"
-    if 1 / smallest < low and high < smallest:
-        return f"too small to count ({'gate.smallest_speedup' if ratio.measure is SPEEDUP else 'gate.smallest_memory'})"
+    if 1 / ratio.smallest < low and high < ratio.smallest:
+        return f"too small to count ({ratio.key})"
     return "its interval includes changes too small to count; more processes (protocol.replicates) would narrow it"
 
 
-def _by_gate(judged: Judgement, ratios: dict[str, Ratio], shown: dict[str, int]) -> tuple[Worth, str]:
+def _by_gate(judged: Judgement, ratios: dict[str, Ratio], gains: Sequence[str]) -> tuple[Worth, str]:
     because = _reasons([ruling for ruling in judged.rulings if ruling.verdict is judged.verdict])
     if judged.verdict is Verdict.FAIL:
         failed = [ruling for ruling in judged.rulings if ruling.verdict is Verdict.FAIL]
-        if all(ruling.reason.startswith(NO_BENEFIT) for ruling in failed):
-            return Worth.UNPROVEN, because
+        if all(ruling.payoff is Payoff.NO_BENEFIT for ruling in failed):
+            return Worth.NO_BENEFIT, because
         return Worth.HARMFUL, because
     if judged.verdict is not Verdict.PASS:
         return Worth.UNPROVEN, because
-    # The gate tests claims together; a gain that an option does not claim shows in its interval alone.
-    gains = judged.gains or [name for name, found in shown.items() if found > 0]
     if gains:
         return Worth.WORTH_IT, f"{_in_words(ratios, gains)}; the gate passes it"
-    if any(ruling.reason.startswith(PAYS) for ruling in judged.rulings):
+    if any(ruling.payoff is Payoff.PAYS for ruling in judged.rulings):
         return Worth.WORTH_IT, "the gate passes it"
     return Worth.UNPROVEN, "the gate passes it, but no gain is shown"
 
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
     """Returns the reasons of rulings, each once, without a first word that repeats the verdict beside them."""
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling.reason)))) for ruling in rulings))
+    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling)))) for ruling in rulings))
 
 
-def _bare(reason: str) -> str:
-    word, _, rest = reason.partition(": ")
-    return rest if word in (HARM, Worth.UNPROVEN) else reason
+def _bare(ruling: Ruling) -> str:
+    # Results of earlier versions may begin with the answer's own word.
+    word = Worth.UNPROVEN if ruling.payoff is None else ruling.payoff
+    return ruling.reason.removeprefix(f"{word}: ")
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:
@@ -331,6 +331,7 @@ def _sentence(options: Sequence[OptionAnswer], worth: Sequence[OptionAnswer]) ->
         figure = f": {only.figure}" if only.figure else ""
         advice = {
             Worth.UNPROVEN: f"Do not count on {only.option}{figure}, unproven",
+            Worth.NO_BENEFIT: f"Leave {only.option} off{figure}, no gain",
             Worth.HARMFUL: f"Leave {only.option} off{figure}, harmful",
             Worth.BROKEN: f"Leave {only.option} off: it is broken",
             Worth.NOT_MEASURED: f"{only.option} was not measured",

@@ -1,6 +1,7 @@
 """Computes after how many images a variant has repaid its start-up cost."""
 
 import math
+from dataclasses import replace
 
 from sdopt.results.records import BreakEven, Interval, VariantResult
 
@@ -49,6 +50,16 @@ def break_even(
     )
 
 
+def uncounted(found: BreakEven) -> BreakEven:
+    """Returns the break-even of two variants whose calls differ by no more than the A/A floor: no count is known.
+
+    A start that is no slower is repaid at once all the same.
+    """
+    if found.images == 0:
+        return found
+    return replace(found, images=None, images_low=None, images_high=None, confidence=None, within_floor=True)
+
+
 def first_image_s(variant: VariantResult) -> float | None:
     """Returns the seconds from the start of loading to the end of the first call; None where they were not measured."""
     for measurement in variant.measurements:
@@ -79,6 +90,8 @@ def start_text(found: BreakEven) -> str:
 
 def break_even_text(found: BreakEven) -> str:
     """Writes when the start is repaid, as in "after 310 images [220, 520]"."""
+    if found.within_floor:
+        return "and its calls differ by no more than the A/A floor"
     if found.images is None:
         return "never repaid: its calls are no faster"
     return f"repaid after {images_text(found, ' images')}"
@@ -86,6 +99,8 @@ def break_even_text(found: BreakEven) -> str:
 
 def images_text(found: BreakEven, unit: str = "") -> str:
     """Writes after how many images the start is repaid, with its bounds; "never" where it never is."""
+    if found.within_floor:
+        return "not known (A/A floor)"
     if found.images is None:
         return "never"
     text = f"{_count(found.images)}{unit}"

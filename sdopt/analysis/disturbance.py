@@ -58,6 +58,7 @@ class RoundCounts:
         undecided: disturbed ones that decide all the same, because there were too few clean ones.
         waited: the largest share of the processor that a worker waited for.
         stolen: the largest share that the hypervisor took.
+        unaccounted: the largest share of a call that the worker's clock left out.
         on_gpu: the largest share for which others used the GPU.
     """
 
@@ -67,6 +68,7 @@ class RoundCounts:
     undecided: int
     waited: float
     stolen: float
+    unaccounted: float
     on_gpu: float
 
 
@@ -99,5 +101,6 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
         undecided=len(disturbed - left_out),
         waited=max(call.waited for call in calls),
         stolen=max(call.stolen for call in calls),
+        unaccounted=max(call.unaccounted for call in calls),
         on_gpu=max((state.others or 0.0 for samples in measured for state in samples.gpu), default=0.0),
     )

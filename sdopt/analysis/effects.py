@@ -101,12 +101,12 @@ def _log_times(logs: Sequence[dict[int, np.ndarray]]) -> tuple[np.ndarray, str]:
 
 
 def _log_peaks(cell: VariantResult) -> list[float]:
-    """Returns the log of the peak memory of each replicate."""
+    """Returns the log of the peak memory of each replicate: a geometric mean over its sessions, as in all ratios."""
     peaks: dict[int, list[float]] = {}
     for measurement in cell.measurements:
         if measurement.peak:
             peaks.setdefault(measurement.replicate, []).append(measurement.peak[1])
-    return [float(np.log(np.mean(values))) for values in peaks.values()]
+    return [float(np.log(values).mean()) for values in peaks.values()]
 
 
 def _aliases(design: np.ndarray) -> list[list[int]]:

@@ -10,11 +10,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sdopt.analysis.break_even import uncounted
 from sdopt.analysis.disturbance import shares
-from sdopt.analysis.measures import MEASURES, SPEEDUP, Measure, with_shape
-from sdopt.analysis.ratios import exceeds, latency
+from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
+from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib
 from sdopt.hardware.cards import peak_of
-from sdopt.results.records import Comparison, Interval, Score, StudyResult, VariantResult, Verdict
+from sdopt.results.records import (
+    BreakEven,
+    Comparison,
+    Interval,
+    Judgement,
+    Score,
+    StudyResult,
+    VariantResult,
+    Verdict,
+)
 from sdopt.schema import Shape
 
 _LABELS = {"median": "p50"}
@@ -23,11 +33,21 @@ _LABELS = {"median": "p50"}
 
 @dataclass(frozen=True)
 class Ratio:
-    """How a candidate compares with its reference in one measure, and how far two baselines differed in it."""
+    """How a candidate compares with its reference in one measure.
+
+    Attributes:
+        measure: the measure.
+        interval: the ratio, with its bounds.
+        floor: the ratio, at least 1, by which two identical baselines differed; None if it is not known.
+        smallest: the smallest factor, at least 1, that counts.
+        key: the key of the configuration that sets `smallest`.
+    """
 
     measure: Measure
     interval: Interval
     floor: float | None
+    smallest: float = 1.0
+    key: str = ""
 
     @property
     def within_floor(self) -> bool:
@@ -36,11 +56,28 @@ class Ratio:
 
     @property
     def gain(self) -> int:
-        """1 for a gain, -1 for a loss; 0 where the interval includes 1 or the ratio is within the floor."""
-        low, high = self.interval.low, self.interval.high
-        if self.within_floor or (low is not None and high is not None and low <= 1 <= high):
+        """1 if the whole interval shows a gain that counts and the floor does not explain, -1 for such a harm, else 0.
+
+        Without an interval or a floor nothing is shown.
+        """
+        low, high = self.gain_bounds
+        if low is None or high is None or self.within_floor:
             return 0
-        return 1 if self.measure.gain(self.interval.estimate) > 1 else -1
+        return 1 if low > self.smallest else -1 if high < 1 / self.smallest else 0
+
+    @property
+    def gain_bounds(self) -> tuple[float | None, float | None]:
+        """The bounds, turned so that more than 1 is better; None without an interval."""
+        low, high = self.interval.low, self.interval.high
+        if low is None or high is None or self.measure.higher_is_better:
+            return low, high
+        return self.measure.gain(high), self.measure.gain(low)
+
+    @property
+    def excludes_gain(self) -> bool:
+        """Whether the whole interval lies below a gain that counts; False without an interval or a floor."""
+        _, high = self.gain_bounds
+        return high is not None and self.floor is not None and high < self.smallest
 
     @property
     def text(self) -> str:
@@ -131,15 +168,17 @@ class Figures:
     processes_needed: int | None
     """How many processes the speed-ups need, in a study with `protocol.precision`."""
     memory_gib: dict[str, float]
-    """The largest of all processes: `peak_process`, `peak_allocated`, …"""
+    """By name (`peak_process`, `peak_allocated`, …): `headline_memory`, and the largest of all processes of others."""
     headline_memory: tuple[str, float] | None
-    """The figure from which memory ratios are computed, with its name."""
+    """The peak from which memory ratios are computed, with its name: the geometric mean of the processes."""
+    largest_memory_gib: float | None
+    """The same peak in the process that needs most: what limits are compared with."""
     ratios: dict[str, Ratio]
-    """By measure (`speedup`, `memory_ratio`)."""
+    """By measure (`speedup`, `memory_ratio`, `tail_ratio`)."""
     scores: dict[str, Score]
     """The variant's own quality metrics, and the distances to the reference's images."""
-    verdicts: tuple[Verdict, ...]
-    """The gate's verdicts on the variant, one for each comparison."""
+    judgement: Judgement | None
+    """What the gate says of this comparison; None if it was not judged."""
     further: tuple["Figures", ...] = ()
     """The figures at the further shapes of the study; this object holds those at the main shape."""
 
@@ -163,9 +202,21 @@ class Figures:
         }
 
     @property
+    def verdict(self) -> Verdict | None:
+        """The gate's verdict on this comparison; None if it was not judged."""
+        return self.judgement.verdict if self.judgement else None
+
+    @property
     def speedup(self) -> Ratio | None:
         """The speed-up of this comparison, as it was recorded."""
         return self.ratios.get(SPEEDUP.name)
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """The start-up cost, and after how many images it is repaid."""
+        found = self.comparison.break_even if self.comparison else None
+        # Results of earlier versions have a count also where the speed-up is within the A/A floor.
+        return uncounted(found) if found and self.speedup and self.speedup.within_floor else found
 
     @property
     def flat_of_shape(self) -> dict[str, float | None]:
@@ -203,10 +254,9 @@ class Figures:
             **{f"stage/{name}_ms": value for name, value in self.stages_ms.items()},
             **{f"quality/{name}": score.estimate for name, score in self.scores.items()},
             "quality/tripped_images": self.variant.broken_images if scored else None,
-            "gate/passed": all(v is Verdict.PASS for v in self.verdicts) if self.verdicts else None,
+            "gate/passed": None if self.verdict is None else self.verdict is Verdict.PASS,
         }
-        level = self.comparison.break_even if self.comparison else None
-        if level is not None:
+        if (level := self.break_even) is not None:
             found |= {
                 "start/first_image_s": level.first_image_s,
                 "start/extra_s": level.extra_s,
@@ -250,6 +300,15 @@ def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
     return {variant.name: first[variant.name] for variant in result.variants}
 
 
+def floor_range(result: StudyResult) -> tuple[float, float] | None:
+    """Returns the smallest and the largest A/A floor of the comparisons; None if there is none.
+
+    They differ in a study of several sessions, because each comparison has the floor of its own sessions.
+    """
+    floors = [comparison.floor for comparison in result.comparisons if comparison.floor is not None]
+    return (min(floors), max(floors)) if floors else None
+
+
 def flat_figures(result: StudyResult, variant: VariantResult) -> dict[str, float]:
     """Returns the flat figures of one variant; ratios are those of its first comparison."""
     return figures_by_variant(result)[variant.name].flat
@@ -261,6 +320,7 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
     images = variant.config.images_per_call
     price = variant.config.hardware.price_per_hour
     measured = variant.measurements
+    memory = _headline_memory(variant)
     energy = _mean(joules for measurement in measured for joules in measurement.energy_j)
     return Figures(
         shape=variant.config.shapes[0],
@@ -278,12 +338,18 @@ def _figures(result: StudyResult, variant: VariantResult, comparison: Comparison
         compute=_compute(result, variant, images / time.estimate) if time else None,
         disturbance=_disturbance(variant),
         processes_needed=result.precision.needed.get(variant.name) if result.precision else None,
-        memory_gib=_memory(variant),
-        headline_memory=max((m.peak for m in measured if m.peak), key=lambda found: found[1], default=None),
+        memory_gib=_memory(variant) | ({memory[0].removesuffix("_gib"): memory[1]} if memory else {}),
+        headline_memory=memory,
+        largest_memory_gib=max((m.peak[1] for m in measured if m.peak), default=None),
         ratios=_ratios(result, comparison) if comparison else {},
         scores=variant.quality | (comparison.quality if comparison else {}),
-        verdicts=tuple(judgement.verdict for judgement in result.judgements if judgement.candidate == variant.name),
+        judgement=_judgement(result, comparison) if comparison else None,
     )
+
+
+def _judgement(result: StudyResult, comparison: Comparison) -> Judgement | None:
+    sides = comparison.candidate, comparison.reference
+    return next((judged for judged in result.judgements if (judged.candidate, judged.reference) == sides), None)
 
 
 def _latencies(variant: VariantResult) -> dict[str, float]:
@@ -342,6 +408,12 @@ def _disturbance(variant: VariantResult) -> Disturbance | None:
     )
 
 
+def _headline_memory(variant: VariantResult) -> tuple[str, float] | None:
+    name = next((measurement.peak[0] for measurement in variant.measurements if measurement.peak), None)
+    peak = peak_memory_gib(variant)
+    return None if name is None or peak is None else (name, peak)
+
+
 def _memory(variant: VariantResult) -> dict[str, float]:
     names = {
         "loaded_process": "process_loaded_gib",
@@ -359,9 +431,10 @@ def _memory(variant: VariantResult) -> dict[str, float]:
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
+    gate, reference = result.config.gate, result.variant(comparison.reference)
     return {
-        name: Ratio(measure, interval, measure.floor(result, comparison))
-        for name, measure in MEASURES.items()
+        name: Ratio(measure, interval, measure.floor(result, comparison), *smallest_change(measure, gate, reference))
+        for name, measure in RULED.items()
         if (interval := measure.recorded(comparison)) is not None
     }
 

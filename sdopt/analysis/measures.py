@@ -21,7 +21,7 @@ class Measure:
     """A ratio of a candidate and its reference.
 
     Attributes:
-        name: its name in rules, trackers and tables; for a measure that options claim, also the field of `Comparison`.
+        name: its name in rules, trackers and tables, and the field of `Comparison`.
         claim: the claim (`Optimization.claims`) of an option that should improve it; "" if options cannot claim it.
         higher_is_better: whether a ratio above 1 is a gain.
         better: a gain in words.
@@ -79,15 +79,23 @@ TAIL_RATIO = Measure(
 )
 
 RULED = MEASURES | {TAIL_RATIO.name: TAIL_RATIO}
-"""The measures that a gate's rules may name besides quality metrics, by name."""
+"""All measures, by name: a gate's rules may name them besides quality metrics."""
 
 
 def smallest_factor(measure: Measure, gate: Gate, reference: VariantResult) -> float:
     """Returns the smallest factor, at least 1, by which a measure must differ from that of a reference to count."""
+    return smallest_change(measure, gate, reference)[0]
+
+
+def smallest_change(measure: Measure, gate: Gate, reference: VariantResult) -> tuple[float, str]:
+    """Returns the smallest factor that counts, with the key that sets it."""
     if measure is not MEMORY_RATIO:
-        return 1 + gate.smallest_speedup
+        return 1 + gate.smallest_speedup, "gate.smallest_speedup"
     peak = peak_memory_gib(reference)
-    return 1 + max(gate.smallest_memory, gate.smallest_memory_mib / (1024 * peak) if peak else 0)
+    share = gate.smallest_memory_mib / (1024 * peak) if peak else 0.0
+    if share > gate.smallest_memory:
+        return 1 + share, "gate.smallest_memory_mib"
+    return 1 + gate.smallest_memory, "gate.smallest_memory"
 
 
 def with_shape(name: str, shape: str) -> str:

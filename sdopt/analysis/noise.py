@@ -42,7 +42,7 @@ def noise_of(result: StudyResult) -> Noise | None:
         return None
     logs = [np.log(measured.deciding_s) for measured in processes]
     within = float(np.mean([values.var(ddof=1) for values in logs]))
-    peaks = [peak for measured in processes if (peak := _peak(measured)) is not None]
+    peaks = [measured.peak[1] for measured in processes if measured.peak]
     ratios = [
         _mean_log_ratio(mine, other)
         for first, second in combinations(timed, 2)
@@ -74,8 +74,3 @@ def _mean_log_ratio(mine: Measurement, other: Measurement) -> float:
     times = [log_times(measured, in_blocks) for measured in (mine, other)]
     rounds = min(map(len, times))
     return float((times[1][:rounds] - times[0][:rounds]).mean())
-
-
-def _peak(measured: Measurement) -> float | None:
-    headline = measured.memory.headline if measured.memory else None
-    return headline[1] if headline else None

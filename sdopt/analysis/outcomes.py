@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.analysis.figures import Figures, Ratio, figures_of
+from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.gpu import LAUNCH_BOUND, busy_share
-from sdopt.analysis.measures import SPEEDUP, smallest_factor
+from sdopt.analysis.measures import SPEEDUP
 from sdopt.results.choices import as_choice, option_name
 from sdopt.results.records import Evidence, Status, StudyResult, VariantResult
 from sdopt.schema import WORK
@@ -74,7 +74,7 @@ def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
         if lacking is not None:
             yield _outcome(variant, axis, option, Standing.REFUTED, f"no evidence that it took effect: {lacking}")
         elif variant.status is Status.OK and axis == alone:
-            nothing = _nothing_gained(result, row, axis)
+            nothing = _nothing_gained(row, axis)
             shown = f"{items[0].summary}{_figures_text(row)}"
             yield _outcome(variant, axis, option, Standing.REFUTED if nothing else Standing.PROVEN, nothing or shown)
         elif variant.status is Status.OK:
@@ -99,30 +99,22 @@ def _alone(result: StudyResult, row: Figures) -> str | None:
     return axes[0] if len(axes) == 1 and axes[0] in mine and axes[0] in row.variant.promises else None
 
 
-def _nothing_gained(result: StudyResult, row: Figures, axis: str) -> str:
+def _nothing_gained(row: Figures, axis: str) -> str:
     """Says that an option has none of the gains that it claims; "" if it claims none, or may have one."""
     claims = row.variant.promises[axis].claims
     ratios = [ratio for ratio in row.ratios.values() if ratio.measure.claim in claims]
-    reference = result.variant(row.reference)
-    if not ratios or any(
-        _may_gain(ratio, smallest_factor(ratio.measure, result.config.gate, reference)) for ratio in ratios
-    ):
+    if not ratios or not all(ratio.excludes_gain for ratio in ratios):
         return ""
     shares = busy_share(row.variant)
     idle = f"; the device worked for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
     return f"took effect, but brought no gain{_figures_text(row)}{idle}"
 
 
-def _may_gain(ratio: Ratio, smallest: float) -> bool:
-    """Returns whether a gain that counts is possible; without an interval, it always is."""
-    low, high = ratio.interval.low, ratio.interval.high
-    return low is None or high is None or max(ratio.measure.gain(low), ratio.measure.gain(high)) > smallest
-
-
 def _figures_text(row: Figures) -> str:
     figures = [
         f"{'speed-up' if ratio.measure is SPEEDUP else ratio.measure.claim} {ratio.text}"
         for ratio in row.ratios.values()
+        if ratio.measure.claim
     ]
     return f" ({', '.join(figures)})" if figures else ""
 

@@ -333,8 +333,8 @@ def _measured(figures: Figures, measure: str) -> Interval | None:
     if measure != MEMORY:
         ratio = figures.ratios.get(measure)
         return ratio.interval if ratio else None
-    peak = _memory_gb(figures)
-    return None if peak is None else Interval(peak)
+    peak = figures.largest_memory_gib
+    return None if peak is None else Interval(peak * _GIB_IN_GB)
 
 
 _Reasoned = tuple[Reproduction, str]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from sdopt.analysis.break_even import break_even
+from sdopt.analysis.break_even import break_even, uncounted
 from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
 
 MINIMUM_PROCESSES = 3
@@ -281,11 +281,13 @@ def compare(result: StudyResult) -> None:
         candidate, reference = result.variant(comparison.candidate), result.variant(comparison.reference)
         compared = candidate.status.timed and reference.status.timed
         for shape_index, ratios in enumerate(comparison.shapes):
-            ratios.speedup = ratios.memory_ratio = ratios.floor = None
+            ratios.speedup = ratios.memory_ratio = ratios.tail_ratio = ratios.floor = None
             if compared:
                 mine, other = candidate.at(shape_index), reference.at(shape_index)
                 ratios.speedup = speedup(mine, other, result.confidence)
                 ratios.memory_ratio = memory_ratio(mine, other, result.confidence)
+                tail = log_tail(mine, other)
+                ratios.tail_ratio = tail.interval(result.confidence) if tail else None
                 if control and ratios.speedup is not None:
                     sessions = {m.session for found in paired(mine, other).values() for m, _ in found}
                     ratios.floor = floor(control.at(shape_index), baseline.at(shape_index), sessions)
@@ -301,7 +303,10 @@ def _explain(comparison: Comparison, result: StudyResult) -> None:
         comparison.note = "; ".join(f"{variant.name}: {variant.status}" for variant in unmeasured)
         return
     call = latency(reference, result.config.protocol.estimator, result.confidence)
-    comparison.break_even = break_even(candidate, reference, call, comparison.speedup)
+    found, speed = break_even(candidate, reference, call, comparison.speedup), comparison.speedup
+    if found and speed and (comparison.floor is None or not exceeds(speed.estimate, comparison.floor)):
+        found = uncounted(found)
+    comparison.break_even = found
     work = candidate.config.incomparable_work(reference.config)
     notes = [f"not the same work: {', '.join(work)}"] if work else []
     if comparison.speedup is None:

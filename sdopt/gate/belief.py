@@ -79,7 +79,8 @@ def _idle(result: StudyResult, candidate: VariantResult, reference: VariantResul
     if doubts:
         return unjudged("idle", "; ".join(doubts))
     if idle_uncounted(result, candidate) or idle_uncounted(result, reference):
-        return unjudged("idle", "this machine's kernel does not count what idle processes use")
+        way_out = "measure with protocol.schedule=blocks, in which none is idle beside another"
+        return unjudged("idle", f"this machine's kernel does not count what idle processes use; {way_out}")
     known = [m.idle_cpu for side in (candidate, reference) for m in side.measurements if m.idle_cpu is not None]
     if not known:
         return Ruling("idle", "", Verdict.PASS, "no process was idle while another one was timed")
@@ -91,7 +92,8 @@ def _idle(result: StudyResult, candidate: VariantResult, reference: VariantResul
 def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     found, rule = growth(candidate, reference), "memory growth"
     if found is None:
-        return unjudged(rule, "the memory of a process was not measured after two or more calls")
+        way_out = "set protocol.rounds to at least 2"
+        return unjudged(rule, f"the memory of a process was not measured after two or more calls; {way_out}")
     figures = (found.estimate, found.low, found.high, found.limit)
     if doubts := growth_doubts(candidate, reference):
         return Ruling(rule, "", Verdict.FAIL, "; ".join(doubts), *figures)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sdopt.analysis.claims import HARM, NO_BENEFIT, PAYS, holm
+from sdopt.analysis.claims import holm
 from sdopt.analysis.measures import SPEEDUP, Measure, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
-from sdopt.results.records import Ruling, Verdict
+from sdopt.results.records import Payoff, Ruling, Verdict
 
 
 class Answer(StrEnum):
@@ -169,12 +169,16 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
     reason = "; ".join(result.reason for result in results)
     answers = {result.answer for result in results}
     if Answer.HARM in answers:
-        return Ruling("must pay", "", Verdict.FAIL, f"{HARM}: {reason}")
+        return _ruling(Verdict.FAIL, Payoff.HARM, reason)
     if Answer.GAIN in answers:
         gains = {result.claim.measure for result in results if result.answer is Answer.GAIN}
         if not changes and gains == {SPEEDUP}:
             return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"{reason}; but {unexplained(changes)}")
-        return Ruling("must pay", "", Verdict.PASS, f"{PAYS}: {reason}")
+        return _ruling(Verdict.PASS, Payoff.PAYS, reason)
     if Answer.OPEN in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason)
-    return Ruling("must pay", "", Verdict.FAIL, f"{NO_BENEFIT}: {reason}")
+    return _ruling(Verdict.FAIL, Payoff.NO_BENEFIT, reason)
+
+
+def _ruling(verdict: Verdict, payoff: Payoff, reason: str) -> Ruling:
+    return Ruling("must pay", "", verdict, f"{payoff}: {reason}", payoff=payoff)

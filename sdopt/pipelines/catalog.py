@@ -14,7 +14,7 @@ _RETIRED = {"altdiffusion": "AltDiffusionPipeline"}
 
 RETIRED = (
     "which diffusers has deprecated: it no longer finds the text encoder that such a folder names, so that none can be "
-    "loaded; sdopt runs StableDiffusionPipeline and StableDiffusionXLPipeline"
+    "loaded; choose a model of StableDiffusionPipeline or StableDiffusionXLPipeline, such as model=sd15 or model=sdxl"
 )
 """Why such a model's pipeline cannot be loaded."""
 

@@ -40,6 +40,8 @@ class Family:
         least: the least number of images for a figure.
         decides_from: the least number of images for a gate to decide by it; with fewer, it is only reported.
         on_random_weights: whether it means anything for a model with random weights.
+        headline: whether the terminal and the page show it; `result.json`, `table.md` and MLflow have all metrics.
+        equal_text: what a table shows where it has no figure because the images are identical; "" if it has one.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Family:
     least: int = 1
     decides_from: int = 1
     on_random_weights: bool = False
+    headline: bool = False
+    equal_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ FAMILIES = (
     ),
     Family(
         "psnr_db", "peak signal-to-noise ratio", True, _psnr_db,
-        unit="dB", needs_pair=True, on_random_weights=True,
+        unit="dB", needs_pair=True, on_random_weights=True, headline=True, equal_text="same",
     ),
     Family("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
     Family("brightness", "mean luminance", None, _brightness),
@@ -190,16 +194,16 @@ FAMILIES = (
     ),
     Family(
         "perceptual", "distance in a network's layers", False, _perceptual,
-        over=_LAYERED, first_features=True, needs_pair=True,
+        over=_LAYERED, first_features=True, needs_pair=True, headline=True,
     ),
-    Family("lpips_alex", "LPIPS, AlexNet", False, _lpips_alex, needs_pair=True, on_request="lpips"),
+    Family("lpips_alex", "LPIPS, AlexNet", False, _lpips_alex, needs_pair=True, on_request="lpips", headline=True),
     # It also needs features of the prompts, which only a CLIP has.
-    Family("clip_score", "100 · cosine of image and prompt", True, _clip_score, over=("clip",)),
+    Family("clip_score", "100 · cosine of image and prompt", True, _clip_score, over=("clip",), headline=True),
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
     Family("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
     Family("kid", "kernel distance, cubic kernel", False, _kid, over=_ALL, least=3),
-    Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3),
+    Family("cmmd", "kernel distance, Gaussian kernel", False, _cmmd, over=_ALL, least=3, headline=True),
 )  # fmt: skip
 
 

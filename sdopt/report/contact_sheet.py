@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from sdopt.analysis.figures import figures_by_variant
-from sdopt.report.rows import metric_text, quality_heading, rows_of
+from sdopt.analysis.figures import Figures, figures_by_variant
+from sdopt.report.rows import compared, memory_text, metric_text, quality_heading, seconds_text
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult
@@ -35,8 +35,8 @@ _Row = tuple[str, Sequence[Image.Image | None]]
 def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> bytes | None:
     """Draws a PNG with a column per variant, and two rows for each of the first images: the image and its difference.
 
-    The difference is that to the baseline's image, amplified. Below each column are its figures. The A/A control is
-    left out: its images are the baseline's.
+    The difference is that to the image of the variant's reference, amplified. Below each column are its figures against
+    the same reference, that of its first comparison. The A/A control is left out: its images are the baseline's.
 
     Args:
         result: the study.
@@ -46,17 +46,22 @@ def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> byt
     Returns:
         None if no variant has images.
     """
-    columns = [variant for variant in result.variants if variant.images and variant.role != "control"]
+    columns = [
+        row for row in figures_by_variant(result).values() if row.variant.images and row.variant.role != "control"
+    ]
     if not columns:
         return None
     rows: list[_Row] = []
-    for record in columns[0].images[:prompts]:
-        images = [_opened(folder, _find(variant, record.prompt_index, record.image_index)) for variant in columns]
-        rows.append((record.prompt, [_cell(image) for image in images]))
+    for record in columns[0].variant.images[:prompts]:
+        images = {
+            column.variant.name: _opened(folder, _find(column.variant, record.prompt_index, record.image_index))
+            for column in columns
+        }
+        rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
-            differences = [None, *(_difference(image, images[0]) for image in images[1:])]
-            rows.append((f"difference, amplified {_AMPLIFIED} times", [_cell(image) for image in differences]))
-    return _draw([variant.name for variant in columns], rows, _feet(result, columns))
+            differences = [_difference(images[column.variant.name], images.get(column.reference)) for column in columns]
+            rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
+    return _draw([compared(result, column) for column in columns], rows, _feet(columns))
 
 
 def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
@@ -84,17 +89,13 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
     return _draw(["baseline", "broken"], drawn, [])
 
 
-def _feet(result: StudyResult, columns: Sequence[VariantResult]) -> list[tuple[str, list[str]]]:
+def _feet(columns: Sequence[Figures]) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
-    figures = figures_by_variant(result)
-    # For a variant with several comparisons the first one counts, as in all tables.
-    rows = {row.variant: row for row in reversed(rows_of(result))}
-    named = [variant.name for variant in columns]
     lines = [
-        ("latency", [rows[name].latency for name in named]),
-        ("speed-up", [rows[name].speedup for name in named]),
-        ("memory", [rows[name].memory for name in named]),
-        (quality_heading("psnr_db"), [metric_text(figures[name], "psnr_db") for name in named]),
+        ("latency", [seconds_text(column.latency) if column.latency else "" for column in columns]),
+        ("speed-up", [column.speedup.text if column.speedup else "" for column in columns]),
+        ("memory", [memory_text(column) for column in columns]),
+        (quality_heading("psnr_db"), [metric_text(column, "psnr_db") for column in columns]),
     ]
     return [(title, cells) for title, cells in lines if any(cells)]
 

@@ -20,7 +20,6 @@ def to_dataframe(result: StudyResult) -> "pd.DataFrame":
     import pandas as pd
 
     rows = figures_of(result)
-    verdicts = {(judged.candidate, judged.reference): str(judged.verdict) for judged in result.judgements}
     facts = [
         {
             "variant": row.variant.name,
@@ -29,7 +28,7 @@ def to_dataframe(result: StudyResult) -> "pd.DataFrame":
             "reason": row.variant.reason or None,
             "contract": row.variant.contract,
             "against": row.reference or None,
-            "verdict": verdicts.get((row.variant.name, row.reference)),
+            "verdict": None if row.verdict is None else str(row.verdict),
             **row.variant.choices,
         }
         for row in rows

@@ -9,11 +9,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sdopt.analysis.answer import answer_of
-from sdopt.analysis.figures import figures_by_variant
+from sdopt.analysis.figures import figures_of
 from sdopt.errors import UsageError
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
-from sdopt.report.rows import metric_text, quality_columns, quality_heading, rows_of, speedup_headings
+from sdopt.report.rows import (
+    compared,
+    has_intervals,
+    intervals_text,
+    metric_text,
+    quality_columns,
+    quality_heading,
+    rows_of,
+    sampling_text,
+    speedup_headings,
+)
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 
@@ -54,27 +64,22 @@ def embed(page: Path) -> str:
 
 
 def _table(result: StudyResult, folder: str) -> str:
-    """Returns the header of a study, and a row for each variant: time, memory, first quality scores, and verdict."""
-    rows, figures = rows_of(result), figures_by_variant(result)
+    """Returns the header of a study, and a row for each comparison: time, memory, first quality scores, and verdict."""
+    rows = rows_of(result)
     verdicts = {(option.variant, option.reference): option for option in answer_of(result).options}
     metrics = [name for name in quality_columns(result) if name.startswith(("psnr_db", "clip_score"))]
     speedups = speedup_headings(rows)
     cells = []
-    for row in rows:
+    for row, figures in zip(rows, figures_of(result), strict=True):
         verdict = verdicts.get((row.variant, row.reference))
         verdict_text = f"**{verdict.worth}**, {verdict.images}" if verdict else str(row.status)
-        scores = [metric_text(figures[row.variant], name) for name in metrics]
+        scores = [metric_text(figures, name) for name in metrics]
         times = [row.speedups.get(heading, "") for heading in speedups]
-        cells.append([row.variant, row.latency, *times, row.memory, *scores, verdict_text])
+        cells.append([compared(result, figures), row.latency, *times, row.memory, *scores, verdict_text])
     headings = ["variant", "latency", *speedups, "memory", *map(quality_heading, metrics), "verdict"]
-    processes = result.config.replicates
-    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
-    prompts = max((len(variant.images) for variant in result.variants), default=0)
-    how = (
-        f"{processes} processes of each variant, {max(samples, default=0)} interleaved rounds, "
-        f"{100 * result.confidence:g} % intervals, {prompts} images, gate={result.gate or 'none'}."
-    )
-    return markdown(headings, cells, [" · ".join(header_of(result)), how])
+    images = f"{max((len(variant.images) for variant in result.variants), default=0)} images"
+    how = ", ".join(filter(None, [sampling_text(result), images, f"gate={result.gate or 'none'}"]))
+    return markdown(headings, cells, [" · ".join(header_of(result)), f"{how}."])
 
 
 def _answer(result: StudyResult, folder: str) -> str:
@@ -83,8 +88,8 @@ def _answer(result: StudyResult, folder: str) -> str:
 
 def _plot(result: StudyResult, folder: str) -> str:
     """Returns a link to the picture that `sdopt run` left beside its result."""
-    alt = f"{result.name}: speed-up of each variant, with {100 * result.confidence:g} % intervals"
-    return f"![{alt}]({folder}/plot.png)"
+    intervals = f", with {intervals_text(result)}" if has_intervals(result) else ""
+    return f"![{result.name}: speed-up of each variant{intervals}]({folder}/plot.png)"
 
 
 KINDS: Mapping[str, Callable[[StudyResult, str], str]] = {"table": _table, "answer": _answer, "plot": _plot}

@@ -7,14 +7,14 @@ from sdopt.analysis.answer import REPEATS, OptionAnswer
 from sdopt.analysis.break_even import break_even_text, start_text
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
-from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, ratio_text
+from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, floor_range, ratio_text
 from sdopt.analysis.gpu import gpu_notes
-from sdopt.analysis.measures import MEMORY_RATIO
+from sdopt.analysis.measures import MEMORY_RATIO, TAIL_RATIO
 from sdopt.analysis.precision import kept_going
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.errors import UsageError
 from sdopt.quality.metrics import Family, family_of
-from sdopt.results.records import Effect, Interval, Score, Status, StudyResult
+from sdopt.results.records import BreakEven, Effect, Interval, Status, StudyResult
 from sdopt.study.designs import difference
 
 
@@ -72,12 +72,17 @@ def seconds_text(interval: Interval) -> str:
     return f"{text} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
 
 
+def gib_text(gib: float) -> str:
+    """Writes an amount of memory, in MiB below one GiB."""
+    return f"{1024 * gib:.0f} MiB" if gib < 1 else f"{gib:.2f} GiB"
+
+
 def memory_text(figures: Figures) -> str:
     """Writes the peak of memory, with its ratio; "" if it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
-    return f"{figures.headline_memory[1]:.2f} GiB" + (f" ({ratio.interval.estimate:.2f}×)" if ratio else "")
+    return gib_text(figures.headline_memory[1]) + (f" ({ratio.interval.estimate:.2f}×)" if ratio else "")
 
 
 def _explanation(result: StudyResult, figures: Figures) -> str:
@@ -100,6 +105,7 @@ def notes_of(result: StudyResult) -> list[str]:
         *_floor_notes(result),
         *_sampling_notes(result),
         *_start_notes(result),
+        *_tail_notes(result),
         *_memory_notes(result),
         *(f"Doubtful: {doubt}." for doubt in doubts_of(result)),
         *_card_notes(result),
@@ -134,11 +140,11 @@ def _shape_notes(result: StudyResult) -> list[str]:
 
 
 def _floor_notes(result: StudyResult) -> list[str]:
-    if result.floor is not None and result.control is not None:
+    if result.control is not None and floor_range(result) is not None:
         several = len(result.shapes) > 1
-        floors = [(shape, result.at(index).floor) for index, shape in enumerate(result.shapes)]
+        floors = [(shape, floor_range(result.at(index))) for index, shape in enumerate(result.shapes)]
         share = "; ".join(
-            f"{100 * (floor - 1):.1f} %{f' at {shape}' if several else ''}" for shape, floor in floors if floor
+            f"{_floor_text(*ends)}{f' at {shape}' if several else ''}" for shape, ends in floors if ends is not None
         )
         return [
             f"A/A floor: two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
@@ -148,25 +154,43 @@ def _floor_notes(result: StudyResult) -> list[str]:
     return []
 
 
+def _floor_text(low: float, high: float) -> str:
+    """Writes the floors of all comparisons; they differ between sessions."""
+    first, last = (f"{100 * (floor - 1):.1f}" for floor in (low, high))
+    return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
+
+
+def has_intervals(result: StudyResult) -> bool:
+    """Returns whether there are enough processes of each variant for an interval."""
+    return result.config.replicates >= MINIMUM_PROCESSES
+
+
+def intervals_text(result: StudyResult) -> str:
+    """Writes which intervals the figures of a study have."""
+    if has_intervals(result):
+        return f"two-sided {100 * result.confidence:g} % intervals"
+    return f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
+
+
+def sampling_text(result: StudyResult) -> str:
+    """Writes the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
+    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
+    if not samples:
+        return ""
+    processes, most = result.config.replicates, max(len(variant.samples) for variant in result.variants)
+    processes_text = "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
+    rounds = f"{max(samples)} interleaved rounds"
+    if result.schedule.kind != "interleaved":
+        rounds = f"Measured in blocks ({result.schedule.reason}), {max(samples)} rounds"
+    return f"{rounds}, {processes_text} per variant, {intervals_text(result)}"
+
+
 def _sampling_notes(result: StudyResult) -> list[str]:
     """Returns notes on the samples behind the intervals, and on disturbances of the measurement."""
     notes = []
-    samples = [len(times) for variant in result.variants for times in variant.samples.values()]
-    two_sided = f"two-sided {100 * result.confidence:g} % intervals"
-    if samples and result.schedule.kind == "interleaved":
-        processes = result.config.replicates
-        most = max(len(variant.samples) for variant in result.variants)
-        processes_text = (
-            "1 process" if most == 1 else f"{processes}{f' to {most}' if most > processes else ''} processes"
-        )
-        intervals = two_sided
-        if processes < MINIMUM_PROCESSES:
-            intervals = f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
-        notes.append(f"{max(samples)} interleaved rounds, {processes_text} per variant, {intervals}.")
-    elif samples:
+    if samples := sampling_text(result):
         drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
-        notes.append(f"Measured in blocks ({result.schedule.reason}), {two_sided}.{drift}")
-    if samples:
+        notes.append(f"{samples}.{drift}")
         sessions = len(result.sessions)
         where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
         rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
@@ -209,9 +233,12 @@ def _rounds_note(result: StudyResult) -> str:
     causes = {
         "waiting for a core": counts.waited,
         "time that the hypervisor gave to other machines": counts.stolen,
+        "time outside the worker's clock": counts.unaccounted,
         "other processes on the GPU": counts.on_gpu,
     }
-    named = [f"{cause} up to {100 * share:.0f} %" for cause, share in causes.items() if share > limit]
+    # Several causes together may exceed the limit that none of them does alone.
+    least = limit if max(causes.values()) > limit else 0.0
+    named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
     uses = [
         f"{number} {use}"
         for number, use in (
@@ -226,20 +253,16 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
-def start_of(row: Figures) -> tuple[str, str, str] | None:
+def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
     """Returns in words a variant's extra time at the start, when it is spent, and after how many images it is repaid.
 
     Returns:
         such as "31.2 s", "before the first image" and "repaid after 310 images"; None if the time is no more than a
         call of the reference, or was not measured.
     """
-    level = row.comparison.break_even if row.comparison else None
-    if level is None or level.extra_s <= level.call_s:
+    if level is None or not level.is_slower:
         return None
-    repaid = break_even_text(level)
-    if row.speedup is not None and row.speedup.within_floor:
-        repaid = "and its calls differ by no more than the A/A floor"
-    return seconds_text(Interval(level.extra_s)), start_text(level), repaid
+    return seconds_text(Interval(level.extra_s)), start_text(level), break_even_text(level)
 
 
 def _start_notes(result: StudyResult) -> list[str]:
@@ -247,7 +270,7 @@ def _start_notes(result: StudyResult) -> list[str]:
     starts = [
         f"{row.variant.name} {start[0]} more than {row.reference} {start[1]}, {start[2]}"
         for row in figures_of(result)
-        if (start := start_of(row)) and row.variant.role != "control"
+        if (start := start_words(row.break_even)) and row.variant.role != "control"
     ]
     notes = [f"Start: {'; '.join(starts)}."] if starts else []
     packages = {
@@ -260,6 +283,17 @@ def _start_notes(result: StudyResult) -> list[str]:
     return notes
 
 
+def _tail_notes(result: StudyResult) -> list[str]:
+    """Returns a note on largest calls that are shown to differ from those of the reference, at any shape."""
+    shown = [
+        f"{compared(result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
+        for row in figures_of(result)
+        for at in row.shapes
+        if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and row.variant.role != "control"
+    ]
+    return [f"Largest call of a process, over that of the reference's: {'; '.join(shown)}."] if shown else []
+
+
 def _memory_notes(result: StudyResult) -> list[str]:
     names = {m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}
     memory = {
@@ -267,7 +301,7 @@ def _memory_notes(result: StudyResult) -> list[str]:
         "peak_process_gib": "peak resident set of the process and its child processes during a call, minus that "
         "before loading",
     }
-    return [f"Memory: {memory[name]}." for name in sorted(names)]
+    return [f"Memory: {memory[name]}; the geometric mean of a variant's processes." for name in sorted(names)]
 
 
 def _card_notes(result: StudyResult) -> list[str]:
@@ -328,15 +362,19 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 BROKEN = "broken"
 """The column that counts broken images."""
 
-FIRST_METRICS = ("clip_score", "cmmd", "psnr_db", "perceptual", "lpips", BROKEN)
-"""Prefixes of the metrics that the terminal and the page show; MLflow and `result.json` have them all."""
-
 
 def quality_columns(result: StudyResult) -> list[str]:
     """Returns the metrics that some variant has. The PSNR stands for the squared error, from which it is computed."""
     names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
     shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
     return [*shown, BROKEN] if shown else []
+
+
+def headline_columns(result: StudyResult) -> list[str]:
+    """Returns the metrics that the terminal and the page show, and the count of broken images if there are any."""
+    broken = any(variant.trips for variant in result.variants)
+    columns = {name: known_family(name) for name in quality_columns(result)}
+    return [name for name, family in columns.items() if (broken if name == BROKEN else family and family.headline)]
 
 
 def quality_heading(name: str) -> str:
@@ -365,26 +403,31 @@ def known_family(name: str) -> Family | None:
 
 
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns a row for each variant that has images: its name and a score for each of the metrics."""
+    """Returns a row for each comparison whose variant has images: what is compared, and a score for each metric."""
     return [
-        (variant, *(metric_text(figures, name) for name in names))
-        for variant, figures in figures_by_variant(result).items()
+        (compared(result, figures), *(metric_text(figures, name) for name in names))
+        for figures in figures_of(result)
         if figures.variant.images
     ]
 
 
+def compared(result: StudyResult, figures: Figures) -> str:
+    """Returns the variant's name, with that of its reference where this is not the baseline."""
+    against = f" against {figures.reference}" if figures.reference not in ("", result.baseline) else ""
+    return f"{figures.variant.name}{against}"
+
+
 def metric_text(figures: Figures, name: str) -> str:
-    """Returns a variant's score in one metric as tables show it; "" if it has none."""
+    """Returns a comparison's score in one metric as tables show it; "" if it has none."""
     variant, score = figures.variant, figures.scores.get(name)
     if name == BROKEN:
         return f"{variant.broken_images} of {len(variant.images)}" if variant.trips else ""
     if score is None:
         return ""
-    return "same" if name == "psnr_db" and score.estimate is None else _score(score)
-
-
-def _score(score: Score) -> str:
-    return "?" if score.estimate is None else f"{score.estimate:.3g}"
+    if score.estimate is not None:
+        return f"{score.estimate:.3g}"
+    family = known_family(name)
+    return (family.equal_text if family else "") or "?"
 
 
 EFFECT_HEADINGS = ("effect", "of", "speed-up", "memory")

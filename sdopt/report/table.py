@@ -14,13 +14,12 @@ from sdopt.analysis.answer import Worth, answer_of
 from sdopt.report.header import header_of
 from sdopt.report.published import published_tables
 from sdopt.report.rows import (
-    BROKEN,
     EFFECT_HEADINGS,
-    FIRST_METRICS,
     SWEEP_NOTE,
     Row,
     answer_cells,
     effect_cells,
+    headline_columns,
     notes_of,
     quality_columns,
     quality_heading,
@@ -50,6 +49,7 @@ _STYLES = {
 _WORTH_STYLES = {
     Worth.WORTH_IT: "bold green",
     Worth.UNPROVEN: "yellow",
+    Worth.NO_BENEFIT: "yellow",
     Worth.HARMFUL: "red",
     Worth.BROKEN: "red",
     Worth.NOT_MEASURED: "dim",
@@ -62,7 +62,7 @@ def terminal_table(result: StudyResult, width: int) -> Group:
     more = [shapes_table(result)] if shape_rows(result) else []
     more += [effects_table(result.effects)] if result.effects else []
     more += [quality_table(result)] if quality_columns(result) else []
-    notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(_first_metrics(result))]]
+    notes = [Text(f"  {note}", "dim") for note in [*notes_of(result), *quality_notes(headline_columns(result))]]
     published = published_tables(result, width >= _WIDE)
     return Group(*header, *_tables("", rows_of(result), width), *more, *notes, *published)
 
@@ -81,8 +81,7 @@ def shapes_table(result: StudyResult) -> Table:
 def quality_table(result: StudyResult) -> Table:
     """Returns the table of quality: each variant's own scores, and the distances to the reference's images."""
     table = Table(title="quality", title_justify="left", box=box.SIMPLE_HEAD)
-    broken = any(variant.trips for variant in result.variants)
-    names = [name for name in _first_metrics(result) if name != BROKEN or broken]
+    names = headline_columns(result)
     table.add_column("variant", min_width=14, overflow="fold")
     for name in names:
         # On two lines, the features or the unit below the metric: a narrow terminal would cut the last columns.
@@ -92,10 +91,6 @@ def quality_table(result: StudyResult) -> Table:
     for cells in quality_rows(result, names):
         table.add_row(*map(escape, cells))
     return table
-
-
-def _first_metrics(result: StudyResult) -> list[str]:
-    return [name for name in quality_columns(result) if name.startswith(FIRST_METRICS)]
 
 
 def effects_table(effects: Sequence[Effect]) -> Table:

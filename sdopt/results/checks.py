@@ -119,7 +119,11 @@ def _ratio_problems(result: StudyResult) -> Iterator[str]:
     for index, edge in enumerate(result.comparisons):
         for ratios in (edge, *edge.further):
             found = {"floor": ratios.floor}
-            for name, interval in (("speedup", ratios.speedup), ("memory_ratio", ratios.memory_ratio)):
+            for name, interval in (
+                ("speedup", ratios.speedup),
+                ("memory_ratio", ratios.memory_ratio),
+                ("tail_ratio", ratios.tail_ratio),
+            ):
                 found |= {f"{name}.{bound}": getattr(interval, bound, None) for bound in ("estimate", "low", "high")}
             for name, value in found.items():
                 if value is not None and not value > 0:

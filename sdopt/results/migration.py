@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.results.records import SCHEMA_VERSION, RecordedConfig
+from sdopt.results.records import SCHEMA_VERSION, Payoff, RecordedConfig
 
 _SECTIONS = {field.name for field in fields(RecordedConfig)}
 
@@ -13,7 +13,8 @@ def migrated(document: Any) -> Any:
     """Returns a parsed `result.json` in the present schema; content that is not a result is left to validation.
 
     Version 1 kept the configuration flat, with the options' axes among the sections. Keys that a section has no more
-    are dropped when it is typed, and new keys take their defaults.
+    are dropped when it is typed, and new keys take their defaults. Rulings of earlier versions say only in their reason
+    whether an option pays.
 
     Raises:
         UsageError: a later version of sdopt wrote it.
@@ -23,12 +24,25 @@ def migrated(document: Any) -> Any:
     version = document.get("schema_version", 1)
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
+    _add_payoffs(document.get("judgements"))
     if version != 1:
         return document
     variants = document.get("variants")
     if isinstance(variants, list):
         variants = [_with_sections(variant) for variant in variants]
     return {**_with_sections(document), "variants": variants, "schema_version": SCHEMA_VERSION}
+
+
+def _add_payoffs(judgements: Any) -> None:
+    found = [judgement.get("rulings") for judgement in _objects(judgements)]
+    for ruling in (ruling for rulings in found for ruling in _objects(rulings)):
+        if "payoff" not in ruling:
+            word = str(ruling.get("reason")).partition(":")[0]
+            ruling["payoff"] = word if word in {*Payoff} else None
+
+
+def _objects(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
 def _with_sections(owner: Any) -> Any:

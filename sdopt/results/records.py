@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from sdopt.errors import UsageError
 from sdopt.schema import (
     CHOICES,
     WORK,
@@ -505,8 +506,9 @@ class Interval:
 class BreakEven:
     """Start-up cost of a candidate, and the number of images after which its faster calls have repaid it.
 
-    `images` is None if its calls are no faster than the reference's, so that the cost is never repaid. The bounds come
-    from the speed-up's; without `confidence` there are none. `images_high` is None if the interval includes no gain.
+    `images` is None if its calls are no faster than the reference's, so that the cost is never repaid; also if the two
+    differ by no more than the A/A floor, so that nothing is known. The bounds come from the speed-up's; without
+    `confidence` there are none. `images_high` is None if the interval includes no gain.
     """
 
     first_image_s: float
@@ -521,6 +523,13 @@ class BreakEven:
     confidence: float | None = None
     shapes: int = 1
     """Number of shapes whose first calls count in `extra_s`; `images` are those of the main shape."""
+    within_floor: bool = False
+    """Whether the calls of the two differ by no more than the A/A floor."""
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the start-up takes longer by more than one call of the reference."""
+        return self.extra_s > self.call_s
 
 
 @dataclass(kw_only=True)
@@ -528,11 +537,13 @@ class ShapeRatios:
     """How two variants compare at one shape.
 
     `speedup` is time of the reference over time of the candidate; `memory_ratio` is memory of the candidate over that
-    of the reference. `floor` is the ratio by which two identical workers differed: a claim must exceed it.
+    of the reference, and `tail_ratio` the largest call of a process over that of the reference's. `floor` is the ratio
+    by which the speed of two identical workers differed: a claim must exceed it.
     """
 
     speedup: Interval | None = None
     memory_ratio: Interval | None = None
+    tail_ratio: Interval | None = None
     floor: float | None = None
 
 
@@ -577,6 +588,17 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
+class Payoff(StrEnum):
+    """What a gate found of an option's claims of a gain; its reason begins with the same word."""
+
+    PAYS = "it pays"
+    """A gain holds together with all other claims of the study."""
+    HARM = "harm"
+    """The option harms a measure that it claims to improve."""
+    NO_BENEFIT = "no benefit"
+    """It does no harm, and every gain that counts is excluded."""
+
+
 @dataclass
 class Ruling:
     """One rule applied to one comparison. `low` and `high` are one-sided bounds, each at the rule's confidence."""
@@ -589,6 +611,8 @@ class Ruling:
     low: float | None = None
     high: float | None = None
     margin: float | None = None
+    payoff: Payoff | None = None
+    """Of the rule that an option must pay; None for other rules, and where its claims are open."""
 
 
 @dataclass
@@ -751,11 +775,12 @@ class StudyResult:
     """`running`, `finished`, `interrupted`, or `crashed` by a mistake of sdopt's own."""
 
     def variant(self, name: str) -> VariantResult:
-        """Returns the variant of a name. Raises KeyError if there is none."""
+        """Returns the variant of a name. Raises UsageError if there is none."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
-        raise KeyError(name)
+        names = ", ".join(variant.name for variant in self.variants)
+        raise UsageError(f"variant={name}: not in the study; choose one of {names}")
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
-from sdopt.analysis.break_even import start_text
 from sdopt.analysis.figures import figures_of, ratio_text
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
+from sdopt.report.rows import gib_text, start_words
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of
-from sdopt.search.record import Entry, Fate, SearchRecord
+from sdopt.search.record import Entry, Fate, SearchRecord, start_said
 from sdopt.search.run import Search, standing_of
 from sdopt.search.space import Candidate
 from sdopt.search.studies import FINAL
@@ -97,7 +97,6 @@ def _entry(candidate: Candidate, fate: Fate, because: str, findings: Sequence[Fi
         distance=last.distance if last else None,
         processes=sum(finding.processes for finding in findings),
         start=last.start if last else None,
-        start_said=last.start_said if last else "",
         recompiles=last.recompiles if last else None,
     )
 
@@ -116,10 +115,8 @@ def _sentence(
 ) -> str:
     of = f"of {tried} combinations"
     if winner is not None:
-        answer, start, said = answers[winner], last[winner].start, last[winner].start_said
-        more, _, repaid = said.partition(", ")
-        spent = [f"{more} more {start_text(start)}", repaid] if start is not None and said else []
-        words = [answer.figure, answer.images, *spent]
+        answer, start = answers[winner], start_words(last[winner].start)
+        words = [answer.figure, answer.images, *([f"{start[0]} more {start[1]}", start[2]] if start else [])]
         also = f" {len(passed) - 1} more passed." if len(passed) > 1 else ""
         which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
         return f"Turn on {winner}: {', '.join(words)}; the first {of} {which}.{also}"
@@ -214,7 +211,7 @@ def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:
         ("fate", lambda entry: f"{entry.fate}{', on the front' if entry.on_front else ''}"),
         ("speed-up", _speedup),
         ("latency", lambda entry: "" if entry.latency_s is None else f"{entry.latency_s:.3g} s"),
-        ("memory", lambda entry: "" if entry.memory_gib is None else f"{entry.memory_gib:.2f} GiB"),
+        ("memory", lambda entry: "" if entry.memory_gib is None else gib_text(entry.memory_gib)),
         (record.distance, lambda entry: "" if entry.distance is None else f"{entry.distance:.2g}"),
         ("start", _start_cost if brief else _start),
     ]
@@ -226,13 +223,13 @@ def _speedup(entry: Entry) -> str:
 
 
 def _start_cost(entry: Entry) -> str:
-    return _start(entry).partition(", ")[0]
+    words = start_words(entry.start)
+    return f"+{words[0]}" if words else _start(entry)
 
 
 def _start(entry: Entry) -> str:
-    start = f"+{entry.start_said}" if entry.start_said else ""
     again = f"{entry.recompiles:g} compiled again later" if entry.recompiles else ""
-    return "; ".join(filter(None, (start, again)))
+    return "; ".join(filter(None, (start_said(entry.start), again)))
 
 
 def load_line(record: SearchRecord) -> str:

@@ -9,7 +9,6 @@ from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.report.rows import start_of
 from sdopt.results.records import BreakEven, Ruling, Score, StudyResult, VariantResult, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
@@ -26,14 +25,13 @@ class Finding:
         losses: the value to minimise, by objective; for latency and memory, the log ratio to the baseline.
         processes: the number of processes that timed the candidate.
         latency_s: the time of one call, in seconds.
-        memory_gib: the peak memory of a process, in GiB.
+        memory_gib: the peak memory of the process that needs most, in GiB.
         distance: the distance of its images to the baseline's, in the unit of `search.distance`.
         excess: by limit, the share by which the candidate exceeds it; negative if it keeps the limit.
         out: why the candidate cannot win; "" if it may.
         spoiled: whether it is ruled out because its images break a rule of the gate.
         distances: the distance for each prompt; empty if the metric has none, or one is not finite.
         start: its extra start-up time, and when that is repaid; None if it was not measured.
-        start_said: the same in words; "" if it is negligible.
         recompiles: graphs compiled after the first call; None if nothing is compiled.
     """
 
@@ -47,7 +45,6 @@ class Finding:
     spoiled: bool = False
     distances: tuple[float, ...] = ()
     start: BreakEven | None = None
-    start_said: str = ""
     recompiles: float | None = None
 
     @property
@@ -98,7 +95,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
     if distance is not None:
         losses["distance"] = distance
     by_prompt = [value for value in score.per_prompt if value is not None] if score else []
-    memory = row.headline_memory[1] if row.headline_memory else None
+    memory = row.largest_memory_gib
     latency = row.latency.estimate if row.latency else None
     limits = {
         "memory_gib": (memory, config.memory_gib),
@@ -122,8 +119,7 @@ def _finding(row: Figures, config: SearchConfig, broken: str, failed: Sequence[R
         broken or _reasons(failed) or beyond or _why_out(row.variant, [*unknown, *missing], excess, config),
         spoiled=not broken and any(ruling.metric and ruling.metric not in RULED for ruling in failed),
         distances=tuple(by_prompt) if score and len(by_prompt) == len(score.per_prompt) else (),
-        start=row.comparison.break_even if row.comparison else None,
-        start_said=", ".join((start[0], start[2])) if (start := start_of(row)) else "",
+        start=row.break_even,
         recompiles=row.recompiles,
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
+from sdopt.report.rows import start_words
 from sdopt.results.records import BreakEven
 
 
@@ -10,6 +11,12 @@ def shortened(reasons: str) -> str:
     """Returns the first of several reasons, and how many more there are."""
     first, *others = reasons.split("; ")
     return f"{first} (and {len(others)} more)" if others else first
+
+
+def start_said(start: BreakEven | None) -> str:
+    """Writes a start-up cost, as in "+31.2 s, repaid after 310 images"; "" if it is no more than a call."""
+    words = start_words(start)
+    return "" if words is None else f"+{words[0]}, {words[2]}"
 
 
 class Fate(StrEnum):
@@ -49,8 +56,6 @@ class Entry:
     high: float | None = None
     start: BreakEven | None = None
     """The start-up cost before its first image, in the last study that measured it."""
-    start_said: str = ""
-    """The same in words, if it exceeds one call of the baseline."""
     recompiles: float | None = None
     """Graphs compiled after the first call; None if nothing is compiled."""
     on_front: bool = False

@@ -15,6 +15,7 @@ from functools import cached_property
 from sdopt.config.composer import composer_of
 from sdopt.gate.rule_checks import decidable
 from sdopt.optimizations.base import Contract
+from sdopt.report.rows import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate
@@ -22,7 +23,7 @@ from sdopt.search.budget import Budget, start_s
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
 from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, race
-from sdopt.search.record import Fate, shortened
+from sdopt.search.record import Fate, shortened, start_said
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import FINAL, Studies
 from sdopt.search.trials import Trials
@@ -148,9 +149,9 @@ class Search:
         """Returns the figures of a candidate in one line."""
         words = [
             "" if finding.speedup is None else f"{finding.speedup:.2f}×",
-            "" if finding.memory_gib is None else f"{finding.memory_gib:.2f} GiB",
+            "" if finding.memory_gib is None else gib_text(finding.memory_gib),
             "" if finding.distance is None else f"{self.config.distance} {finding.distance:.2g}",
-            f"start +{finding.start_said}" if finding.start_said else "",
+            f"start {said}" if (said := start_said(finding.start)) else "",
         ]
         return ", ".join(filter(None, words)) or "no figures"
 

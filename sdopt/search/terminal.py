@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sdopt.search.answer import columns_of, load_line
-from sdopt.search.record import Entry, Fate, SearchRecord, shortened
+from sdopt.search.record import Entry, Fate, SearchRecord, shortened, start_said
 from sdopt.search.space import Space
 
 _STYLES = {Fate.WINNER: "bold green", Fate.PASSED: "green", Fate.NOT_PASSED: "red", Fate.RULED_OUT: "dim"}
@@ -61,7 +61,8 @@ def _reason(entry: Entry) -> str:
     """Returns all reasons of a judged candidate; of any other only the first one, because `search.md` has all."""
     if not entry.command:
         return shortened(entry.because)
-    return f"{entry.because}; start +{entry.start_said}" if entry.start_said else entry.because
+    said = start_said(entry.start)
+    return f"{entry.because}; start {said}" if said else entry.because
 
 
 def space_table(space: Space) -> Group:

@@ -8,6 +8,7 @@ from sdopt.analysis.figures import Figures, figures_of, ratio_text
 from sdopt.analysis.noise import noise_of
 from sdopt.analysis.outcomes import option_of, outcomes_of
 from sdopt.errors import UsageError
+from sdopt.report.rows import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.suite.record import Finding
@@ -86,7 +87,7 @@ def _row(row: Figures) -> Finding:
         floor = "" if ratio.floor is None else f", A/A floor {ratio.floor:.3f}"
         parts.append(f"{ratio_text(ratio.interval)} of {row.reference}{floor}")
     if row.headline_memory is not None:
-        parts.append(f"{row.headline_memory[1]:.2f} GiB")
+        parts.append(gib_text(row.headline_memory[1]))
     if row.variant.reason:
         parts.append(row.variant.reason)
     return Finding(row.variant.name, str(row.variant.status), "; ".join(parts), row.flat)

@@ -10,11 +10,11 @@ import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
 from sdopt.analysis.answer import answer_of
 from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.figures import Figures, figures_of, floor_range
 from sdopt.report.markdown import markdown_table
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.results.files import to_json
-from sdopt.results.records import RecordedConfig, StudyResult, VariantResult
+from sdopt.results.records import RecordedConfig, StudyResult, VariantResult, Verdict
 
 NOTE = "mlflow.note.content"
 
@@ -72,7 +72,7 @@ def _user() -> str:
 
 def study_tags(result: StudyResult) -> dict[str, str]:
     """Returns the tags of a study's run; its note begins with the answer."""
-    counts = count_rounds(result)
+    counts, floors = count_rounds(result), floor_range(result)
     environment = result.environment
     disturbed = any(session.disturbed_by for session in result.sessions) or bool(counts and counts.undecided)
     return common_tags(result, result.config) | {
@@ -83,7 +83,7 @@ def study_tags(result: StudyResult) -> dict[str, str]:
         "sdopt.sessions": str(len(result.sessions)),
         "sdopt.disturbed": str(disturbed).lower(),
         # No metrics: MLflow would draw a chart of each above the pictures.
-        **({"sdopt.floor": f"{result.floor:.4f}"} if result.floor is not None else {}),
+        **({"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))} if floors else {}),
         **({"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"} if counts else {}),
         **judged_tags(result),
     }
@@ -173,9 +173,16 @@ def config_yaml(result: StudyResult) -> str:
 
 
 def logged_metrics(result: StudyResult, variant: VariantResult) -> dict[str, float]:
-    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference."""
+    """Returns every figure of a variant by its flat name; figures of further comparisons are named by the reference.
+
+    The run is the variant's, so `gate/passed` says whether it passed in all of its comparisons.
+    """
     first, *others = [row for row in figures_of(result) if row.variant is variant]
-    return first.flat | {
+    verdicts = [row.verdict for row in (first, *others) if row.verdict is not None]
+    figures = first.flat
+    if "gate/passed" in figures:
+        figures["gate/passed"] = float(all(verdict is Verdict.PASS for verdict in verdicts))
+    return figures | {
         f"{name}/against {_plain(row.reference)}": value
         for row in others
         for name, value in _of_comparison(row).items()

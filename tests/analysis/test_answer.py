@@ -12,12 +12,14 @@ from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, _in_words, answe
 from sdopt.analysis.figures import Ratio
 from sdopt.analysis.measures import RULED, Measure
 from sdopt.config.paths import CONF
+from sdopt.gate.judge import exit_code
 from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
 from sdopt.results.records import (
     BrokenImage,
     Interval,
     Judgement,
+    Payoff,
     Ruling,
     Score,
     ShapeRatios,
@@ -27,6 +29,7 @@ from sdopt.results.records import (
     VariantResult,
     Verdict,
 )
+from sdopt.tracking.projection import variant_tags
 from tests.records import reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -81,6 +84,7 @@ class TestWithoutAGate:
             (1.025, 1.024, 1.026, Worth.WORTH_IT, "faster"),
             (1.015, 1.012, 1.018, Worth.UNPROVEN, "baselines differed by as much"),
             (1.5, None, None, Worth.UNPROVEN, "protocol.replicates=3"),
+            (0.998, 0.992, 1.004, Worth.NO_BENEFIT, "excludes a gain that counts (gate.smallest_speedup)"),
         ],
     )
     def test_the_interval_and_the_floor_decide(
@@ -123,10 +127,20 @@ class TestWithoutAGate:
     def test_a_gain_of_memory_that_is_unproven_says_why(
         self, study: StudyResult, memory: tuple[float, float | None, float | None], because: str
     ) -> None:
-        reconfigure(study, "gate", smallest_memory=0.05)
-        study.comparisons[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
-        option = timed(study, 1.02, None, None)
-        assert option.because == because.format(small="too small to count (gate.smallest_memory)")
+        for mib, key in ((16, "gate.smallest_memory_mib"), (0, "gate.smallest_memory")):  # 16 MiB are 17 % here
+            reconfigure(study, "gate", smallest_memory=0.05, smallest_memory_mib=mib)
+            study.comparisons[0].memory_ratio = Interval(*memory, 0.95, 3, "process")
+            option = timed(study, 1.02, None, None)
+            assert option.because == because.format(small=f"too small to count ({key})")
+
+    def test_a_change_of_memory_too_small_to_count_is_no_gain_anywhere(self, study: StudyResult) -> None:
+        study.comparisons[0].memory_ratio = Interval(0.93, 0.92, 0.94, 0.95, 3, "process")
+        option = timed(study, 1.21, 1.08, 1.35)
+        assert (option.figure, option.because) == ("1.21× [1.08, 1.35]", "faster"), "16 MiB are 17 % here"
+        reconfigure(study, "gate", smallest_memory_mib=0)
+        option = timed(study, 1.21, 1.08, 1.35)
+        assert option.figure == "1.21× [1.08, 1.35], memory 0.93× [0.92, 0.94]"
+        assert option.because == "faster and less memory"
 
     def test_other_work_is_neither_a_gain_nor_a_harm(self, study: StudyResult) -> None:
         reconfigure(study.variant(NAME), "workload", steps=10)
@@ -210,7 +224,7 @@ class TestWithAGate:
         timed(study, 1.21, 1.08, 1.35)
         rulings = [
             Ruling("at_most", "mse", Verdict.PASS, "small"),
-            Ruling("must pay", "", verdict, reason),
+            Ruling("must pay", "", verdict, reason, payoff=next((p for p in Payoff if reason.startswith(p)), None)),
         ]
         study.gate = "default"
         study.judgements = [
@@ -226,7 +240,7 @@ class TestWithAGate:
         ("verdict", "reason", "said"),
         [
             (Verdict.FAIL, "harm: speedup 0.9×", "harmful: speedup 0.9×"),
-            (Verdict.FAIL, "no benefit: speedup 1×", "unproven: no benefit: speedup 1×"),
+            (Verdict.FAIL, "no benefit: speedup 1×", "no gain: speedup 1×"),
             (Verdict.INCONCLUSIVE, "speedup 1.02× straddles", "unproven: speedup 1.02× straddles"),
             (Verdict.INCONCLUSIVE, "unproven: of an older result", "unproven: of an older result"),
             (Verdict.NOT_COMPARABLE, "the reference failed", "unproven: the reference failed"),
@@ -237,6 +251,14 @@ class TestWithAGate:
     ) -> None:
         option = self.judged(study, verdict, reason, [])
         assert f"{option.worth}: {option.because}" == said
+
+    def test_a_claim_that_fails_the_gate_is_never_called_unproven(self, study: StudyResult) -> None:
+        """More processes may settle what is unproven; the gate fails only what they would not change."""
+        self.judged(study, Verdict.FAIL, "no benefit: speedup 1×", [])
+        assert exit_code(study.judgements) == 1
+        assert only(study).worth is Worth.NO_BENEFIT
+        assert answer_of(study).sentence.startswith("Leave layout=channels_last off: 1.21× [1.08, 1.35], no gain (")
+        assert variant_tags(study, study.variant(NAME))["worth"] == "no gain"
 
     def test_images_that_fail_are_harmful(self, study: StudyResult) -> None:
         self.judged(study, Verdict.PASS, "it pays", ["speedup"])

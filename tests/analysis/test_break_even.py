@@ -7,6 +7,8 @@ import pytest
 from sdopt.analysis.break_even import break_even, break_even_text, start_text
 from sdopt.analysis.figures import flat_figures
 from sdopt.analysis.ratios import compare
+from sdopt.report.charts.comparisons import break_even_plot
+from sdopt.report.page.sections import _break_even
 from sdopt.report.rows import notes_of
 from sdopt.results.records import BreakEven, Interval, ShapeSamples, StudyResult
 
@@ -95,13 +97,32 @@ class TestBreakEven:
         assert comparison.break_even is not None
         said = "bfloat16 198 s more than baseline before the first image, "
         # Which of the two was faster is chance: both run the same kernels here.
-        comparison.speedup = Interval(1.5, 1.4, 1.6, 0.95)
-        comparison.floor = 2.0
-        [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
-        assert f"{said}and its calls differ by no more than the A/A floor" in note
-        comparison.floor = 1.0001
+        comparison.speedup, comparison.floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
+        comparison.break_even = level(result, comparison.speedup)
         [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
         assert f"{said}{break_even_text(comparison.break_even)}" in note
         flat = flat_figures(result, result.variant("bfloat16"))
+        assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
+        assert flat["break_even/images"] == comparison.break_even.images == pytest.approx(1 + 198.0 * 1.5)
+        assert break_even_plot(result) is not None
+        comparison.floor = 2.0
+        [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
+        assert f"{said}and its calls differ by no more than the A/A floor" in note
+        flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s
-        assert flat.get("break_even/images") == comparison.break_even.images
+        assert not any(name.startswith("break_even/") for name in flat)
+        assert break_even_plot(result) is None
+        assert "not known (A/A floor)" in str(_break_even(result).blocks)
+
+    def test_has_no_count_where_two_baselines_differ_by_as_much(self, result: StudyResult) -> None:
+        started(result, "baseline", 1.0, 2.0)
+        started(result, "bfloat16", 1.0, 200.0)
+        for variant in result.variants:
+            for measured in variant.measurements:
+                measured.latency_s = [2.0 if variant.role == "control" else 1.0] * len(measured.latency_s)
+        compare(result)
+        comparison = result.first_comparison("bfloat16")
+        assert comparison is not None
+        assert comparison.break_even is not None
+        assert comparison.break_even.within_floor
+        assert comparison.break_even.images is None

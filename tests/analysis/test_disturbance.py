@@ -90,6 +90,25 @@ class TestStudy:
         said = "Disturbed by other work: 1 of 6 rounds (waiting for a core up to 50 %, limit 2 %); 1 left out."
         assert said in notes_of(result)
 
+    @pytest.mark.parametrize(
+        ("found", "causes"),
+        [
+            (Interference(0.0, 0.0, unaccounted=0.3), "time outside the worker's clock up to 30 %"),
+            (
+                Interference(0.015, 0.015),
+                "waiting for a core up to 1.5 %, time that the hypervisor gave to other machines up to 1.5 %",
+            ),
+        ],
+    )
+    def test_a_cause_is_always_named(self, result: StudyResult, found: Interference, causes: str) -> None:
+        disturb(result, 2, 0.0, left_out=True)
+        for row in result.variants:
+            for measurement in row.measurements:
+                measurement.interference = [Interference(0.0, 0.0) for _ in measurement.latency_s]
+        result.variant("baseline").measurements[0].interference[2] = found
+        said = f"Disturbed by other work: 1 of 6 rounds ({causes}, limit 2 %); 1 left out."
+        assert said in notes_of(result)
+
     def test_that_decide_all_the_same_are_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=False)
         [note] = [note for note in notes_of(result) if note.startswith("Disturbed by other work")]

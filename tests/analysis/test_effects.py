@@ -162,6 +162,20 @@ def test_cells_of_different_sessions_are_compared_by_the_baselines_beside_them()
         assert effect.memory_ratio is not None
 
 
+def test_peaks_of_several_sessions_are_a_geometric_mean_as_in_every_ratio() -> None:
+    result = study()
+    for row in result.variants:
+        [measured] = row.measurements
+        assert measured.memory is not None
+        peak = measured.memory.process_peak_gib or 0.0
+        spread = 4.0 if row.choices["precision"] == "bf16" else 1.0
+        again = Measurement(0, 1, latency_s=measured.latency_s, memory=Memory(peak, peak * spread))
+        measured.memory = Memory(peak, peak / spread)
+        row.measurements.append(again)
+    found = {effect.options: effect for effect in effects_of(result, OPTIONS)}
+    assert known(found[("precision=bf16",)].memory_ratio).estimate == pytest.approx(0.5)
+
+
 def in_blocks(result: StudyResult) -> StudyResult:
     """The same study, each process but the baseline's timed between two rounds of a baseline that took 1 s."""
     for row in result.variants[1:]:

@@ -1,13 +1,18 @@
 """Each figure is derived once: table, plot, tracker, data frame and objective say the same."""
 
+from dataclasses import replace
+
 import pytest
 
 from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_figures, ratio_text
-from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, SPEEDUP
+from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
+from sdopt.analysis.noise import noise_of
+from sdopt.analysis.ratios import compare
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.outcome import Outcome
-from sdopt.report.rows import rows_of, seconds_text
-from sdopt.results.records import Interval, Status, StudyResult
+from sdopt.report.rows import notes_of, rows_of, seconds_text
+from sdopt.results.records import Interval, Judgement, Memory, Status, StudyResult, Verdict
+from sdopt.tracking.projection import logged_metrics
 from tests.records import reconfigure
 
 
@@ -25,15 +30,16 @@ class TestRatio:
         ("interval", "gain"),
         [
             (Interval(1.5, 1.2, 1.9), 1),
-            (Interval(1.5), 1),
+            (Interval(1.5), 0),
             (Interval(0.5, 0.4, 0.6), -1),
             (Interval(1.5, 0.9, 2.5), 0),
             (Interval(1.05, 1.04, 1.06), 0),
+            (Interval(1.16, 1.14, 1.18), 0),
         ],
     )
-    def test_is_a_gain_only_beyond_its_interval_and_the_floor(self, interval: Interval, gain: int) -> None:
-        assert Ratio(SPEEDUP, interval, 1.1).gain == gain
-        assert Ratio(MEMORY_RATIO, interval, 1.1).gain == -gain
+    def test_is_a_gain_only_if_the_interval_the_floor_and_its_size_say_so(self, interval: Interval, gain: int) -> None:
+        assert Ratio(SPEEDUP, interval, 1.1, smallest=1.15).gain == gain
+        assert Ratio(MEMORY_RATIO, interval, 1.1, smallest=1.15).gain == -gain
 
 
 class TestOneFigureEverywhere:
@@ -77,9 +83,56 @@ class TestOneFigureEverywhere:
         assert headline is not None
         assert flat[f"memory/{headline[0]}"] == headline[1]
 
+    def test_memory_is_the_amount_of_which_the_ratio_is_made(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        for name, peaks in (("baseline", (0.5, 0.5, 0.5)), (edge.candidate, (0.25, 0.5, 1.0))):
+            for measured, peak in zip(result.variant(name).measurements, peaks, strict=True):
+                measured.memory, measured.memory_after = Memory(0.0, 0.1), Memory(0.0, peak)
+        compare(result)
+        rows = figures_by_variant(result)
+        amounts = [found[1] for name in ("baseline", edge.candidate) if (found := rows[name].headline_memory)]
+        assert amounts == pytest.approx([0.5, 0.5])
+        assert edge.memory_ratio is not None
+        assert amounts[1] / amounts[0] == pytest.approx(edge.memory_ratio.estimate)
+        assert [row.memory for row in rows_of(result)][:2] == ["512 MiB", "512 MiB (1.00×)"]
+        assert rows[edge.candidate].largest_memory_gib == 1.0, "a limit is kept by every process or not at all"
+        result.variants = result.variants[:2]
+        noise = noise_of(result)
+        assert noise is not None
+        assert noise.memory == pytest.approx(3.0), "of the larger peak of each process, as everywhere"
+
+    def test_verdict_of_each_comparison(self, result: StudyResult) -> None:
+        edge = result.comparisons[0]
+        result.comparisons.append(replace(edge, reference="batches of four"))
+        result.judgements = [
+            Judgement(edge.candidate, reference, edge.credit, "lossy", verdict, [])
+            for reference, verdict in ((edge.reference, Verdict.PASS), ("batches of four", Verdict.FAIL))
+        ]
+        frame = to_dataframe(result)
+        rows = frame[frame["variant"] == edge.candidate]
+        assert list(zip(rows["verdict"], rows["gate/passed"], strict=True)) == [("pass", 1), ("fail", 0)]
+        passed = logged_metrics(result, result.variant(edge.candidate))["gate/passed"]
+        assert passed == 0, "the run of a variant is about all its comparisons"
+
     def test_every_measure_is_a_field_of_a_comparison(self, result: StudyResult) -> None:
-        for name, measure in MEASURES.items():
+        for name, measure in RULED.items():
             assert measure.recorded(result.comparisons[0]) is getattr(result.comparisons[0], name)
+
+    def test_largest_calls(self, result: StudyResult) -> None:
+        """A slow call in each process moves no median, and a gate fails it: it is shown where other ratios are."""
+        for variant in result.variants:
+            for measured in variant.measurements:
+                slow = [0.3] if variant.name == "bfloat16" else [0.1]
+                measured.latency_s = [0.1] * (len(measured.latency_s) - 1) + slow
+                measured.left_out = []
+        compare(result)
+        edge = result.comparisons[0]
+        assert edge.tail_ratio is not None
+        assert edge.tail_ratio.estimate == pytest.approx(3.0)
+        assert flat_figures(result, result.variant("bfloat16"))["tail_ratio"] == edge.tail_ratio.estimate
+        assert to_dataframe(result).set_index("variant").loc["bfloat16", "tail_ratio"] == edge.tail_ratio.estimate
+        [note] = [note for note in notes_of(result) if note.startswith("Largest call")]
+        assert note.endswith(f", over that of the reference's: bfloat16 {ratio_text(edge.tail_ratio)}.")
 
 
 class TestDataFrame:

@@ -118,7 +118,9 @@ class TestIdle:
     ) -> None:
         result = of_candidate(variant("it"), complete=complete)
         result.sessions = [MeasurementSession("", schedule)]
-        assert ruling(result, "idle").verdict is verdict
+        found = ruling(result, "idle")
+        assert found.verdict is verdict
+        assert ("protocol.schedule=blocks" in found.reason) is (verdict is not Verdict.PASS)
 
     def test_threads_may_spin_for_a_while(self) -> None:
         assert judged(of_candidate(variant("it"), idle_cpu=0.03)).verdict is Verdict.PASS
@@ -197,7 +199,9 @@ class TestGrowth:
         candidate = variant("it")
         for measurement in candidate.measurements:
             measurement.held_gib = []
-        assert ruling(study(candidate), "memory growth").verdict is Verdict.NOT_COMPARABLE
+        found = ruling(study(candidate), "memory growth")
+        assert found.verdict is Verdict.NOT_COMPARABLE
+        assert "set protocol.rounds to at least 2" in found.reason
 
     def test_the_peak_after_the_last_round_counts(self) -> None:
         candidate = variant("it")

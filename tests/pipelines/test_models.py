@@ -93,6 +93,7 @@ class TestArchitectures:
 def test_a_model_that_diffusers_has_retired_is_a_conflict_before_anything_is_fetched(variant: Compose) -> None:
     [found] = variant("model=altdiffusion").conflicts(CPU)
     assert found.startswith("model=altdiffusion: is an AltDiffusionPipeline, which diffusers has deprecated")
+    assert found.endswith("such as model=sd15 or model=sdxl")
     assert not variant("model=sd15").conflicts(CPU)
 
 

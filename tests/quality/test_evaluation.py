@@ -1,18 +1,24 @@
 """From folders of images to scores: what a variant has by itself, what a pair has, and what neither may have."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from sdopt import experiment
+from sdopt.config.composer import HydraComposer
+from sdopt.experiment import Experiment
 from sdopt.quality import evaluation
-from sdopt.quality.evaluation import Evaluator, Settings
+from sdopt.quality.evaluation import EvaluationError, Evaluator, Settings
 from sdopt.quality.inputs import Pictures
 from sdopt.quality.metrics import measured_metrics
 from sdopt.results.records import ImageRecord, StudyResult
 from sdopt.schema import Model, Quality
+from tests.fixtures import CPU
 from tests.quality.conftest import noisy
 
 AGAINST_BASELINE = Settings(measured_metrics(Quality(), Model()))
@@ -26,6 +32,24 @@ def kept(folder: Path, images: np.ndarray, seed: int = 0) -> Pictures:
         Image.fromarray(image).save(folder / f"{number}.png")
         records.append(ImageRecord(f"prompt {number}", number, 0, seed, f"{number}.png"))
     return Pictures(folder, records)
+
+
+def test_a_failure_says_how_to_go_on(
+    composer: type[HydraComposer],
+    result: StudyResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(*_given: object) -> None:
+        raise EvaluationError("its process was killed")
+
+    monkeypatch.setattr(experiment, "evaluate_apart", failing)
+    nothing: Any = None
+    machine: Any = SimpleNamespace(device=CPU)
+    Experiment(composer(["tracking=none"]), tmp_path, nothing, nothing).evaluate(result, machine)
+    said = capsys.readouterr().err
+    assert f"its process was killed; `sdopt run resume={tmp_path}` computes it without measuring again" in said
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def redness(given: Inputs, _features: str) -> Score:
 
 
 def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Family("redness", "mean of the red channel", False, redness, unit="dB")
+    row = Family("redness", "mean of the red channel", False, redness, unit="dB", headline=True)
     monkeypatch.setattr(metrics, "FAMILIES", (*FAMILIES, row))
     rules = "gate.rules={equivalent: [{metric: redness, margin: 1, confidence: null}]}"
     few = ["quality=default", "quality.prompt_count=3", "quality.floor_prompts=2", "quality.cache=null"]
@@ -104,5 +104,6 @@ def test_a_row_is_all_that_a_metric_takes(tmp_path: Path, monkeypatch: pytest.Mo
     [ruling] = [ruling for judgement in result.judgements for ruling in judgement.rulings if ruling.metric == "redness"]
     assert ruling.verdict == "pass", ruling.reason
     assert "redness (dB) ↓" in (run.folder / "table.md").read_text()
+    assert "redness" in run.out, "the terminal shows it too"
     flat = figures_by_variant(result)["layout=channels_last"].flat
     assert flat["quality/redness"] == scores[1].estimate

@@ -13,6 +13,7 @@ from sdopt.report.rows import rows_of
 from sdopt.results.records import BreakEven, Effect, Interference, Interval, Score, Status, StudyResult
 from sdopt.schema import Sheet
 from tests.records import reconfigure
+from tests.report.test_table import twice_compared
 
 
 def rows(spec: Spec | None) -> list[dict[str, object]]:
@@ -70,6 +71,12 @@ class TestForest:
             said = table[str(row["name"])]
             assert (row["figure"], row["memory"], row["latency"]) == (said.speedup, said.memory, said.latency)
 
+    def test_images_are_those_of_the_rows_own_comparison(self, result: StudyResult) -> None:
+        twice_compared(result)
+        shown = {row["name"]: row["quality"] for row in rows(forest(result, detailed=True))}
+        assert shown["bfloat16 against baseline"] == "40"
+        assert shown["bfloat16 against batches of four"] == "20"
+
     def test_its_axis_is_logarithmic(self, result: StudyResult) -> None:
         assert log_axes(forest(result))
 
@@ -88,7 +95,7 @@ class TestWaterfall:
         four.speedup, four.floor, four.reference = Interval(0.5, 0.4, 0.6), 1.0, half.candidate
         assert [(step.start, step.end) for step in steps_of(result)] == [(1.0, 2.0), (2.0, 1.0)]
         assert steps_of(result)[1].bounds == (0.8, 1.2)
-        four.reference = "another"
+        four.reference = "TensorFloat-32"
         monkeypatch.setattr(
             comparisons, "figures_of", lambda _: [row for row in figures_of(result) if row.variant.role != "control"]
         )
@@ -105,6 +112,7 @@ class TestWaterfall:
 class TestEffects:
     def test_mains_are_sorted_and_pairs_lie_below_the_diagonal(self, result: StudyResult) -> None:
         assert main_effects(result) is interactions(result) is None
+        result.floor = 1.01
         result.effects = [
             Effect(("a=1",), Interval(0.9, 0.8, 0.95)),
             Effect(("b=1",), Interval(1.3, 1.2, 1.4), Interval(0.8)),
@@ -115,6 +123,8 @@ class TestEffects:
             ("b=1", "faster"),
             ("a=1", "slower"),
         ]
+        result.floor = 1.2
+        assert rows(main_effects(result))[1]["speed"] == "no difference shown", "two baselines differ by as much"
         cells = {row["of"]: row for row in rows(interactions(result))}
         assert (cells["a=1 × b=1"]["column"], cells["a=1 × b=1"]["row"]) == ("a=1", "b=1")
         assert cells["b=1 × c=1"]["figure"] == "aliased with a=1"
@@ -126,6 +136,7 @@ class TestBreakEven:
         for edge in result.comparisons:
             edge.break_even = None
         assert break_even_plot(result) is None
+        half.speedup, half.floor = Interval(1.5, 0.9, 2.5), 1.01
         half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, None, 0.95)
         four.break_even = BreakEven(4.5, 0.5, 1.0, 3.0)
         [row] = rows(break_even_plot(result))

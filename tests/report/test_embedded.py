@@ -1,5 +1,6 @@
 """Tables of results within a Markdown page."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import pytest
 
 from sdopt.report.embedded import embed
 from sdopt.report.rows import rows_of
-from sdopt.results.records import StudyResult
+from sdopt.results.files import write_result
+from sdopt.results.records import Schedule, StudyResult
 from tests.command import ROOT, Finished, sdopt
+from tests.records import reconfigure
+from tests.report.test_table import twice_compared
 
 END = "<!-- sdopt:end -->"
 
@@ -34,6 +38,24 @@ def test_a_block_holds_the_figures_of_its_result_and_nothing_else_changes(page: 
     assert "\n> " in text[text.index("\nBetween.\n") :]
     page.write_text(text)
     assert embed(page) == text
+
+
+def test_each_row_has_the_scores_of_its_own_comparison(page: Path, result: StudyResult) -> None:
+    twice_compared(result)
+    write_result(result, page.parent / "run")
+    text = embed(page)
+    assert re.search(r"^\| bfloat16 \|.*\| 40 \|", text, re.MULTILINE)
+    assert re.search(r"^\| bfloat16 against batches of four \|.*\| 20 \|", text, re.MULTILINE)
+
+
+def test_the_sampling_is_that_of_the_notes(page: Path, result: StudyResult) -> None:
+    result.schedule = Schedule("blocks", "memory")
+    reconfigure(result, "protocol", replicates=2)
+    write_result(result, page.parent / "run")
+    page.write_text(f"{page.read_text()}<!-- sdopt:plot run -->\n{END}\n")
+    text = embed(page)
+    assert "- Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals" in text
+    assert "![shared: speed-up of each variant](run/plot.png)" in text
 
 
 def test_the_command_writes_and_checks(page: Path) -> None:

@@ -142,6 +142,12 @@ class TestOrder:
             cells = [text(cell) for cell in row]
             assert (cells[0], cells[2], cells[3], cells[5]) == (said.variant, said.latency, said.speedup, said.memory)
 
+    def test_the_command_that_measures_a_peak_rate_is_one_that_works(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
+        written = html_page(study_page(full, finished.folder)).decode()
+        assert "sdopt doctor --save my_conf/hardware/mine.yaml" in written
+
 
 class TestClosed:
     def test_nothing_is_fetched(self, full: StudyResult, finished: Finished) -> None:
@@ -255,6 +261,20 @@ class TestGallery:
         assert captions == {"bfloat16": "0.2", "batches of four": "0.4"}
         assert [picture.caption for picture in gallery.prompts[-1].variants] == ["same", "same"]
         assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
+
+    def test_an_image_that_equals_its_reference_is_not_shown_as_the_baselines(
+        self, full: StudyResult, finished: Finished
+    ) -> None:
+        half, four = full.comparisons[:2]
+        four.reference, four.quality["mse"] = half.candidate, Score(0.0, [0.0] * 4)
+        gallery = gallery_of(full, finished.folder, 10**9)
+        assert gallery is not None
+        for row in gallery.prompts:
+            picture = next(picture for picture in row.variants if picture.variant == four.candidate)
+            assert picture.caption == "same against bfloat16"
+            place = next(n for n, record in enumerate(full.variant("baseline").images) if record.prompt == row.prompt)
+            paths = [finished.folder / full.variant(name).images[place].path for name in ("baseline", four.candidate)]
+            assert (picture.uri == "") is (paths[0].read_bytes() == paths[1].read_bytes())
 
     def test_a_broken_image_is_marked(self, full: StudyResult, finished: Finished) -> None:
         variant = full.variant("bfloat16")

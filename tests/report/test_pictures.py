@@ -36,7 +36,7 @@ class TestSheets:
         assert whole[0] - sheet.size[0] == _CELL
         assert whole[1] - sheet.size[1] == 2 * 2 * _CELL
 
-    def test_the_second_row_is_the_amplified_difference_to_the_baseline(
+    def test_the_second_row_is_the_amplified_difference_to_the_reference(
         self, finished: Finished, result: StudyResult, tmp_path: Path
     ) -> None:
         for name, level in (("baseline", 100), ("bfloat16", 103), ("batches of four", 140)):
@@ -51,6 +51,21 @@ class TestSheets:
             for row in range(_CELL, sheet.height - 100)
         }
         assert {(3 * 16, 0, 0), (255, 0, 0)} <= found
+
+    def test_the_difference_is_that_to_the_reference_of_the_figures_below(
+        self, result: StudyResult, tmp_path: Path
+    ) -> None:
+        half, four = result.comparisons[:2]
+        four.reference = half.candidate
+        for name, level in (("baseline", 100), (half.candidate, 140), (four.candidate, 143)):
+            result.variant(name).images = result.variant(name).images[:1]
+            record = result.variant(name).images[0]
+            record.path = f"{name}.png"
+            Image.new("RGB", (8, 8), (level, 100, 100)).save(tmp_path / record.path)
+        sheet = opened(comparison_sheet(result, tmp_path))
+        last = {sheet.getpixel((150 + 2 * _CELL + 80, row)) for row in range(_CELL, sheet.height - 100)}
+        assert (3 * 16, 0, 0) in last
+        assert (255, 0, 0) not in last
 
     def test_a_long_name_is_not_cut(self, finished: Finished, result: StudyResult) -> None:
         before = opened(comparison_sheet(result, finished.folder)).height

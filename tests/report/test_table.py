@@ -7,10 +7,12 @@ import pytest
 from rich.console import Console
 
 from sdopt.analysis.answer import answer_of
+from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_markdown
-from sdopt.report.rows import quality_heading, rows_of
+from sdopt.report.rows import quality_heading, quality_rows, rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
-from sdopt.results.records import Evidence, Interval, Score, Status, StudyResult
+from sdopt.results.records import Comparison, Evidence, Interval, Schedule, Score, Status, StudyResult
+from sdopt.tracking.projection import study_tags
 from tests.records import reconfigure
 
 NAMES = ["[bold]markup[/bold]", "[/]", "a|b", "<b>&amp;</b>", "with\na line", "back\\slash", "[link=x", "a" * 90]
@@ -28,6 +30,15 @@ def renamed(result: StudyResult, old: str, new: str) -> StudyResult:
         edge.candidate = new if edge.candidate == old else edge.candidate
         edge.reference = new if edge.reference == old else edge.reference
     return result
+
+
+def twice_compared(result: StudyResult) -> None:
+    """Compares bfloat16 with another variant too, to whose images its own are less alike."""
+    edge = result.comparisons[0]
+    edge.quality = {"psnr_db": Score(40.0)}
+    again = Comparison("bfloat16", "batches of four", "nothing", speedup=Interval(2.0), floor=1.1)
+    again.quality = {"psnr_db": Score(20.0)}
+    result.comparisons.append(again)
 
 
 def cells(markdown: str) -> list[list[str]]:
@@ -77,7 +88,7 @@ class TestRows:
         row = rows_of(result)[1]
         assert row.speedup == "1.50× [1.25, 1.75]"
         assert re.fullmatch(r"[\d.]+ m?s \[[\d.]+, [\d.]+\]", row.latency)
-        assert re.fullmatch(r"[\d.]+ GiB \([\d.]+×\)", row.memory)
+        assert re.fullmatch(r"\d+ MiB \([\d.]+×\)", row.memory)
 
     @pytest.mark.parametrize(("estimate", "marked"), [(1.05, True), (0.96, True), (1.2, False), (0.8, False)])
     def test_what_is_within_the_floor_is_marked(self, result: StudyResult, estimate: float, marked: bool) -> None:
@@ -128,7 +139,7 @@ class TestTerminal:
         assert max(map(len, text.splitlines())) <= 80
         assert "memory" in text.splitlines()[3]
         row = next(line for line in text.splitlines() if line.startswith("  + memory=vae_slicing"))
-        assert "GiB" in row
+        assert "MiB" in row
         assert "\n   against baseline " in text
         assert "\n   against + " in text
 
@@ -156,6 +167,22 @@ class TestTerminal:
         assert "A/A floor: two identical baselines differed by" in text
         assert "6 interleaved rounds, 3 processes per variant, two-sided 95 % intervals" in text
         assert "peak resident set of the process and its child processes during a call" in text
+
+    def test_says_the_floors_by_which_speedups_are_marked(self, result: StudyResult) -> None:
+        """A study that was resumed has one for each set of sessions."""
+        edge, other, *_ = [edge for edge in result.comparisons if edge.speedup]
+        for each in result.comparisons:
+            each.floor = 1.02
+        edge.speedup = other.speedup = Interval(1.05, 1.04, 1.06)
+        assert "differed by 2.0 %; ≈ marks" in " ".join(rendered(result, 100).split())
+        assert "A/A floor" in str(forest(result))
+        edge.floor = 1.08
+        shown = {row.variant: row.speedup for row in rows_of(result)}
+        assert (shown[edge.candidate][0], shown[other.candidate][0]) == ("≈", "1")
+        said = " ".join(rendered(result, 100).split())
+        assert "differed by 2.0 to 8.0 %, by the sessions of a comparison; ≈ marks" in said
+        assert "A/A floor" not in str(forest(result)), "no band fits both"
+        assert study_tags(result)["sdopt.floor"] == "1.0200 to 1.0800"
 
     def test_says_what_not_engaged_means_where_it_happens(self, result: StudyResult) -> None:
         assert "not_engaged" not in rendered(result, 100)
@@ -213,6 +240,18 @@ class TestQuality:
         for text in (markdown_table(result), rendered(result, 120)):
             assert "↑ more is better, ↓ less is better. clip_score: 100 · cosine" in " ".join(text.split())
 
+    def test_a_comparison_with_another_reference_has_a_row_that_names_it(self, result: StudyResult) -> None:
+        twice_compared(result)
+        shown = {row[0]: row[1] for row in quality_rows(result, ["psnr_db"])}
+        assert shown["bfloat16"] == "40"
+        assert shown["bfloat16 against batches of four"] == "20"
+
     def test_two_processes_have_no_intervals(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", replicates=2)
         assert "no intervals: protocol.replicates=3 would give some" in markdown_table(result)
+        result.schedule = Schedule("blocks", "memory")
+        note = (
+            "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals: protocol.replicates=3"
+        )
+        assert note in markdown_table(result)
+        assert "two-sided 95 %" not in markdown_table(result)

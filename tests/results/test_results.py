@@ -15,8 +15,8 @@ from sdopt.errors import UsageError
 from sdopt.gate.judge import judge
 from sdopt.report.markdown import markdown_table
 from sdopt.results import files
-from sdopt.results.files import read_result, write_atomically, write_result
-from sdopt.results.records import SCHEMA_VERSION, StudyResult
+from sdopt.results.files import read_result, to_json, write_atomically, write_result
+from sdopt.results.records import SCHEMA_VERSION, Judgement, Payoff, Ruling, StudyResult, Verdict
 from sdopt.schema import Rule
 from sdopt.study.designs import Plan
 from sdopt.study.resume import merge_resumed
@@ -101,6 +101,20 @@ def test_a_result_of_a_later_schema_is_refused(result: StudyResult, tmp_path: Pa
         read_result(path)
 
 
+def test_a_ruling_of_an_earlier_version_says_in_its_reason_whether_it_pays(result: StudyResult, tmp_path: Path) -> None:
+    rulings = [
+        Ruling("must pay", "", Verdict.FAIL, "no benefit: latency 1×"),
+        Ruling("must pay", "", Verdict.INCONCLUSIVE, "straddles"),
+    ]
+    result.judgements = [Judgement("bfloat16", "baseline", "it", "lossy", Verdict.FAIL, rulings)]
+    document = json.loads(to_json(result))
+    for ruling in document["judgements"][0]["rulings"]:
+        del ruling["payoff"]
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    found = read_result(tmp_path).judgements[0].rulings
+    assert [ruling.payoff for ruling in found] == [Payoff.NO_BENEFIT, None]
+
+
 VERSION_1 = Path(__file__).parent / "version_1"
 
 
@@ -153,8 +167,8 @@ class TestVersion1:
 
 
 def test_no_variant_of_that_name(result: StudyResult) -> None:
-    with pytest.raises(KeyError, match="nobody"):
-        result.variant("nobody")
+    with pytest.raises(UsageError, match="variant=bf16: not in the study; choose one of baseline, bfloat16, "):
+        result.variant("bf16")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from sdopt.results.records import (
     Comparison,
     Environment,
     Measurement,
+    Payoff,
     Promise,
     RecordedConfig,
     Status,
@@ -97,7 +98,7 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
             paying = [ruling for ruling in judgement.rulings if ruling.rule == "must pay"]
             spent = any(ruling.rule == "looks" and ruling.verdict is not Verdict.PASS for ruling in judgement.rulings)
             gains |= {judgement.candidate for ruling in paying if ruling.verdict is Verdict.PASS and not spent}
-            harms |= {judgement.candidate for ruling in paying if ruling.reason.startswith("harm")}
+            harms |= {judgement.candidate for ruling in paying if ruling.payoff is Payoff.HARM}
     return gains, harms
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sdopt.analysis.answer import answer_of
 from sdopt.analysis.break_even import images_text
-from sdopt.analysis.figures import Ratio, figures_of, ratio_text
+from sdopt.analysis.figures import Ratio, figures_of, floor_range, ratio_text
+from sdopt.analysis.measures import SPEEDUP, smallest_change
 from sdopt.report.charts.spec import (
     ARIA_TEXT,
     BARS,
@@ -25,7 +26,7 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.rows import memory_text, quality_heading, quality_rows, seconds_text
+from sdopt.report.rows import memory_text, metric_text, quality_heading, seconds_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
@@ -86,7 +87,6 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     verdicts = {(option.variant, option.reference): str(option.worth) for option in answer_of(result).options}
     references, several = {row.reference for row in rows}, len(result.shapes) > 1
     [metric, *_] = [*_metrics_of_pairs(result), ""]
-    quality = {row[0]: row[1] for row in quality_rows(result, [metric])} if metric else {}
     data = []
     for row in sorted(rows, key=lambda row: (row.variant.role == "control", -_estimate(row.speedup))):
         assert row.speedup is not None
@@ -98,15 +98,16 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
             "figure": row.speedup.text,
             "latency": seconds_text(row.latency) if row.latency else "",
             "memory": memory_text(row),
-            "quality": quality.get(row.variant.name, ""),
+            "quality": metric_text(row, metric),
             "worth": verdicts.get((row.variant.name, row.reference), ""),
         })  # fmt: skip
     heading = Column(quality_heading(metric), "quality", 96)
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    # Each shape has a floor of its own, which decides the colours.
-    floor = None if several else result.floor
+    # Each shape, and each set of sessions, has a floor of its own, which decides the colours.
+    low, high = floor_range(result) or (None, None)
+    floor = low if low == high and not several else None
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_band_ends(floor)])}
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}
@@ -250,11 +251,12 @@ def main_effects(result: StudyResult) -> Spec | None:
     found = [(effect, effect.speedup) for effect in result.effects if effect.speedup and len(effect.options) == 1]
     if not found:
         return None
+    smallest = smallest_change(SPEEDUP, result.config.gate, result.variant(result.baseline))
     data = [
         {
             "name": effect.options[0],
             **_bounds(speedup),
-            "speed": _SPEEDS[_side(speedup)],
+            "speed": _SPEEDS[Ratio(SPEEDUP, speedup, result.floor, *smallest).gain],
             "figure": ratio_text(speedup),
             "memory": ratio_text(effect.memory_ratio) if effect.memory_ratio else "",
         }
@@ -264,13 +266,6 @@ def main_effects(result: StudyResult) -> Spec | None:
     x = ratio_axis("speed-up by the option, averaged over the others, log scale", ends)
     tooltip = {"name": "option", "figure": "speed-up", "memory": "memory"}
     return Rows(data, _NUMBERS).spec(_dots(Rows(data), x, tooltip), f"Main effects: {_listed(data)}")
-
-
-def _side(found: Interval) -> int:
-    """Returns 1 if the whole interval is above 1, -1 if it is below, else 0."""
-    if found.low is None or found.high is None or found.low <= 1 <= found.high:
-        return 0
-    return 1 if found.low > 1 else -1
 
 
 def interactions(result: StudyResult) -> Spec | None:
@@ -333,16 +328,11 @@ def break_even_plot(result: StudyResult) -> Spec | None:
     A variant whose start costs no more than a call of its reference is left out.
     """
     data = []
-    for edge in result.comparisons:
-        level = edge.break_even
-        if (
-            level is not None
-            and level.images
-            and level.extra_s > level.call_s
-            and result.variant(edge.candidate).role != "control"
-        ):
+    for row in figures_of(result):
+        level = row.break_even
+        if level is not None and level.images and level.is_slower and row.variant.role != "control":
             data.append({
-                "name": edge.candidate,
+                "name": row.variant.name,
                 "estimate": level.images,
                 "low": level.images_low or None,
                 "high": level.images_high,

@@ -9,6 +9,7 @@ from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.quality.metrics import family_of
 from sdopt.report.charts.spec import (
+    AMBER,
     ARIA_TEXT,
     BLUE,
     FEW_TICKS,
@@ -22,7 +23,15 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import known_family, metric_text, quality_columns, quality_heading, seconds_text
+from sdopt.report.rows import (
+    compared,
+    gib_text,
+    known_family,
+    metric_text,
+    quality_columns,
+    quality_heading,
+    seconds_text,
+)
 from sdopt.results.records import StudyResult
 
 _BASELINE = "baseline"
@@ -31,6 +40,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     _BASELINE: (INK, "square"),
     Worth.WORTH_IT: (BLUE, "circle"),
     Worth.UNPROVEN: (GREY, "diamond"),
+    Worth.NO_BENEFIT: (AMBER, "triangle-left"),
     Worth.HARMFUL: (VERMILION, "triangle-down"),
     Worth.BROKEN: (PURPLE, "cross"),
 }
@@ -96,14 +106,14 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
         memory = row.headline_memory[1] if row.headline_memory else None
         points.append({
             "number": number,
-            "name": row.variant.name,
-            "aria_text": f"{number} {row.variant.name}: {kind}",
-            "label": row.variant.name if named else str(number),
+            "name": compared(result, row),
+            "aria_text": f"{number} {compared(result, row)}: {kind}",
+            "label": compared(result, row) if named else str(number),
             "loss": loss,
             "speed": speed,
             "kind": kind,
             "memory": memory,
-            "memory_text": "" if memory is None else f"{memory:.2f} GiB",
+            "memory_text": "" if memory is None else gib_text(memory),
             "speed_text": row.speedup.text if row.speedup else "",
             "latency": seconds_text(row.latency) if row.latency else "",
             "loss_text": _loss_text(row, metric, is_baseline),
@@ -122,10 +132,10 @@ def _loss(row: Figures, metric: str, is_baseline: bool) -> float | None:
     """Returns the value of a metric; infinity if the images are equal and the metric has no figure for that."""
     family, score = family_of(metric), row.scores.get(metric)
     if is_baseline and family.needs_pair:
-        return math.inf if metric == "psnr_db" else 1.0 if family.higher_is_better else 0.0
+        return math.inf if family.equal_text else 1.0 if family.higher_is_better else 0.0
     if score is None:
         return None
-    return math.inf if score.estimate is None and metric == "psnr_db" else score.estimate
+    return math.inf if score.estimate is None and family.equal_text else score.estimate
 
 
 def _loss_text(row: Figures, metric: str, is_baseline: bool) -> str:
@@ -185,13 +195,15 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
               "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
     shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
     largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
+    in_mib = largest < 1
     size: Spec = {
         "field": "memory",
         "type": "quantitative",
-        "title": "memory (GiB)",
+        "title": f"memory ({'MiB' if in_mib else 'GiB'})",
         "scale": {"domain": [0, largest], "range": [0, 700]},
-        "legend": {"values": [round(largest * share, 2) for share in (0.25, 0.5, 1)], "symbolFillColor": GREY,
-                   "symbolStrokeColor": GREY, "format": ".2f"},
+        "legend": {"values": [round(largest * share, 5) for share in (0.25, 0.5, 1)], "symbolFillColor": GREY,
+                   "symbolStrokeColor": GREY,
+                   "labelExpr": f"format(datum.value * {1024 if in_mib else 1}, '{'.0f' if in_mib else '.2f'}')"},
     }  # fmt: skip
     front = _front(points, bool(x["scale"]["reverse"]), relative)
     return {

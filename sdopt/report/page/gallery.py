@@ -45,10 +45,15 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     ordered = sorted(_prompts(baseline), key=lambda prompt: -_worst(losses, prompt))
     with Image.open(inside(folder, baseline.images[0].path)) as image:
         edge = max(image.size)
+    against = {
+        variant.name: f" against {compared.reference}"
+        for variant in others
+        if (compared := result.first_comparison(variant.name)) and compared.reference != result.baseline
+    }
     rows: list[PromptImages] = []
     spent = 0
     for prompt in ordered[:_PROMPTS]:
-        row = _row(prompt, baseline, others, losses, folder)
+        row = _row(prompt, baseline, others, losses, against, folder)
         spent += sum(len(picture.uri) for picture in (row.baseline, *row.variants))
         if rows and spent > budget:
             break
@@ -103,6 +108,7 @@ def _row(
     baseline: VariantResult,
     variants: Sequence[VariantResult],
     losses: dict[tuple[str, int], float],
+    against: dict[str, str],
     folder: Path,
 ) -> PromptImages:
     [first, *_] = [record for record in baseline.images if record.prompt_index == prompt]
@@ -113,8 +119,10 @@ def _row(
         if record is None or not inside(folder, record.path).is_file():
             continue
         loss = losses.get((variant.name, prompt))
-        same = inside(folder, record.path).read_bytes() == plain or loss == 0
-        caption = "" if loss is None else "same" if loss == 0 else f"{loss:.2g}"
+        reference = against.get(variant.name, "")
+        # The page shows an image that equals the baseline's once.
+        same = inside(folder, record.path).read_bytes() == plain or (loss == 0 and not reference)
+        caption = "" if loss is None else ("same" if loss == 0 else f"{loss:.2g}") + reference
         broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
         pictures.append(Picture(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
     return PromptImages(first.prompt, Picture(baseline.name, _uri(inside(folder, first.path))), pictures)

@@ -26,6 +26,7 @@ _GLYPHS = {
     "inconclusive": "?",
     "not comparable": "?",
     "undecided": "?",
+    "no gain": "✗",
     "harmful": "✗",
     "fail": "✗",
     "baseline": "■",
@@ -93,7 +94,7 @@ def _environment() -> Environment:
     return environment
 
 
-_FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|GiB|GB|dB|TFLOP/s))?)(?: ([\[(].*))?")
+_FIGURE = re.compile(r"([≈<]?[-+]?[\d.,]+(?:×|e-?\d+)?(?: (?:ms|s|MiB|GiB|GB|dB|TFLOP/s))?)(?: ([\[(].*))?")
 
 
 def _figure(text: str) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sdopt.analysis.answer import Answer, OptionAnswer, answer_of
 from sdopt.analysis.break_even import images_text, start_text
+from sdopt.analysis.figures import figures_of
 from sdopt.analysis.published import Claim, claims_of, notes_of_published, shown_claims
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
@@ -17,15 +18,14 @@ from sdopt.report.page.gallery import gallery_of, has_images
 from sdopt.report.published import claims_table
 from sdopt.report.rows import (
     ANSWER_HEADINGS,
-    BROKEN,
     EFFECT_HEADINGS,
-    FIRST_METRICS,
     SWEEP_NOTE,
     Row,
     answer_cells,
     effect_cells,
+    headline_columns,
+    intervals_text,
     notes_of,
-    quality_columns,
     quality_heading,
     quality_notes,
     quality_rows,
@@ -123,10 +123,7 @@ def _results(result: StudyResult) -> Section:
         caption = "Each dot is a speed-up, with its interval. The band is what two baselines differed by."
         shown_first = not result.effects and result.design != "cumulative"
         blocks.append(Chart([("", plot)], caption, file="plot.png" if shown_first else ""))
-    columns = [name for name in quality_columns(result) if name.startswith(FIRST_METRICS)]
-    if not any(variant.trips for variant in result.variants):
-        columns = [name for name in columns if name != BROKEN]
-    if columns:
+    if columns := headline_columns(result):
         blocks.append(Table(("images", *map(quality_heading, columns)), quality_rows(result, columns)))
         blocks.append(Notes(quality_notes(columns)))
     if result.judgements:
@@ -222,7 +219,8 @@ def _limit(result: StudyResult) -> Section:
     source = (
         f"Peak rates are those of the data sheet of {sheet.name}."
         if sheet is not None
-        else "The peak rate of this device is not known; `sdopt doctor --save` measures it and writes a data sheet."
+        else "The peak rate of this device is not known; `sdopt doctor --save my_conf/hardware/mine.yaml` measures it "
+        "and writes a data sheet."
     )
     return Section("limit", "Distance to the hardware's limit", [Chart([("", plot)], source)])
 
@@ -230,9 +228,9 @@ def _limit(result: StudyResult) -> Section:
 def _break_even(result: StudyResult) -> Section:
     plot = break_even_plot(result)
     rows = [
-        (edge.candidate, edge.reference, f"{level.first_image_s:.1f} s", _extra(level), _repaid(level))
-        for edge in result.comparisons
-        if (level := edge.break_even) is not None and result.variant(edge.candidate).role != "control"
+        (row.variant.name, row.reference, f"{level.first_image_s:.1f} s", _extra(level), _repaid(level))
+        for row in figures_of(result)
+        if (level := row.break_even) is not None and row.variant.role != "control"
     ]
     if not rows:
         return Section("break-even", "Break-even", [])
@@ -265,7 +263,7 @@ def _method(result: StudyResult) -> Section:
         ("baseline", result.baseline),
         ("rounds", f"{protocol.rounds} of each process, {result.schedule.kind}"),
         ("processes", f"{result.config.replicates} per variant"),
-        ("intervals", f"two-sided, {100 * result.confidence:g} %"),
+        ("intervals", intervals_text(result)),
         ("gate", result.gate or "none"),
         ("study id", result.id),
     ]
