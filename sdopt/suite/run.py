@@ -15,7 +15,7 @@ from pathlib import Path
 
 import sdopt
 from sdopt.analysis.outcomes import Standing
-from sdopt.config.overrides import merge_overrides
+from sdopt.config.overrides import merge_overrides, quoted
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.results.records import StudyResult
@@ -235,12 +235,13 @@ def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, 
         log.unlink(missing_ok=True)
         return run(command)
     if (folder / "result.json").is_file():
-        resumed = run(_sdopt("run", f"resume='{folder}'", "tracking=none"))
+        # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
+        resumed = run(_sdopt("run", f"resume={folder}", "tracking=none"))
         if resumed.code != _USAGE:
             return resumed
         _move_away(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    return run([*command, f"hydra.run.dir='{folder}'"])
+    return run([*command, f"hydra.run.dir={quoted(str(folder))}"])
 
 
 def _move_away(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
+from sdopt.results.records import Status, StudyResult
 from sdopt.suite import run as running
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.findings import machine_findings, noise_findings
@@ -46,9 +47,13 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def record_of(called: Finished) -> Record:
-    found = read_record(called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name))
+    found = read_record(results_of(called))
     assert found is not None
     return found
+
+
+def results_of(called: Finished) -> Path:
+    return called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name)
 
 
 def entry(called: Finished, part: str) -> Entry:
@@ -96,8 +101,7 @@ class TestCall:
 
     def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
         page = page_of(record_of(called))
-        folder = called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name)
-        assert (folder / "suite.md").read_text() == page
+        assert (results_of(called) / "suite.md").read_text() == page
         assert "| wrong | failed |" in page
         assert page.index("| blade_sd15_lora |") < page.index("| slow |"), "in the order of the parts"
 
@@ -125,6 +129,51 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     after = record_of(second)
     assert [entry.ending for entry in after.entries] == [Ending.DONE] * 4
     assert after.entry("options") == options, "not measured once more"
+
+
+STUDY = (
+    *("gpu-suite", "device=cpu", "budget_s=600", "only=[study]"),
+    f"+parts.study={{kind: study, limit_s: 300, overrides: [{TINY}, layout:channels_last]}}",
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A study that the suite measured."""
+    return once(tmp_path_factory, "suite-study", lambda cwd: sdopt(cwd, *STUDY))
+
+
+@pytest.fixture
+def copied(measured: Finished, tmp_path: Path) -> Finished:
+    """The same in a folder of its own, which a test may change."""
+    shutil.copytree(measured.cwd, tmp_path / "it's a copy")
+    return replace(measured, cwd=tmp_path / "it's a copy")
+
+
+def cut_off(folder: Path) -> StudyResult:
+    """Leaves the study as if the budget had ended before its option was measured; returns what is left of it."""
+    left = read_result(folder / "parts" / "study" / "run")
+    left.status, row = "running", left.variant("layout=channels_last")
+    row.status, row.measurements, row.images = Status.PENDING, [], []
+    write_result(left, folder / "parts" / "study" / "run")
+    record = read_record(folder)
+    assert record is not None
+    [done] = record.entries
+    write_record(replace(record, entries=[replace(done, ending=Ending.CUT)]), folder)
+    return left
+
+
+def test_a_study_that_was_cut_off_goes_on(copied: Finished) -> None:
+    """It once began anew, because its folder was quoted, and so not found."""
+    before = cut_off(results_of(copied))
+    finished = sdopt(copied.cwd, *STUDY)
+    assert finished.code == 0, finished.shown
+    run = results_of(copied) / "parts" / "study" / "run"
+    after = read_result(run)
+    assert (after.id, after.variant("layout=channels_last").status) == (before.id, Status.OK)
+    [earlier], [first, *_] = (found.variant("baseline").measurements for found in (before, after))
+    assert first.latency_s == earlier.latency_s, "what was measured is kept"
+    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["run"], "nothing was moved away"
 
 
 def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
@@ -173,7 +222,7 @@ class TestGoingOn:
         write_record(Record(CPU.name, "", [Entry("study", Ending.CUT)]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,)))
         first, second = commands
-        assert first[-2:] == [f"resume='{folder}'", "tracking=none"]
+        assert first[-2:] == [f"resume={folder}", "tracking=none"]
         assert f"hydra.run.dir='{folder}'" in second
         assert (tmp_path / "parts" / "study" / "earlier-1" / "result.json").is_file(), "what was measured is kept"
 
