@@ -10,6 +10,7 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.results.choices import as_override
 from sdopt.schema import bounded, wrong_name
+from sdopt.suite.archive import SUFFIX
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
 
@@ -54,6 +55,9 @@ class SuiteConfig:
     """`cuda` is the first CUDA device. On the CPU, every study runs with the packaged model, as a trial."""
     folder: str
     """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
+    archive: str | None = None
+    """A file ending in `.tar.xz` that gets all results of the device, without images, after each part; if the device's
+    folder is missing, it is made from this file. One archive is of one device."""
     only: list[str] = field(default_factory=list)
     """Parts to run; an empty list runs all, in their order."""
     retry: bool
@@ -102,6 +106,8 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
     plain = OmegaConf.masked_copy(node, [str(key) for key in node if key != "parts"])
     config: SuiteConfig | None = build_typed("", plain, SuiteConfig, problems)
     if config is not None:
+        if config.archive is not None and not config.archive.endswith(SUFFIX):
+            problems.append(f"archive={config.archive}: must end in {SUFFIX}")
         known = [part.name for part in parts]
         problems += [
             f"only: unknown part '{name}'; choose from {', '.join(known)}"

@@ -1,6 +1,5 @@
 """Runs the parts of the suite in their order, each within its time limit and the budget."""
 
-import math
 import re
 import shutil
 import sys
@@ -19,6 +18,7 @@ from sdopt.config.overrides import merge_overrides, quoted
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.results.records import StudyResult
+from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import (
     machine_findings,
@@ -71,53 +71,66 @@ class Suite:
 def run_suite(suite: Suite) -> Record:
     """Runs every part that is not done, and writes the record after each; returns it.
 
+    With an archive, the results are also written to it after each, and a missing folder is made from it.
+
     Raises:
-        UsageError: the folder holds the record of another device, or one that cannot be read.
-        OSError: the folder cannot be written.
+        UsageError: the folder or the archive holds the record of another device, or one that cannot be read.
+        OSError: the folder or the archive cannot be written.
     """
-    suite.folder.mkdir(parents=True, exist_ok=True)
+    archive = None if suite.config.archive is None else Path(suite.config.archive)
+    suite.folder.parent.mkdir(parents=True, exist_ok=True)
+    if archive is not None and archive.is_file() and not suite.folder.exists():
+        unpack(archive, suite.folder, suite.device.name)
+    suite.folder.mkdir(exist_ok=True)
     record = read_record(suite.folder) or Record(suite.device.name, sdopt.__version__)
     if record.device != suite.device.name:
         raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
     names = [part.name for part in suite.config.parts]
     order = [*names, *(name + AGAIN for name in names)]
-    for part in chain(suite.config.chosen, _again(suite, record)):
+    for part, obstacle in chain(((part, "") for part in suite.config.chosen), _again(suite, record)):
         before = record.entry(part.name)
         if before is not None and before.ending.final and not (suite.config.retry and before.ending is not Ending.DONE):
             continue
-        for entry in _entries(suite, part, before):
+        for entry in [Entry(part.name, Ending.NOT_RUN, obstacle)] if obstacle else _entries(suite, part, before):
             record.put(entry, order)
             write_record(record, suite.folder)
+            if archive is not None:
+                pack(suite.folder, archive)
         suite.tell(f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
     return record
 
 
-def _again(suite: Suite, record: Record) -> Iterator[Part]:
+def _again(suite: Suite, record: Record) -> Iterator[tuple[Part, str]]:
     """Yields the studies to measure again, each when its turn comes: its rounds depend on its earlier times.
 
-    A study with longer calls gets fewer rounds.
+    A study with longer calls gets fewer rounds. With each comes why it cannot be planned, or "".
     """
     for part in suite.config.chosen:
         first = record.entry(part.name)
         if part.again_s is None or first is None or first.ending is not Ending.DONE or first.seconds is None:
             continue
+        if not first.command:
+            continue  # nothing in it can run here
+        again = replace(part, name=part.name + AGAIN)
         result = result_in(suite.folder / first.folder)
-        call_s = _round_s(result) if result else math.nan
+        call_s = _round_s(result) if result else 0.0
         if not call_s > 0:
+            lacking = "timed nothing" if result else f"is missing from {first.folder}"
+            yield again, f"its first result, which says how long its calls take, {lacking}"
             continue
         beginning_s = _PROCESSES * max(0.0, first.seconds - _FEWEST_ROUNDS * call_s)
         room_s = min(part.again_s, max(suite.left_s, 0)) - beginning_s
         rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / (_PROCESSES * call_s))))
         protocol = [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
         overrides = merge_overrides(part.overrides, protocol)
-        yield replace(
-            part,
-            name=part.name + AGAIN,
+        planned = replace(
+            again,
             overrides=overrides,
             settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
             limit_s=part.again_s,
             least_s=beginning_s + _FEWEST_ROUNDS * _PROCESSES * call_s,
         )
+        yield planned, ""
 
 
 def _round_s(result: StudyResult) -> float:

@@ -92,6 +92,7 @@ def test_nothing_is_measured_where_nothing_can_run() -> None:
     [
         ("budget=1", "budget: unknown key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
         ("budget_s=0", "budget_s=0.0: must be above 0"),
+        ("archive=suite.zip", "archive=suite.zip: must end in .tar.xz"),
         ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
         ("only=[nois]", "only: unknown part 'nois'; choose from environment, noise"),

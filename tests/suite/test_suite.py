@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
 from sdopt.suite import run as running
+from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.findings import machine_findings, noise_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
@@ -132,14 +135,14 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
 
 
 STUDY = (
-    *("gpu-suite", "device=cpu", "budget_s=600", "only=[study]"),
+    *("gpu-suite", "device=cpu", "budget_s=600", "only=[study]", "archive=suite.tar.xz"),
     f"+parts.study={{kind: study, limit_s: 300, overrides: [{TINY}, layout:channels_last]}}",
 )
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A study that the suite measured."""
+    """A study that the suite measured, and packed."""
     return once(tmp_path_factory, "suite-study", lambda cwd: sdopt(cwd, *STUDY))
 
 
@@ -174,6 +177,78 @@ def test_a_study_that_was_cut_off_goes_on(copied: Finished) -> None:
     [earlier], [first, *_] = (found.variant("baseline").measurements for found in (before, after))
     assert first.latency_s == earlier.latency_s, "what was measured is kept"
     assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["run"], "nothing was moved away"
+
+
+def test_another_machine_goes_on_from_the_archive(copied: Finished) -> None:
+    folder = results_of(copied)
+    before = record_of(copied)
+    shutil.rmtree(folder)
+    finished = sdopt(copied.cwd, *STUDY)
+    assert finished.code == 0, finished.shown
+    assert record_of(copied) == before, "nothing was measured once more"
+    run = folder / "parts" / "study" / "run"
+    assert read_result(run).variant("layout=channels_last").status is Status.OK
+    assert (run / ".hydra" / "hydra.yaml").is_file(), "so that it can be resumed"
+    cut_off(folder)
+    resumed = sdopt(copied.cwd, *STUDY)
+    assert resumed.code == 0, resumed.shown
+    assert not list(run.parent.glob("earlier-*"))
+
+
+class TestArchive:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "card"
+        run = folder / "parts" / "study" / "run"
+        for name, content in {
+            "result.json": b"{}",
+            ".hydra/hydra.yaml": b"a: 1",
+            "images/baseline/0000_00.png": b"a picture",
+            "logs/baseline.log": b"of a worker",
+            "../log.txt": bytes(70_000) + b"the end",
+        }.items():
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).write_bytes(content)
+        write_record(Record(CPU.name, ""), folder)
+        return folder
+
+    def test_holds_results_and_the_ends_of_logs_but_no_images(self, folder: Path, tmp_path: Path) -> None:
+        archive, made = tmp_path / "suite.tar.xz", tmp_path / "made"
+        pack(folder, archive)
+        unpack(archive, made, CPU.name)
+        assert sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()) == [
+            *("parts/study/log.txt", "parts/study/run/.hydra/hydra.yaml", "parts/study/run/logs/baseline.log"),
+            *("parts/study/run/result.json", "suite.json", "suite.md"),
+        ]
+        log = (made / "parts" / "study" / "log.txt").read_bytes()
+        assert len(log) == 64 * 1024
+        assert log.endswith(b"the end")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["card", "made", "suite.tar.xz"]
+
+    def test_of_another_device_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        pack(folder, tmp_path / "suite.tar.xz")
+        with pytest.raises(UsageError, match=f"holds the record of {re.escape(CPU.name)}; choose another archive"):
+            unpack(tmp_path / "suite.tar.xz", tmp_path / "made", "another card")
+        assert not (tmp_path / "made").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("../x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE), ("x", tarfile.FIFOTYPE)]
+    )
+    def test_that_holds_more_than_files_within_is_refused(self, tmp_path: Path, name: str, kind: bytes) -> None:
+        archive, folder = tmp_path / "suite.tar.xz", tmp_path / "outputs" / "card"
+        folder.parent.mkdir()
+        with tarfile.open(archive, "w:xz") as tar:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "suite.json"
+            tar.addfile(member)
+        with pytest.raises(UsageError, match="not an archive of the suite"):
+            unpack(archive, folder, CPU.name)
+        assert not list(folder.parent.iterdir())
+
+    def test_that_is_none_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "suite.tar.xz").write_text("none")
+        with pytest.raises(UsageError, match="not an archive of the suite"):
+            unpack(tmp_path / "suite.tar.xz", tmp_path / "made", CPU.name)
 
 
 def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
@@ -253,7 +328,7 @@ class TestGoingOn:
         for measured in timed:
             measured.latency_s = [round_s / len(timed)] * len(measured.latency_s)
         write_result(result, folder)
-        first = Entry("study", Ending.DONE, seconds=10.0 + 2 * round_s, folder="parts/study/run")
+        first = Entry("study", Ending.DONE, seconds=10.0 + 2 * round_s, folder="parts/study/run", command=["sdopt"])
         write_record(Record(CPU.name, "", [first]), tmp_path)
         record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
         assert [found.part for found in record.entries] == ["study", "study_again"]
@@ -262,6 +337,20 @@ class TestGoingOn:
         else:
             assert f"protocol.rounds={rounds}" in commands[0]
             assert "protocol.replicates=3" in commands[0]
+
+
+    def test_a_study_whose_first_result_is_missing_is_listed(
+        self, tmp_path: Path, commands: list[list[str]]
+    ) -> None:
+        first = Entry("study", Ending.DONE, seconds=10.0, folder="parts/study/run", command=["sdopt"])
+        write_record(Record(CPU.name, "", [first]), tmp_path)
+        record = run_suite(suite(tmp_path, parts=(replace(self.PART, again_s=100),)))
+        assert [(found.part, found.ending) for found in record.entries] == [
+            ("study", Ending.DONE),
+            ("study_again", Ending.NOT_RUN),
+        ]
+        assert record.entries[1].reason.endswith("is missing from parts/study/run")
+        assert not commands
 
 
 class TestProcess:
