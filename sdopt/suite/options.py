@@ -21,6 +21,13 @@ class OptionStudy:
     overrides: tuple[str, ...]
     """Empty where nothing is left to measure."""
     left_out: tuple[Finding, ...]
+    tried: tuple[str, ...]
+    """The options that it measures, as in `memory=vae_tiling`."""
+
+
+def row_of(option: str) -> str:
+    """Returns the name of an option's variant in a study of options."""
+    return option.replace("=", " ")
 
 
 def option_study(
@@ -51,7 +58,8 @@ def option_study(
     everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
     rows: dict[str, list[str]] = {}
     beside: dict[str, str] = {}
-    left_out = []
+    left_out: list[Finding] = []
+    tried: list[str] = []
     for (group, option), variant in made.items():
         name = f"{group}={option}"
         if isinstance(variant, list):
@@ -64,18 +72,18 @@ def option_study(
             left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)))
             continue
         own = [name, *settings.get(name, ())]
-        rows[name.replace("=", " ")] = [fit.beside, *own] if fit.beside else own
+        tried.append(name)
+        rows[row_of(name)] = [fit.beside, *own] if fit.beside else own
         if fit.beside:
-            beside[name.replace("=", " ")] = fit.beside
-    references = {other: f"with {other.replace('=', ' ')}" for other in beside.values()}
+            beside[row_of(name)] = fit.beside
+    references = {other: f"with {row_of(other)}" for other in beside.values()}
     variants = {BASELINE: [], **{name: [other] for other, name in references.items()}, **rows}
     edges = [(name, references[beside[name]] if name in beside else BASELINE) for name in variants if name != BASELINE]
     written = ", ".join(f"{name}: [{', '.join(map(_quoted, given))}]" for name, given in variants.items())
     compared = ", ".join(f"{{candidate: {candidate}, reference: {reference}}}" for candidate, reference in edges)
     study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
-    return OptionStudy(
-        (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if rows else (), tuple(left_out)
-    )
+    overrides = (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]") if rows else ()
+    return OptionStudy(overrides, tuple(left_out), tuple(tried))
 
 
 def _quoted(override: str) -> str:

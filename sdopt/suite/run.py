@@ -157,7 +157,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        command, entry.findings = _command(suite, part)
+        command, entry.findings, tried = _command(suite, part)
     except UsageError as error:
         entry.ending, entry.reason = Ending.FAILED, "; ".join(error.problems)
         yield entry
@@ -174,12 +174,12 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         run = _run(suite, part, command, folder, log, began + limit_s)
     except KeyboardInterrupt:
         entry.ending, entry.reason = Ending.CUT, "interrupted"
-        entry.findings += _findings(part, folder, log)
+        entry.findings += _findings(part, folder, log, tried)
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
     entry.ending, entry.reason = _ending(part, run, limit_s, folder, log)
-    entry.findings += _findings(part, folder, log)
+    entry.findings += _findings(part, folder, log, tried)
     yield entry
 
 
@@ -198,25 +198,25 @@ def _tests() -> Path:
     return CHECKOUT / "tests"
 
 
-def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
-    """Returns the command that runs a part, and findings known beforehand; no command if nothing of it can run here."""
+def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequence[str]]:
+    """Returns the command that runs a part, findings known beforehand, and the options that the command tries.
+
+    The command is empty if nothing of the part can run here.
+    """
     device = [f"hardware.device={suite.device.torch_name}"]
     if part.kind == "tests":
         # Without a GPU, the tests are only collected, which imports all of them.
         shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
         plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, str(_tests())], []
+        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, str(_tests())], [], ()
     if part.kind == "doctor":
-        return _sdopt("doctor", "--json", *device), []
+        return _sdopt("doctor", "--json", *device), [], ()
     overrides = study_overrides(suite, part)
-    found: list[Finding] = []
-    if part.kind == "options":
-        study = option_study(overrides, part.groups, part.settings, suite.device, part.settled)
-        found = list(study.left_out)
-        if not study.overrides:
-            return [], found
-        overrides = [*overrides, *study.overrides]
-    return _sdopt("run", *overrides), found
+    if part.kind != "options":
+        return _sdopt("run", *overrides), [], ()
+    study = option_study(overrides, part.groups, part.settings, suite.device, part.settled)
+    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
+    return command, list(study.left_out), study.tried
 
 
 def study_overrides(suite: Suite, part: Part) -> list[str]:
@@ -280,7 +280,7 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
     return Ending.FAILED, f"{how}: {message}" if message else how
 
 
-def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:
+def _findings(part: Part, folder: Path, log: Path, tried: Sequence[str]) -> list[Finding]:
     """Returns the findings of a part, as far as it ran."""
     with suppress(OSError, ValueError, KeyError):
         if part.kind == "doctor":
@@ -288,9 +288,11 @@ def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:
         if part.kind == "tests":
             return test_findings(log)
     result = result_in(folder)
+    if part.kind == "options":
+        return option_findings(result, tried)
     if result is None:
         return []
-    return {"noise": noise_findings, "options": option_findings, "study": study_findings}[part.kind](result)
+    return noise_findings(result) if part.kind == "noise" else study_findings(result)
 
 
 def _now() -> str:

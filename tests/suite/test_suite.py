@@ -23,7 +23,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.suite import run as running
 from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config
-from sdopt.suite.findings import machine_findings, noise_findings
+from sdopt.suite.findings import machine_findings, noise_findings, option_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
 from sdopt.suite.process import Run, run_limited
 from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
@@ -38,9 +38,10 @@ PARTS = (
     "+parts.wrong={kind: study, limit_s: 60, least_s: 0, overrides: [layout:nonsense]}",
     "+parts.slow={kind: study, limit_s: 3, least_s: 0, overrides: [workload.steps:1000]}",
     "+parts.large={kind: study, limit_s: 85000, least_s: 80000}",
+    "+parts.late={kind: options, limit_s: 1, least_s: 0, groups: [layout], overrides: [workload.steps:1000]}",
     f"+parts.unable={{kind: options, limit_s: 60, groups: [attention], settled: [{SETTLED}]}}",
 )
-ONLY = "only=[wrong,slow,large,unable,blade_sd15_lora]"
+ONLY = "only=[wrong,slow,late,large,unable,blade_sd15_lora]"
 SUITE = ("gpu-suite", "device=cpu", "budget_s=300", *PARTS, ONLY)
 
 
@@ -89,6 +90,11 @@ class TestCall:
         assert slow.seconds is not None
         assert slow.seconds < 20
 
+    def test_options_of_a_part_that_was_ended_are_listed(self, called: Finished) -> None:
+        late = entry(called, "late")
+        assert late.ending is Ending.STOPPED
+        assert [(found.name, found.state) for found in late.findings] == [("layout=channels_last", "not run")]
+
     def test_what_does_not_fit_or_says_nothing_is_listed(self, called: Finished) -> None:
         large, lora, unable = (entry(called, name) for name in ("large", "blade_sd15_lora", "unable"))
         assert large.ending is Ending.NOT_RUN
@@ -99,7 +105,7 @@ class TestCall:
 
     def test_ends_with_3_and_names_what_is_left(self, called: Finished) -> None:
         assert called.code == 3
-        assert "1 of the 4 parts that can run here are done" in called.shown
+        assert "1 of the 5 parts that can run here are done" in called.shown
         assert "large: not run (needs at least 80000 s" in called.shown
 
     def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
@@ -433,6 +439,22 @@ class TestFindings:
         assert (bf16.said, bf16.figures) == ("788.4 TFLOP/s", {"rate": 788.4})
         assert (int8.state, int8.said) == ("failed", "RuntimeError: no kernel")
         assert options.said.startswith("1 of 2 should run here")
+
+
+    def test_of_options_that_have_no_result(self, result: StudyResult) -> None:
+        """What was not measured is listed option by option, and never as what cannot run."""
+        row = result.variant("bfloat16")
+        row.name, row.status, row.reason, row.measurements = "precision bf16", Status.TIMEOUT, "more than 5 s", []
+        for edge in result.comparisons:
+            edge.candidate = row.name if edge.candidate == "bfloat16" else edge.candidate
+        tried = ["precision=bf16", "precision=fp16"]
+        found = {finding.name: (finding.state, finding.said) for finding in option_findings(result, tried)}
+        assert found["precision=bf16"] == ("not run", "time limit: more than 5 s")
+        assert found["precision=fp16"] == ("not run", "the part ended before it was measured")
+        row.status = Status.FAILED
+        [again] = [finding for finding in option_findings(result, tried) if finding.name == "precision=bf16"]
+        assert (again.state, again.said) == ("cannot run", "failed: more than 5 s")
+        assert {finding.state for finding in option_findings(None, tried)} == {"not run"}
 
 
 class TestNoise:
