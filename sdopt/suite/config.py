@@ -61,7 +61,10 @@ class SuiteConfig:
     only: list[str] = field(default_factory=list)
     """Parts to run; an empty list runs all, in their order."""
     retry: bool
-    """Runs parts again that failed or were ended at their limit."""
+    """Runs parts again that failed, were ended at their limit, or in which something failed: of a study only what is
+    missing, unless it cannot be resumed, as after a change of sdopt's code."""
+    again: list[str] = field(default_factory=list)
+    """Parts to run anew, however they ended; earlier results are moved aside."""
     common: list[str] = field(default_factory=list)
     """Overrides of every study."""
     first: list[str] = field(default_factory=list)
@@ -110,8 +113,9 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
             problems.append(f"archive={config.archive}: must end in {SUFFIX}")
         known = [part.name for part in parts]
         problems += [
-            f"only: unknown part '{name}'; choose from {', '.join(known)}"
-            for name in config.only
+            f"{key}: unknown part '{name}'; choose from {', '.join(known)}"
+            for key, names in (("only", config.only), ("again", config.again))
+            for name in names
             if name not in known and not problems
         ]
     if problems or config is None:

@@ -89,7 +89,7 @@ def run_suite(suite: Suite) -> Record:
     order = [*names, *(name + AGAIN for name in names)]
     for part, obstacle in chain(((part, "") for part in suite.config.chosen), _again(suite, record)):
         before = record.entry(part.name)
-        if before is not None and before.ending.final and not (suite.config.retry and before.ending is not Ending.DONE):
+        if before is not None and before.ending.final and not _repeats(suite, part, before):
             continue
         for entry in [Entry(part.name, Ending.NOT_RUN, obstacle)] if obstacle else _entries(suite, part, before):
             record.put(entry, order)
@@ -98,6 +98,21 @@ def run_suite(suite: Suite) -> Record:
                 pack(suite.folder, archive)
         suite.tell(f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
     return record
+
+
+def _repeats(suite: Suite, part: Part, before: Entry) -> bool:
+    """Returns whether a part that ended earlier runs again because the user asks for it."""
+    if part.name.removesuffix(AGAIN) in suite.config.again:
+        return True
+    return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
+
+
+def _failed_in(suite: Suite, entry: Entry) -> bool:
+    """Returns whether a test, a ceiling or a variant failed in a part that was done."""
+    result = result_in(suite.folder / entry.folder)
+    if result is not None and any(row.status.failure for row in result.variants):
+        return True
+    return any(finding.state in ("failed", "error") for finding in entry.findings)
 
 
 def _again(suite: Suite, record: Record) -> Iterator[tuple[Part, str]]:
@@ -235,7 +250,7 @@ def _sdopt(*arguments: str) -> list[str]:
 
 
 def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, deadline: float) -> Run:
-    """Runs a part; a study that was cut off is resumed or, if that is impossible, begins anew."""
+    """Runs a part; a study that was begun is resumed or, if that is impossible or not asked for, begins anew."""
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:
@@ -248,10 +263,12 @@ def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, 
         log.unlink(missing_ok=True)
         return run(command)
     if (folder / "result.json").is_file():
-        # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
-        resumed = run(_sdopt("run", f"resume={folder}", "tracking=none"))
-        if resumed.code != _USAGE:
-            return resumed
+        if part.name.removesuffix(AGAIN) not in suite.config.again:
+            # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
+            failed = ["retry_failed=true"] if suite.config.retry else []
+            resumed = run(_sdopt("run", f"resume={folder}", "tracking=none", *failed))
+            if resumed.code != _USAGE:
+                return resumed
         _move_away(folder)
     shutil.rmtree(folder, ignore_errors=True)
     return run([*command, f"hydra.run.dir={quoted(str(folder))}"])

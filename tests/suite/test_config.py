@@ -96,6 +96,7 @@ def test_nothing_is_measured_where_nothing_can_run() -> None:
         ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
         ("only=[nois]", "only: unknown part 'nois'; choose from environment, noise"),
+        ("again=[nois]", "again: unknown part 'nois'; choose from environment, noise"),
         ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: choose one of doctor, tests"),
         ("parts.noise.limit_s=-1", "parts.noise.limit_s=-1.0: must be above 0"),
         ("+parts.noise.groups=[attention]", "parts.noise.groups: has no effect with kind=noise; leave it out"),

@@ -257,6 +257,18 @@ class TestArchive:
             unpack(tmp_path / "suite.tar.xz", tmp_path / "made", CPU.name)
 
 
+def test_a_row_that_failed_is_measured_again(copied: Finished) -> None:
+    run = results_of(copied) / "parts" / "study" / "run"
+    before = read_result(run)
+    row = before.variant("layout=channels_last")
+    row.status, row.reason, row.measurements = Status.FAILED, "mended meanwhile", []
+    write_result(before, run)
+    finished = sdopt(copied.cwd, *STUDY, "retry=true")
+    assert finished.code == 0, finished.shown
+    after = read_result(run)
+    assert (after.id, after.variant("layout=channels_last").status) == (before.id, Status.OK)
+
+
 def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
     config = replace(suite_config([]), **changed)  # type: ignore[arg-type]
     return Suite(config, CPU, folder, time.monotonic() + budget_s, lambda said: None)
@@ -293,6 +305,40 @@ class TestGoingOn:
         write_record(Record(CPU.name, "", [Entry("study", Ending.FAILED)]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
         assert len(commands) == begins
+
+    @pytest.mark.parametrize(
+        ("row", "asked", "commanded"),
+        [
+            (Status.OK, {"retry": True}, []),
+            (Status.FAILED, {}, []),
+            (Status.FAILED, {"retry": True}, ["retry_failed=true"]),
+            (Status.OK, {"again": ["study"]}, ["hydra.run.dir="]),
+        ],
+    )
+    def test_runs_a_done_part_again_if_a_row_failed_or_if_it_is_named(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        result: StudyResult,
+        row: Status,
+        asked: dict[str, object],
+        commanded: list[str],
+    ) -> None:
+        ran: list[list[str]] = []
+
+        def run(command: list[str], *_: object) -> Run:
+            ran.append(command)
+            return Run(0, 1.0, stopped=False)
+
+        monkeypatch.setattr(running, "run_limited", run)
+        folder = tmp_path / "parts" / "study" / "run"
+        folder.mkdir(parents=True)
+        result.variant("bfloat16").status = row
+        write_result(result, folder)
+        write_record(Record(CPU.name, "", [Entry("study", Ending.DONE, folder="parts/study/run")]), tmp_path)
+        run_suite(suite(tmp_path, parts=(self.PART,), **asked))
+        assert [command[-1].startswith(part) for command, part in zip(ran, commanded, strict=True)] == [True] * len(ran)
+        assert (tmp_path / "parts" / "study" / "earlier-1").is_dir() == ("again" in asked)
 
     def test_resumes_a_study_and_begins_anew_where_that_is_refused(
         self, tmp_path: Path, commands: list[list[str]], result: StudyResult
