@@ -30,8 +30,12 @@ class Part:
     """The part does not begin with less time left than this, in seconds."""
     overrides: list[str] = field(default_factory=list)
     """Overrides of the part's study."""
-    groups: list[str] = field(default_factory=list)
-    """For `options`: the groups whose options are tried, each alone."""
+    first: list[str] = field(default_factory=list)
+    """Overrides for the first measurement of options or a study alone, which win over its own: two steps, for example,
+    are enough for evidence."""
+    options: list[str] = field(default_factory=list)
+    """For `options`: what is tried, each option alone: whole groups or single options, as in `[layout,attention:math]`.
+    """
     settings: dict[str, list[str]] = field(default_factory=dict)
     """For `options`: overrides to try an option with, as in `{memory=vae_tiling: [memory.vae_tiling.tile_size=32]}`."""
     rounds: int = bounded(10, ge=2, le=1000)
@@ -125,21 +129,22 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
 
 def _with_equals_signs(part: Part) -> Part:
     """Returns a part whose lists, which may be written as `precision:bf16`, hold overrides as on a command line."""
-    overrides, settled = ([*map(as_override, given)] for given in (part.overrides, part.settled))
-    return replace(part, overrides=overrides, settled=settled)
+    lists = ("overrides", "first", "options", "settled")
+    return replace(part, **{key: [*map(as_override, getattr(part, key))] for key in lists})
 
 
 def _idle_keys(part: Part) -> list[str]:
     """Names the keys of a part that its kind ignores, and the keys that it needs but lacks."""
     takers = {
         "overrides": ("noise", "options", "study"),
-        "groups": ("options",),
+        "first": ("options", "study"),
+        "options": ("options",),
         "settings": ("options",),
         "settled": ("options",),
         "again_s": ("options", "study"),
     }
     idle = [key for key, kinds in takers.items() if getattr(part, key) and part.kind not in kinds]
     wrong = [f"parts.{part.name}.{key}: has no effect with kind={part.kind}; leave it out" for key in idle]
-    if part.kind == "options" and not part.groups:
-        wrong.append(f"parts.{part.name}.groups: must name the groups whose options are tried")
+    if part.kind == "options" and not part.options:
+        wrong.append(f"parts.{part.name}.options: must name the groups or options that are tried")
     return wrong

@@ -1,4 +1,4 @@
-"""Makes a study of each option of some groups, alone; for options that cannot run here, says why beforehand."""
+"""Makes a study of some options, each alone; for options that cannot run here, says why beforehand."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from sdopt.analysis.outcomes import Standing
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import options_of
 from sdopt.doctor.options import compose_options, fit_on
+from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.suite.record import Finding
 from sdopt.variant import Variant
@@ -32,28 +33,32 @@ def row_of(option: str) -> str:
 
 def option_study(
     overrides: Sequence[str],
-    groups: Sequence[str],
+    options: Sequence[str],
     settings: Mapping[str, Sequence[str]],
     device: Device,
     settled: Collection[str] = (),
 ) -> OptionStudy:
-    """Returns the study of each option of some groups against the configuration without it.
+    """Returns the study of each of some options against the configuration without it.
 
     An option that needs another one is compared with that one alone.
 
     Args:
         overrides: the configuration that the options are tried on.
-        groups: the groups of the options.
+        options: what is tried: whole groups or single options, as in `layout` or `memory=vae_tiling`.
         settings: overrides to try an option with, by option, as in `memory=vae_tiling`.
         device: the device that they run on.
         settled: options to leave out, as in `memory=vae_tiling`.
 
     Raises:
-        UsageError: the configuration is not valid.
+        UsageError: the configuration is not valid, or there is no such option.
     """
+    groups = dict.fromkeys(named.partition("=")[0] for named in options)
+    known = {f"{group}={option}": (group, option) for group in groups for option in options_of(group)}
+    if unknown := [named for named in options if named not in known and not options_of(named)]:
+        raise UsageError([f"{named}: no option or group of options" for named in unknown])
     with composer_of(overrides) as composer:
-        named = [(group, option) for group in groups for option in options_of(group)]
-        made = compose_options(composer, [pair for pair in named if "=".join(pair) not in settled], settings)
+        # All of the groups, because an option may need another one beside it.
+        made = compose_options(composer, [pair for name, pair in known.items() if name not in settled], settings)
         baseline = composer.variant(BASELINE)
     everything = {key: variant for key, variant in made.items() if isinstance(variant, Variant)}
     rows: dict[str, list[str]] = {}
@@ -62,6 +67,8 @@ def option_study(
     tried: list[str] = []
     for (group, option), variant in made.items():
         name = f"{group}={option}"
+        if name not in options and group not in options:
+            continue
         if isinstance(variant, list):
             left_out.append(Finding(name, str(Standing.CANNOT_RUN), "; ".join(variant)))
             continue

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import sdopt
 from sdopt.analysis.outcomes import Standing
+from sdopt.config.composer import composer_of
 from sdopt.config.overrides import merge_overrides, quoted
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
@@ -37,6 +39,8 @@ AGAIN = "_again"
 
 _PROCESSES = 3
 _FEWEST_ROUNDS = 2
+_UNTIMED = 2
+"""Calls of a process before its rounds: the cold start and the discarded round."""
 _USAGE = 2
 """The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
 
@@ -118,34 +122,46 @@ def _failed_in(suite: Suite, entry: Entry) -> bool:
 def _again(suite: Suite, record: Record) -> Iterator[tuple[Part, str]]:
     """Yields the studies to measure again, each when its turn comes: its rounds depend on its earlier times.
 
-    A study with longer calls gets fewer rounds. With each comes why it cannot be planned, or "".
+    With each comes why it cannot be planned, or "".
     """
     for part in suite.config.chosen:
         first = record.entry(part.name)
-        if part.again_s is None or first is None or first.ending is not Ending.DONE or first.seconds is None:
-            continue
-        if not first.command:
-            continue  # nothing in it can run here
-        again = replace(part, name=part.name + AGAIN)
-        result = result_in(suite.folder / first.folder)
-        call_s = _round_s(result) if result else 0.0
-        if not call_s > 0:
-            lacking = "timed nothing" if result else f"is missing from {first.folder}"
-            yield again, f"its first result, which says how long its calls take, {lacking}"
-            continue
-        beginning_s = _PROCESSES * max(0.0, first.seconds - _FEWEST_ROUNDS * call_s)
-        room_s = min(part.again_s, max(suite.left_s, 0)) - beginning_s
-        rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / (_PROCESSES * call_s))))
-        protocol = [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
-        overrides = merge_overrides(part.overrides, protocol)
-        planned = replace(
-            again,
-            overrides=overrides,
-            settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
-            limit_s=part.again_s,
-            least_s=beginning_s + _FEWEST_ROUNDS * _PROCESSES * call_s,
-        )
-        yield planned, ""
+        if part.again_s is None or first is None or first.ending is not Ending.DONE or not first.command:
+            continue  # without a command, nothing in it can run here
+        try:
+            yield _planned(suite, part, first, read_result(suite.folder / first.folder)), ""
+        except UsageError as error:
+            yield replace(part, name=part.name + AGAIN), f"cannot be planned: {'; '.join(error.problems)}"
+
+
+def _planned(suite: Suite, part: Part, first: Entry, result: StudyResult) -> Part:
+    """Returns a part as it is measured again: a study with longer calls gets fewer rounds.
+
+    Raises:
+        UsageError: its configuration is not valid, or its first result has no times.
+    """
+    again = replace(part, name=part.name + AGAIN, limit_s=part.again_s or part.limit_s)
+    call_s = _round_s(result)
+    if first.seconds is None or not call_s > 0:
+        raise UsageError("nothing was timed the first time")
+    with composer_of(study_overrides(suite, again)) as composer:
+        later = composer.current
+    # The first time, there may have been fewer steps, and no energy was measured.
+    longer = later.workload.steps / result.config.workload.steps
+    beginning_s = _PROCESSES * max(0.0, first.seconds - result.config.protocol.rounds * call_s)
+    beginning_s += _PROCESSES * _UNTIMED * max(0.0, longer - 1) * call_s
+    beginning_s += later.protocol.energy_s * len(result.variants) if suite.device.is_cuda else 0.0
+    round_s = _PROCESSES * longer * call_s
+    room_s = min(again.limit_s, max(suite.left_s, 0)) - beginning_s
+    rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / round_s)))
+    return replace(
+        again,
+        overrides=merge_overrides(
+            part.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
+        ),
+        settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
+        least_s=beginning_s + _FEWEST_ROUNDS * round_s,
+    )
 
 
 def _round_s(result: StudyResult) -> float:
@@ -229,7 +245,7 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequen
     overrides = study_overrides(suite, part)
     if part.kind != "options":
         return _sdopt("run", *overrides), [], ()
-    study = option_study(overrides, part.groups, part.settings, suite.device, part.settled)
+    study = option_study(overrides, part.options, part.settings, suite.device, part.settled)
     command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
     return command, list(study.left_out), study.tried
 
@@ -238,11 +254,9 @@ def study_overrides(suite: Suite, part: Part) -> list[str]:
     """Returns the overrides of a part's study. A part that is measured again keeps its own processes and rounds."""
     config, again = suite.config, part.name.endswith(AGAIN)
     overrides = merge_overrides([f"hardware.device={suite.device.torch_name}", *config.common], part.overrides)
-    if not suite.device.is_cuda:
-        overrides = merge_overrides(overrides, config.on_cpu)
     if part.kind != "noise" and not again:
-        overrides = merge_overrides(overrides, config.first)
-    return overrides
+        overrides = merge_overrides(merge_overrides(overrides, config.first), part.first)
+    return overrides if suite.device.is_cuda else merge_overrides(overrides, config.on_cpu)
 
 
 def _sdopt(*arguments: str) -> list[str]:

@@ -38,8 +38,8 @@ PARTS = (
     "+parts.wrong={kind: study, limit_s: 60, least_s: 0, overrides: [layout:nonsense]}",
     "+parts.slow={kind: study, limit_s: 3, least_s: 0, overrides: [workload.steps:1000]}",
     "+parts.large={kind: study, limit_s: 85000, least_s: 80000}",
-    "+parts.late={kind: options, limit_s: 1, least_s: 0, groups: [layout], overrides: [workload.steps:1000]}",
-    f"+parts.unable={{kind: options, limit_s: 60, groups: [attention], settled: [{SETTLED}]}}",
+    "+parts.late={kind: options, limit_s: 1, least_s: 0, options: [layout], overrides: [workload.steps:1000]}",
+    f"+parts.unable={{kind: options, limit_s: 60, options: [attention], settled: [{SETTLED}]}}",
 )
 ONLY = "only=[wrong,slow,late,large,unable,blade_sd15_lora]"
 SUITE = ("gpu-suite", "device=cpu", "budget_s=300", *PARTS, ONLY)
@@ -121,7 +121,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     tiny = f"[{TINY}]"
     command = (
         *("gpu-suite", "device=cpu", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
-        f"+parts.options={{kind: options, limit_s: 200, again_s: 200, groups: [layout], overrides: {tiny}}}",
+        f"+parts.options={{kind: options, limit_s: 200, again_s: 200, options: [layout], overrides: {tiny}}}",
         f"+parts.study={{kind: study, limit_s: 200, overrides: {tiny}}}",
     )
     first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "+parts.study.least_s=9000")
@@ -380,7 +380,7 @@ class TestGoingOn:
         for measured in timed:
             measured.latency_s = [round_s / len(timed)] * len(measured.latency_s)
         write_result(result, folder)
-        first = Entry("study", Ending.DONE, seconds=10.0 + 2 * round_s, folder="parts/study/run", command=["sdopt"])
+        first = Entry("study", Ending.DONE, seconds=10.0 + 6 * round_s, folder="parts/study/run", command=["sdopt"])
         write_record(Record(CPU.name, "", [first]), tmp_path)
         record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
         assert [found.part for found in record.entries] == ["study", "study_again"]
@@ -401,7 +401,7 @@ class TestGoingOn:
             ("study", Ending.DONE),
             ("study_again", Ending.NOT_RUN),
         ]
-        assert record.entries[1].reason.endswith("is missing from parts/study/run")
+        assert record.entries[1].reason.startswith(f"cannot be planned: {tmp_path}/parts/study/run: cannot be read")
         assert not commands
 
 
