@@ -44,6 +44,7 @@ def test_overrides_within_a_list_may_have_colons() -> None:
     assert (part.overrides, part.settled) == (["precision=bf16"], ["layout=contiguous"])
 
 
+FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]
 OPTIONS = [part for part in PARTS.values() if part.kind == "options"]
 CALL_S = 540
 """A call's budget, where a command on a lent machine may take ten minutes."""
@@ -72,6 +73,14 @@ def test_each_part_fits_into_one_call() -> None:
         assert part.limit_s <= CALL_S - 40, part.name
         if part.again_s is not None:
             assert min(3.3 * part.limit_s, CALL_S - 40) <= part.again_s <= CALL_S - 40, part.name
+
+
+def test_what_is_fastest_comes_before_the_options_one_by_one() -> None:
+    order = list(PARTS)
+    assert order[:4] == ["environment", "noise", "noise_in_blocks", "tests"]
+    early = ["fastest_sd15", "fastest_sd15_compiled", "fastest_sdxl", "fastest_sdxl_compiled", "mlperf_sdxl"]
+    assert order[4 : 4 + len(early)] == early
+    assert max(map(order.index, FASTEST)) < min(order.index(name) for name in order if name.startswith("options_sdxl"))
 
 
 _ROW_S = 11
@@ -118,9 +127,6 @@ def test_every_published_preset_is_a_part() -> None:
     conf = Path(__file__).parents[2] / "conf" / "experiment"
     published = {path.stem for path in conf.glob("*.yaml") if "\n  published:" in path.read_text()}
     assert published | {"fastest_cuda", "mlperf_sdxl"} <= presets
-
-
-FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]
 
 
 def test_every_row_of_the_fastest_is_measured_with_both_models() -> None:
