@@ -83,6 +83,17 @@ def test_what_is_fastest_comes_before_the_options_one_by_one() -> None:
     assert max(map(order.index, FASTEST)) < min(order.index(name) for name in order if name.startswith("options_sdxl"))
 
 
+def test_what_compiles_operators_of_its_own_comes_last() -> None:
+    """DeepSpeed's stand in nobody's way then."""
+    order = list(PARTS)
+    deepspeed = [part for part in OPTIONS if any(given.endswith("deepspeed") for given in part.options)]
+    assert [part.name for part in deepspeed] == order[-len(deepspeed) :]
+    assert all({given.partition("=")[2] for given in part.options} == {"deepspeed"} for part in deepspeed)
+    for part in OPTIONS:
+        whole = {"attention=deepspeed": "attention", "compiler=deepspeed": "compiler"}.items()
+        assert all(option in part.settled for option, group in whole if group in part.options)
+
+
 _ROW_S = 11
 """About what a row of two short calls takes on a card, most of it to load and to trace."""
 
