@@ -101,7 +101,8 @@ class TestExplicit:
 
     def test_some_of_the_variants_alone(self, composer: Composers) -> None:
         """Where the reference is left out, the first of them takes its place."""
-        given = "plain: [], half: ['precision=bf16'], math: ['attention=math'], both: ['precision=bf16','attention=math']"
+        both = "both: ['precision=bf16','attention=math']"
+        given = f"plain: [], half: ['precision=bf16'], math: ['attention=math'], {both}"
         edges = (
             "study.edges=[{candidate: half, reference: plain}, {candidate: math, reference: plain}, "
             "{candidate: both, reference: half}, {candidate: both, reference: math}]"
