@@ -44,6 +44,10 @@ _UNTIMED = 2
 _USAGE = 2
 """The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
 
+_TEST_S = 120
+"""Seconds that one test may take, if pytest-timeout is installed: one that hangs would take the part's whole limit, and
+one that compiles takes most of a minute."""
+
 CHECKOUT = Path(sdopt.__file__).parents[1]
 """Where the tests are, if sdopt runs from a checkout."""
 
@@ -229,6 +233,11 @@ def _tests() -> Path:
     return CHECKOUT / "tests"
 
 
+def _gpu_tests() -> list[str]:
+    """Returns the files with tests for a GPU: to import all others takes longer than some of these tests."""
+    return [str(path) for path in sorted(_tests().rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+
+
 def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequence[str]]:
     """Returns the command that runs a part, findings known beforehand, and the options that the command tries.
 
@@ -236,10 +245,12 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequen
     """
     device = [f"hardware.device={suite.device.torch_name}"]
     if part.kind == "tests":
-        # Without a GPU, the tests are only collected, which imports all of them.
+        # Without a GPU, the tests are only collected, which imports them.
         shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
+        if find_spec("pytest_timeout"):
+            shown.append(f"--timeout={_TEST_S}")
         plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, str(_tests())], [], ()
+        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, *_gpu_tests()], [], ()
     if part.kind == "doctor":
         return _sdopt("doctor", "--json", *device), [], ()
     overrides = study_overrides(suite, part)

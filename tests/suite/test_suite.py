@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,13 @@ from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
+from sdopt.suite import process as processes
 from sdopt.suite import run as running
 from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.findings import machine_findings, noise_findings, option_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
-from sdopt.suite.process import Run, run_limited
+from sdopt.suite.process import Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
@@ -291,6 +293,21 @@ class TestGoingOn:
         monkeypatch.setattr(running, "run_limited", run)
         return called
 
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_runs_only_files_with_tests_for_a_gpu(
+        self, tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, installed: bool
+    ) -> None:
+        def found(name: str) -> object:
+            return installed if name == "pytest_timeout" else find_spec(name)
+
+        monkeypatch.setattr(running, "find_spec", found)
+        run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),)))
+        [command] = commands
+        assert ("--timeout=120" in command) == installed
+        files = {Path(argument).name for argument in command if argument.endswith(".py")}
+        assert {"test_optimizations.py", "test_quantization.py"} <= files
+        assert "test_architecture.py" not in files
+
     @pytest.mark.parametrize("ending", [Ending.RUNNING, Ending.CUT, Ending.NOT_RUN])
     def test_begins_what_did_not_end(self, tmp_path: Path, commands: list[list[str]], ending: Ending) -> None:
         made = suite(tmp_path, parts=(self.PART,))
@@ -424,6 +441,24 @@ class TestProcess:
         while Path(f"/proc/{child}").is_dir() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not Path(f"/proc/{child}/exe").exists()
+
+    def test_one_that_cannot_be_killed_is_left_running(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A driver may hold a process in the kernel; the suite once waited for it without a limit."""
+        monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.2)
+        monkeypatch.setattr(processes.os, "killpg", lambda *_: None)
+        script = (
+            "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+            "print(os.getpid(), flush=True); time.sleep(60)"
+        )
+        try:
+            run = run_limited([sys.executable, "-c", script], tmp_path / "log", 1.5, 0.2)
+        finally:
+            pid = int((tmp_path / "log").read_text().split()[0])
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert (run.stopped, run.code) == (True, -signal.SIGKILL)
+        assert run.seconds < 10
+        assert "has not ended within 0.2 s; it is left running" in last_words(tmp_path / "log")
 
     def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]
