@@ -245,12 +245,13 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequen
     """
     device = [f"hardware.device={suite.device.torch_name}"]
     if part.kind == "tests":
-        # Without a GPU, the tests are only collected, which imports them.
+        # Without a GPU, the tests are only collected, which imports them. Slow ones compile DeepSpeed's kernels; it has
+        # parts of its own.
         shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
         if find_spec("pytest_timeout"):
             shown.append(f"--timeout={_TEST_S}")
         plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, *_gpu_tests()], [], ()
+        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *_gpu_tests()], [], ()
     if part.kind == "doctor":
         return _sdopt("doctor", "--json", *device), [], ()
     overrides = study_overrides(suite, part)

@@ -303,6 +303,7 @@ class TestGoingOn:
         monkeypatch.setattr(running, "find_spec", found)
         run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),)))
         [command] = commands
+        assert "gpu and not slow" in command
         assert ("--timeout=120" in command) == installed
         files = {Path(argument).name for argument in command if argument.endswith(".py")}
         assert {"test_optimizations.py", "test_quantization.py"} <= files
