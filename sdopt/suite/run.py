@@ -97,20 +97,22 @@ def run_suite(suite: Suite) -> Record:
     order = [*names, *(name + AGAIN for name in names)]
     for part, obstacle in chain(((part, "") for part in suite.config.chosen), _again(suite, record)):
         before = record.entry(part.name)
-        if before is not None and before.ending.final and not _repeats(suite, part, before):
+        if not _is_due(suite, part.name, before):
             continue
         for entry in [Entry(part.name, Ending.NOT_RUN, obstacle)] if obstacle else _entries(suite, part, before):
             record.put(entry, order)
             write_record(record, suite.folder)
-            if archive is not None:
+            if archive is not None and entry.ending not in (Ending.NOT_RUN, Ending.LEFT_OUT):
                 pack(suite.folder, archive)
         suite.tell(f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
+    if archive is not None:
+        pack(suite.folder, archive)
     return record
 
 
-def _repeats(suite: Suite, part: Part, before: Entry) -> bool:
-    """Returns whether a part that ended earlier runs again because the user asks for it."""
-    if part.name.removesuffix(AGAIN) in suite.config.again:
+def _is_due(suite: Suite, name: str, before: Entry | None) -> bool:
+    """Returns whether a part has not ended yet, or runs again because the user asks for it."""
+    if before is None or not before.ending.final or name.removesuffix(AGAIN) in suite.config.again:
         return True
     return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
 
@@ -132,19 +134,24 @@ def _again(suite: Suite, record: Record) -> Iterator[tuple[Part, str]]:
         first = record.entry(part.name)
         if part.again_s is None or first is None or first.ending is not Ending.DONE or not first.command:
             continue  # without a command, nothing in it can run here
+        again = replace(part, name=part.name + AGAIN, limit_s=part.again_s)
+        if not _is_due(suite, again.name, record.entry(again.name)):
+            continue
+        if suite.left_s < part.least_s:
+            yield again, ""  # to plan it takes time, too
+            continue
         try:
-            yield _planned(suite, part, first, read_result(suite.folder / first.folder)), ""
+            yield _planned(suite, again, first, read_result(suite.folder / first.folder)), ""
         except UsageError as error:
-            yield replace(part, name=part.name + AGAIN), f"cannot be planned: {'; '.join(error.problems)}"
+            yield again, f"cannot be planned: {'; '.join(error.problems)}"
 
 
-def _planned(suite: Suite, part: Part, first: Entry, result: StudyResult) -> Part:
-    """Returns a part as it is measured again: a study with longer calls gets fewer rounds.
+def _planned(suite: Suite, again: Part, first: Entry, result: StudyResult) -> Part:
+    """Returns a part that is measured again with its protocol: a study with longer calls gets fewer rounds.
 
     Raises:
         UsageError: its configuration is not valid, or its first result has no times.
     """
-    again = replace(part, name=part.name + AGAIN, limit_s=part.again_s or part.limit_s)
     call_s = _round_s(result)
     if first.seconds is None or not call_s > 0:
         raise UsageError("nothing was timed the first time")
@@ -157,12 +164,10 @@ def _planned(suite: Suite, part: Part, first: Entry, result: StudyResult) -> Par
     beginning_s += later.protocol.energy_s * len(result.variants) if suite.device.is_cuda else 0.0
     round_s = _PROCESSES * longer * call_s
     room_s = min(again.limit_s, max(suite.left_s, 0)) - beginning_s
-    rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / round_s)))
+    rounds = min(again.rounds, max(_FEWEST_ROUNDS, int(room_s / round_s)))
     return replace(
         again,
-        overrides=merge_overrides(
-            part.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
-        ),
+        overrides=merge_overrides(again.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]),
         settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
         least_s=beginning_s + _FEWEST_ROUNDS * round_s,
     )

@@ -377,6 +377,24 @@ class TestGoingOn:
         assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [cut]
         assert not commands
 
+    @pytest.mark.parametrize(("budget_s", "packed"), [(5.0, 1), (100.0, 7)])
+    def test_packs_what_was_measured_and_no_row_of_what_was_not(
+        self,
+        tmp_path: Path,
+        commands: list[list[str]],
+        monkeypatch: pytest.MonkeyPatch,
+        budget_s: float,
+        packed: int,
+    ) -> None:
+        """Once when a part begins, which may be the last that the suite does, once when it ends, and at the end."""
+        found: list[Path] = []
+        monkeypatch.setattr(running, "pack", lambda folder, archive: found.append(archive))
+        parts = tuple(replace(self.PART, name=name) for name in ("a", "b", "c"))
+        archive = str(tmp_path / "suite.tar.xz")
+        run_suite(suite(tmp_path / "card", budget_s=budget_s, parts=parts, archive=archive))
+        assert found == [Path(archive)] * packed
+        assert len(commands) == packed // 2
+
     def test_refuses_the_record_of_another_device(self, tmp_path: Path) -> None:
         write_record(Record("another card", ""), tmp_path)
         with pytest.raises(UsageError, match="holds the record of another card"):
