@@ -129,8 +129,9 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
 
 def _with_equals_signs(part: Part) -> Part:
     """Returns a part whose lists, which may be written as `precision:bf16`, hold overrides as on a command line."""
-    lists = ("overrides", "first", "options", "settled")
-    return replace(part, **{key: [*map(as_override, getattr(part, key))] for key in lists})
+    given = (part.overrides, part.first, part.options, part.settled)
+    overrides, first, options, settled = ([*map(as_override, written)] for written in given)
+    return replace(part, overrides=overrides, first=first, options=options, settled=settled)
 
 
 def _idle_keys(part: Part) -> list[str]:

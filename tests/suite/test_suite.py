@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,7 +340,7 @@ class TestGoingOn:
         monkeypatch: pytest.MonkeyPatch,
         result: StudyResult,
         row: Status,
-        asked: dict[str, object],
+        asked: dict[str, Any],
         commanded: list[str],
     ) -> None:
         ran: list[list[str]] = []
@@ -426,10 +427,7 @@ class TestGoingOn:
             assert f"protocol.rounds={rounds}" in commands[0]
             assert "protocol.replicates=3" in commands[0]
 
-
-    def test_a_study_whose_first_result_is_missing_is_listed(
-        self, tmp_path: Path, commands: list[list[str]]
-    ) -> None:
+    def test_a_study_whose_first_result_is_missing_is_listed(self, tmp_path: Path, commands: list[list[str]]) -> None:
         first = Entry("study", Ending.DONE, seconds=10.0, folder="parts/study/run", command=["sdopt"])
         write_record(Record(CPU.name, "", [first]), tmp_path)
         record = run_suite(suite(tmp_path, parts=(replace(self.PART, again_s=100),)))
@@ -464,7 +462,7 @@ class TestProcess:
     def test_one_that_cannot_be_killed_is_left_running(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A driver may hold a process in the kernel; the suite once waited for it without a limit."""
         monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.2)
-        monkeypatch.setattr(processes.os, "killpg", lambda *_: None)
+        monkeypatch.setattr(os, "killpg", lambda *_: None)
         script = (
             "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
             "print(os.getpid(), flush=True); time.sleep(60)"
@@ -539,7 +537,6 @@ class TestFindings:
         assert (bf16.said, bf16.figures) == ("788.4 TFLOP/s", {"rate": 788.4})
         assert (int8.state, int8.said) == ("failed", "RuntimeError: no kernel")
         assert options.said.startswith("1 of 2 should run here")
-
 
     def test_of_options_that_have_no_result(self, result: StudyResult) -> None:
         """What was not measured is listed option by option, and never as what cannot run."""
