@@ -16,6 +16,7 @@ second call continues where the first stopped, also on another machine with the 
 examples:
   sdopt gpu-suite budget_s=1500
   sdopt gpu-suite budget_s=540 'only=[environment,tests]'
+  sdopt gpu-suite archive=suite.tar.xz           the results in one file, too, from which another machine goes on
   sdopt gpu-suite device=cpu budget_s=300        a trial run, with the packaged model on the CPU
 
 keys and their defaults:

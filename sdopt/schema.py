@@ -180,6 +180,9 @@ class Protocol:
     """Seed of the order of the variants within each round."""
     stage_calls: int = bounded(1, ge=0, le=100_000)
     """Calls per process in the separate, instrumented pass that measures the time per stage."""
+    energy_s: float = bounded(5.0, ge=0, le=3600)
+    """Seconds of back-to-back calls, once per variant, that measure the energy of a call on a card with a counter; 0
+    measures none."""
     timeout_s: float = bounded(1800.0, gt=0, le=604800)
     """Time limit for preparing a worker, and for each of its calls, in seconds; at most a week."""
     interference: float | None = bounded(0.02, ge=0, le=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from diffusers import DiffusionPipeline
 from hydra import initialize_config_dir
 from PIL import Image
@@ -115,7 +116,9 @@ def require_runnable(variant: Variant, device: Device) -> None:
 
 @pytest.fixture
 def on_cuda(variant: Compose, session: Load) -> Load:
-    """As `session`, on this machine's card; skips what the card cannot run."""
+    """As `session`, on this machine's card; skips the test where there is none, or where it cannot run the variant."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
     def load(*overrides: str) -> PipelineHost:
         device = probe_device("cuda")

@@ -20,7 +20,7 @@ class Standing(StrEnum):
     REFUTED = "refuted"
     """It ran without benefit: its trace shows no effect, or the intervals rule out every gain that it claims."""
     CANNOT_RUN = "cannot run"
-    """It conflicts with the device or the model, or it failed there."""
+    """It conflicts with the device or the model, or it failed there. To take longer than a limit is no such failure."""
 
 
 ORDER = tuple(Standing)
@@ -59,6 +59,8 @@ def outcomes_of(result: StudyResult) -> list[Outcome]:
 
 def _outcomes(result: StudyResult, row: Figures) -> Iterator[Outcome]:
     variant = row.variant
+    if variant.status in (Status.TIMEOUT, Status.INTERRUPTED):
+        return  # a limit of time was reached, which says nothing of the option
     alone = _alone(result, row)
     if variant.status.failure or variant.status is Status.SKIPPED:
         # With several options chosen together, it is not known which one is at fault.

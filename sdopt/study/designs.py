@@ -229,40 +229,53 @@ class Explicit(Design):
     """The overrides of each variant, by its name."""
     edges: list[ExplicitEdge] = field(default_factory=list)
     """The comparisons, as in `{candidate: a, reference: b}`; without them, each variant against the first."""
+    only: list[str] = field(default_factory=list)
+    """Names of the variants to measure, as a part of a longer study; an empty list measures all. A variant that is
+    left without a comparison is compared with the first of them."""
     published: Published | None = None
     """What an article says of these variants: `published.md` puts it beside what is measured. The presets that
     reproduce an article have it."""
 
     @override
     def plan(self, composer: Composer) -> Plan:
-        if not self.variants:
+        written = self.variants or {}
+        if not written:
             raise UsageError("study.variants: study=explicit needs at least one variant, as {name: [overrides]}")
-        if CONTROL in self.variants:
+        if CONTROL in written:
             raise UsageError(f"study.variants: '{CONTROL}' is the name of the second baseline; choose another")
-        wrong = {name: found for name in self.variants if (found := wrong_label(name))}
+        wrong = {name: found for name in written if (found := wrong_label(name))}
         if wrong:
             raise UsageError([f"study.variants: '{name}': a variant's name {found}" for name, found in wrong.items()])
+        if unknown := [name for name in self.only if name not in written]:
+            raise UsageError([f"study.only: no variant '{n}'; choose from {', '.join(written)}" for n in unknown])
         variants, problems = {}, []
-        for name, overrides in self.variants.items():
+        for name in [name for name in written if name in (self.only or written)]:
             try:
-                variants[name] = composer.variant(name, overrides)
+                variants[name] = composer.variant(name, written[name])
             except UsageError as error:
                 problems += error.problems
         if problems:
             raise UsageError(problems)
         if self.published is not None:
-            require_published(self.published, list(variants))
-        first, *others = variants
-        edges = self.edges or [ExplicitEdge(name, first) for name in others]
-        if wrong_edges := [found for edge in edges for found in _problems_of(edge, list(variants))]:
+            require_published(self.published, list(written))
+        if wrong_edges := [found for edge in self.edges for found in _problems_of(edge, list(written))]:
             raise UsageError([f"study.edges: {problem}" for problem in wrong_edges])
         return Plan(
             tuple(variants.values()),
             tuple(
                 Edge(e.candidate, e.reference, e.credit or credit(variants[e.candidate], variants[e.reference]))
-                for e in edges
+                for e in self._edges_of(list(variants))
             ),
         )
+
+    def _edges_of(self, names: list[str]) -> list[ExplicitEdge]:
+        """Returns the comparisons among some of the variants."""
+        first, *others = names
+        edges = [edge for edge in self.edges if edge.candidate in others and edge.reference in names]
+        if self.edges and not self.only:
+            return edges
+        compared = {name for edge in edges for name in (edge.candidate, edge.reference)}
+        return edges + [ExplicitEdge(name, first) for name in others if name not in compared]
 
 
 def _problems_of(edge: ExplicitEdge, variants: list[str]) -> list[str]:

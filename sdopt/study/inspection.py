@@ -86,7 +86,10 @@ class _Inspection:
             self.run.progress.advance(len(self.group))
 
     def _take_energy(self, process: VariantProcess) -> None:
-        for _, joules in self._ask([process], "energy", PipelineHost.measure_energy):
+        seconds = self.run.protocol.energy_s
+        if not seconds:
+            return
+        for _, joules in self._ask([process], "energy", PipelineHost.measure_energy, seconds):
             process.measurement.energy_j += [] if joules is None else [joules]
 
     def _count_operations(self, process: VariantProcess) -> None:

@@ -10,6 +10,7 @@ from sdopt.config.typed import build_typed
 from sdopt.errors import UsageError
 from sdopt.results.choices import as_override
 from sdopt.schema import bounded, wrong_name
+from sdopt.suite.archive import SUFFIX
 
 KINDS = ("doctor", "tests", "noise", "options", "study")
 
@@ -29,8 +30,12 @@ class Part:
     """The part does not begin with less time left than this, in seconds."""
     overrides: list[str] = field(default_factory=list)
     """Overrides of the part's study."""
-    groups: list[str] = field(default_factory=list)
-    """For `options`: the groups whose options are tried, each alone."""
+    first: list[str] = field(default_factory=list)
+    """Overrides for the first measurement of options or a study alone, which win over its own: two steps, for example,
+    are enough for evidence."""
+    options: list[str] = field(default_factory=list)
+    """For `options`: what is tried, each option alone: whole groups or single options, as in `[layout,attention:math]`.
+    """
     settings: dict[str, list[str]] = field(default_factory=dict)
     """For `options`: overrides to try an option with, as in `{memory=vae_tiling: [memory.vae_tiling.tile_size=32]}`."""
     rounds: int = bounded(10, ge=2, le=1000)
@@ -54,10 +59,16 @@ class SuiteConfig:
     """`cuda` is the first CUDA device. On the CPU, every study runs with the packaged model, as a trial."""
     folder: str
     """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
+    archive: str | None = None
+    """A file ending in `.tar.xz` that gets all results of the device, without images, after each part; if the device's
+    folder is missing, it is made from this file. One archive is of one device."""
     only: list[str] = field(default_factory=list)
     """Parts to run; an empty list runs all, in their order."""
     retry: bool
-    """Runs parts again that failed or were ended at their limit."""
+    """Runs parts again that failed, were ended at their limit, or in which something failed: of a study only what is
+    missing, unless it cannot be resumed, as after a change of sdopt's code."""
+    again: list[str] = field(default_factory=list)
+    """Parts to run anew, however they ended; earlier results are moved aside."""
     common: list[str] = field(default_factory=list)
     """Overrides of every study."""
     first: list[str] = field(default_factory=list)
@@ -102,10 +113,13 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
     plain = OmegaConf.masked_copy(node, [str(key) for key in node if key != "parts"])
     config: SuiteConfig | None = build_typed("", plain, SuiteConfig, problems)
     if config is not None:
+        if config.archive is not None and not config.archive.endswith(SUFFIX):
+            problems.append(f"archive={config.archive}: must end in {SUFFIX}")
         known = [part.name for part in parts]
         problems += [
-            f"only: unknown part '{name}'; choose from {', '.join(known)}"
-            for name in config.only
+            f"{key}: unknown part '{name}'; choose from {', '.join(known)}"
+            for key, names in (("only", config.only), ("again", config.again))
+            for name in names
             if name not in known and not problems
         ]
     if problems or config is None:
@@ -115,21 +129,23 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
 
 def _with_equals_signs(part: Part) -> Part:
     """Returns a part whose lists, which may be written as `precision:bf16`, hold overrides as on a command line."""
-    overrides, settled = ([*map(as_override, given)] for given in (part.overrides, part.settled))
-    return replace(part, overrides=overrides, settled=settled)
+    given = (part.overrides, part.first, part.options, part.settled)
+    overrides, first, options, settled = ([*map(as_override, written)] for written in given)
+    return replace(part, overrides=overrides, first=first, options=options, settled=settled)
 
 
 def _idle_keys(part: Part) -> list[str]:
     """Names the keys of a part that its kind ignores, and the keys that it needs but lacks."""
     takers = {
         "overrides": ("noise", "options", "study"),
-        "groups": ("options",),
+        "first": ("options", "study"),
+        "options": ("options",),
         "settings": ("options",),
         "settled": ("options",),
         "again_s": ("options", "study"),
     }
     idle = [key for key, kinds in takers.items() if getattr(part, key) and part.kind not in kinds]
     wrong = [f"parts.{part.name}.{key}: has no effect with kind={part.kind}; leave it out" for key in idle]
-    if part.kind == "options" and not part.groups:
-        wrong.append(f"parts.{part.name}.groups: must name the groups whose options are tried")
+    if part.kind == "options" and not part.options:
+        wrong.append(f"parts.{part.name}.options: must name the groups or options that are tried")
     return wrong

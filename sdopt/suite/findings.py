@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from sdopt.analysis.figures import Figures, figures_of, ratio_text
@@ -10,8 +11,9 @@ from sdopt.analysis.outcomes import option_of, outcomes_of
 from sdopt.errors import UsageError
 from sdopt.report.rows import gib_text
 from sdopt.results.files import read_result
-from sdopt.results.records import StudyResult
-from sdopt.suite.record import Finding
+from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.suite.options import row_of
+from sdopt.suite.record import Ending, Finding
 
 _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 
@@ -71,9 +73,21 @@ def noise_findings(result: StudyResult) -> list[Finding]:
     ]
 
 
-def option_findings(result: StudyResult) -> list[Finding]:
-    """Returns what the study shows of each option."""
-    return [Finding(option_of(found), str(found.standing), found.why) for found in outcomes_of(result)]
+def option_findings(result: StudyResult | None, tried: Sequence[str]) -> list[Finding]:
+    """Returns what the study shows of each option, and why it shows nothing of those in `tried` that are left."""
+    shown = [] if result is None else outcomes_of(result)
+    found = [Finding(option_of(outcome), str(outcome.standing), outcome.why) for outcome in shown]
+    rows = {} if result is None else {row.name: row for row in result.variants}
+    known = {finding.name for finding in found}
+    return found + [_nothing_of(option, rows.get(row_of(option))) for option in tried if option not in known]
+
+
+def _nothing_of(option: str, row: VariantResult | None) -> Finding:
+    if row is None or row.status in (Status.PENDING, Status.INTERRUPTED):
+        return Finding(option, str(Ending.NOT_RUN), "the part ended before it was measured")
+    if row.status is Status.TIMEOUT:
+        return Finding(option, str(Ending.NOT_RUN), f"time limit: {row.reason}")
+    return Finding(option, str(row.status), row.reason)
 
 
 def study_findings(result: StudyResult) -> list[Finding]:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdopt.worker.child import KILL_LIMIT_S
+
 PATIENCE_S = 20.0
 """Seconds that a command may take to save its results after SIGTERM; then it is killed."""
 
@@ -48,19 +50,25 @@ def run_limited(
         except subprocess.TimeoutExpired:
             stopped = True
         finally:
-            _end(process, patience_s)
+            if left := _end(process, patience_s):
+                logged.write(f"sdopt: {left}\n".encode())
     return Run(process.returncode, time.monotonic() - began, stopped)
 
 
-def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    """Ends a process that still runs, and all of its group."""
+def _end(process: "subprocess.Popen[bytes]", patience_s: float) -> str:
+    """Ends a process that still runs, and all of its group; says so if the kernel does not let it go."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
     with suppress(ProcessLookupError):  # no process of the group is left
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        process.wait(KILL_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL
+        return f"process {process.pid} was killed, but has not ended within {KILL_LIMIT_S:g} s; it is left running"
+    return ""
 
 
 def last_words(log: Path) -> str:

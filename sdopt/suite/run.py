@@ -1,6 +1,5 @@
 """Runs the parts of the suite in their order, each within its time limit and the budget."""
 
-import math
 import re
 import shutil
 import sys
@@ -15,10 +14,13 @@ from pathlib import Path
 
 import sdopt
 from sdopt.analysis.outcomes import Standing
-from sdopt.config.overrides import merge_overrides
+from sdopt.config.composer import composer_of
+from sdopt.config.overrides import merge_overrides, quoted
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
+from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
+from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import (
     machine_findings,
@@ -37,8 +39,14 @@ AGAIN = "_again"
 
 _PROCESSES = 3
 _FEWEST_ROUNDS = 2
+_UNTIMED = 2
+"""Calls of a process before its rounds: the cold start and the discarded round."""
 _USAGE = 2
 """The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
+
+_TEST_S = 120
+"""Seconds that one test may take, if pytest-timeout is installed: one that hangs would take the part's whole limit, and
+one that compiles takes most of a minute."""
 
 CHECKOUT = Path(sdopt.__file__).parents[1]
 """Where the tests are, if sdopt runs from a checkout."""
@@ -71,53 +79,98 @@ class Suite:
 def run_suite(suite: Suite) -> Record:
     """Runs every part that is not done, and writes the record after each; returns it.
 
+    With an archive, the results are also written to it after each, and a missing folder is made from it.
+
     Raises:
-        UsageError: the folder holds the record of another device, or one that cannot be read.
-        OSError: the folder cannot be written.
+        UsageError: the folder or the archive holds the record of another device, or one that cannot be read.
+        OSError: the folder or the archive cannot be written.
     """
-    suite.folder.mkdir(parents=True, exist_ok=True)
+    archive = None if suite.config.archive is None else Path(suite.config.archive)
+    suite.folder.parent.mkdir(parents=True, exist_ok=True)
+    if archive is not None and archive.is_file() and not suite.folder.exists():
+        unpack(archive, suite.folder, suite.device.name)
+    suite.folder.mkdir(exist_ok=True)
     record = read_record(suite.folder) or Record(suite.device.name, sdopt.__version__)
     if record.device != suite.device.name:
         raise UsageError(f"{suite.folder}: holds the record of {record.device}; choose another folder")
     names = [part.name for part in suite.config.parts]
     order = [*names, *(name + AGAIN for name in names)]
-    for part in chain(suite.config.chosen, _again(suite, record)):
+    for part, obstacle in chain(((part, "") for part in suite.config.chosen), _again(suite, record)):
         before = record.entry(part.name)
-        if before is not None and before.ending.final and not (suite.config.retry and before.ending is not Ending.DONE):
+        if not _is_due(suite, part.name, before):
             continue
-        for entry in _entries(suite, part, before):
+        for entry in [Entry(part.name, Ending.NOT_RUN, obstacle)] if obstacle else _entries(suite, part, before):
             record.put(entry, order)
             write_record(record, suite.folder)
+            if archive is not None and entry.ending not in (Ending.NOT_RUN, Ending.LEFT_OUT):
+                pack(suite.folder, archive)
         suite.tell(f"{part.name}: {entry.ending}{f' ({entry.reason})' if entry.reason else ''}")
+    if archive is not None:
+        pack(suite.folder, archive)
     return record
 
 
-def _again(suite: Suite, record: Record) -> Iterator[Part]:
+def _is_due(suite: Suite, name: str, before: Entry | None) -> bool:
+    """Returns whether a part has not ended yet, or runs again because the user asks for it."""
+    if before is None or not before.ending.final or name.removesuffix(AGAIN) in suite.config.again:
+        return True
+    return suite.config.retry and (before.ending is not Ending.DONE or _failed_in(suite, before))
+
+
+def _failed_in(suite: Suite, entry: Entry) -> bool:
+    """Returns whether a test, a ceiling or a variant failed in a part that was done."""
+    result = result_in(suite.folder / entry.folder)
+    if result is not None and any(row.status.failure for row in result.variants):
+        return True
+    return any(finding.state in ("failed", "error") for finding in entry.findings)
+
+
+def _again(suite: Suite, record: Record) -> Iterator[tuple[Part, str]]:
     """Yields the studies to measure again, each when its turn comes: its rounds depend on its earlier times.
 
-    A study with longer calls gets fewer rounds.
+    With each comes why it cannot be planned, or "".
     """
     for part in suite.config.chosen:
         first = record.entry(part.name)
-        if part.again_s is None or first is None or first.ending is not Ending.DONE or first.seconds is None:
+        if part.again_s is None or first is None or first.ending is not Ending.DONE or not first.command:
+            continue  # without a command, nothing in it can run here
+        again = replace(part, name=part.name + AGAIN, limit_s=part.again_s)
+        if not _is_due(suite, again.name, record.entry(again.name)):
             continue
-        result = result_in(suite.folder / first.folder)
-        call_s = _round_s(result) if result else math.nan
-        if not call_s > 0:
+        if suite.left_s < part.least_s:
+            yield again, ""  # to plan it takes time, too
             continue
-        beginning_s = _PROCESSES * max(0.0, first.seconds - _FEWEST_ROUNDS * call_s)
-        room_s = min(part.again_s, max(suite.left_s, 0)) - beginning_s
-        rounds = min(part.rounds, max(_FEWEST_ROUNDS, int(room_s / (_PROCESSES * call_s))))
-        protocol = [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]
-        overrides = merge_overrides(part.overrides, protocol)
-        yield replace(
-            part,
-            name=part.name + AGAIN,
-            overrides=overrides,
-            settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
-            limit_s=part.again_s,
-            least_s=beginning_s + _FEWEST_ROUNDS * _PROCESSES * call_s,
-        )
+        try:
+            yield _planned(suite, again, first, read_result(suite.folder / first.folder)), ""
+        except UsageError as error:
+            yield again, f"cannot be planned: {'; '.join(error.problems)}"
+
+
+def _planned(suite: Suite, again: Part, first: Entry, result: StudyResult) -> Part:
+    """Returns a part that is measured again with its protocol: a study with longer calls gets fewer rounds.
+
+    Raises:
+        UsageError: its configuration is not valid, or its first result has no times.
+    """
+    call_s = _round_s(result)
+    if first.seconds is None or not call_s > 0:
+        raise UsageError("nothing was timed the first time")
+    with composer_of(study_overrides(suite, again)) as composer:
+        later = composer.current
+    # The first time, there may have been fewer steps, and no energy was measured.
+    longer = later.workload.steps / result.config.workload.steps
+    beginning_s = _PROCESSES * max(0.0, first.seconds - result.config.protocol.rounds * call_s)
+    beginning_s += _PROCESSES * _UNTIMED * max(0.0, longer - 1) * call_s
+    beginning_s += later.protocol.energy_s * len(result.variants) if suite.device.is_cuda else 0.0
+    round_s = _PROCESSES * longer * call_s
+    room_s = min(again.limit_s, max(suite.left_s, 0)) - beginning_s
+    rounds = min(again.rounds, max(_FEWEST_ROUNDS, int(room_s / round_s)))
+    return replace(
+        again,
+        overrides=merge_overrides(again.overrides, [f"protocol.replicates={_PROCESSES}", f"protocol.rounds={rounds}"]),
+        settled=[found.name for found in first.findings if found.state != Standing.PROVEN],
+        least_s=beginning_s + _FEWEST_ROUNDS * round_s,
+    )
 
 
 def _round_s(result: StudyResult) -> float:
@@ -144,7 +197,7 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        command, entry.findings = _command(suite, part)
+        command, entry.findings, tried = _command(suite, part)
     except UsageError as error:
         entry.ending, entry.reason = Ending.FAILED, "; ".join(error.problems)
         yield entry
@@ -161,12 +214,12 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         run = _run(suite, part, command, folder, log, began + limit_s)
     except KeyboardInterrupt:
         entry.ending, entry.reason = Ending.CUT, "interrupted"
-        entry.findings += _findings(part, folder, log)
+        entry.findings += _findings(part, folder, log, tried)
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
     entry.ending, entry.reason = _ending(part, run, limit_s, folder, log)
-    entry.findings += _findings(part, folder, log)
+    entry.findings += _findings(part, folder, log, tried)
     yield entry
 
 
@@ -185,36 +238,42 @@ def _tests() -> Path:
     return CHECKOUT / "tests"
 
 
-def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding]]:
-    """Returns the command that runs a part, and findings known beforehand; no command if nothing of it can run here."""
+def _gpu_tests() -> list[str]:
+    """Returns the files with tests for a GPU: to import all others takes longer than some of these tests."""
+    return [str(path) for path in sorted(_tests().rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+
+
+def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequence[str]]:
+    """Returns the command that runs a part, findings known beforehand, and the options that the command tries.
+
+    The command is empty if nothing of the part can run here.
+    """
     device = [f"hardware.device={suite.device.torch_name}"]
     if part.kind == "tests":
-        # Without a GPU, the tests are only collected, which imports all of them.
+        # Without a GPU, the tests are only collected, which imports them. Slow ones compile DeepSpeed's kernels; it has
+        # parts of its own.
         shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
+        if find_spec("pytest_timeout"):
+            shown.append(f"--timeout={_TEST_S}")
         plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu", *shown, str(_tests())], []
+        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *_gpu_tests()], [], ()
     if part.kind == "doctor":
-        return _sdopt("doctor", "--json", *device), []
+        return _sdopt("doctor", "--json", *device), [], ()
     overrides = study_overrides(suite, part)
-    found: list[Finding] = []
-    if part.kind == "options":
-        study = option_study(overrides, part.groups, part.settings, suite.device, part.settled)
-        found = list(study.left_out)
-        if not study.overrides:
-            return [], found
-        overrides = [*overrides, *study.overrides]
-    return _sdopt("run", *overrides), found
+    if part.kind != "options":
+        return _sdopt("run", *overrides), [], ()
+    study = option_study(overrides, part.options, part.settings, suite.device, part.settled)
+    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
+    return command, list(study.left_out), study.tried
 
 
 def study_overrides(suite: Suite, part: Part) -> list[str]:
     """Returns the overrides of a part's study. A part that is measured again keeps its own processes and rounds."""
     config, again = suite.config, part.name.endswith(AGAIN)
     overrides = merge_overrides([f"hardware.device={suite.device.torch_name}", *config.common], part.overrides)
-    if not suite.device.is_cuda:
-        overrides = merge_overrides(overrides, config.on_cpu)
     if part.kind != "noise" and not again:
-        overrides = merge_overrides(overrides, config.first)
-    return overrides
+        overrides = merge_overrides(merge_overrides(overrides, config.first), part.first)
+    return overrides if suite.device.is_cuda else merge_overrides(overrides, config.on_cpu)
 
 
 def _sdopt(*arguments: str) -> list[str]:
@@ -222,7 +281,7 @@ def _sdopt(*arguments: str) -> list[str]:
 
 
 def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, deadline: float) -> Run:
-    """Runs a part; a study that was cut off is resumed or, if that is impossible, begins anew."""
+    """Runs a part; a study that was begun is resumed or, if that is impossible or not asked for, begins anew."""
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:
@@ -235,12 +294,15 @@ def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, 
         log.unlink(missing_ok=True)
         return run(command)
     if (folder / "result.json").is_file():
-        resumed = run(_sdopt("run", f"resume='{folder}'", "tracking=none"))
-        if resumed.code != _USAGE:
-            return resumed
+        if part.name.removesuffix(AGAIN) not in suite.config.again:
+            # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
+            failed = ["retry_failed=true"] if suite.config.retry else []
+            resumed = run(_sdopt("run", f"resume={folder}", "tracking=none", *failed))
+            if resumed.code != _USAGE:
+                return resumed
         _move_away(folder)
     shutil.rmtree(folder, ignore_errors=True)
-    return run([*command, f"hydra.run.dir='{folder}'"])
+    return run([*command, f"hydra.run.dir={quoted(str(folder))}"])
 
 
 def _move_away(folder: Path) -> None:
@@ -266,7 +328,7 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
     return Ending.FAILED, f"{how}: {message}" if message else how
 
 
-def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:
+def _findings(part: Part, folder: Path, log: Path, tried: Sequence[str]) -> list[Finding]:
     """Returns the findings of a part, as far as it ran."""
     with suppress(OSError, ValueError, KeyError):
         if part.kind == "doctor":
@@ -274,9 +336,11 @@ def _findings(part: Part, folder: Path, log: Path) -> list[Finding]:
         if part.kind == "tests":
             return test_findings(log)
     result = result_in(folder)
+    if part.kind == "options":
+        return option_findings(result, tried)
     if result is None:
         return []
-    return {"noise": noise_findings, "options": option_findings, "study": study_findings}[part.kind](result)
+    return noise_findings(result) if part.kind == "noise" else study_findings(result)
 
 
 def _now() -> str:

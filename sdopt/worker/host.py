@@ -100,10 +100,6 @@ def _handle(connection: Connection, host: "PipelineHost", request: str, args: An
         connection.send(Note(host.in_calls_s - before))
 
 
-_ENERGY_S = 5.0
-"""Seconds of back-to-back calls that measure energy."""
-
-
 class PipelineHost:
     """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`.
 
@@ -243,7 +239,7 @@ class PipelineHost:
         if pixels.shape != asked:
             raise RuntimeError(f"a call was asked for images of the shape {asked}, and made {pixels.shape}")
 
-    def measure_energy(self) -> float | None:
+    def measure_energy(self, seconds: float) -> float | None:
         """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.
 
         The device's counter advances about ten times a second, which is too coarse for one short call.
@@ -251,7 +247,7 @@ class PipelineHost:
         before, calls, start = self._monitor.energy_j(), 0, time.perf_counter()
         if before is None:
             return None
-        while time.perf_counter() - start < _ENERGY_S:
+        while time.perf_counter() - start < seconds:
             self._read()
             self._synchronize()
             calls += 1

@@ -9,7 +9,9 @@ from omegaconf import OmegaConf
 
 from sdopt.analysis.published import Reproduction, claims_of
 from sdopt.config.composer import HydraComposer
+from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
+from sdopt.hardware.cards import planned_device
 from sdopt.pipelines.loading import scheduler_class
 from sdopt.reference import MODEL
 from sdopt.results.records import Status
@@ -52,6 +54,29 @@ def test_the_fastest_on_a_card_never_waits_for_it_within_a_step(
     for timestep in scheduler.timesteps:
         prediction = scheduler.scale_model_input(latents, timestep)
         latents = scheduler.step(prediction, timestep, latents).prev_sample
+
+
+@pytest.mark.parametrize("overrides", [["model=sd15"], ["model=sdxl", "precision=bf16"]], ids=["sd15", "sdxl"])
+def test_every_row_of_the_fastest_can_run_on_a_card(composer: type[HydraComposer], overrides: list[str]) -> None:
+    composed = composer(["experiment=fastest_cuda", "model.weights=random", "workload.batch_size=[1,4,8]", *overrides])
+    variants = composed.current.study.plan(composed).variants
+    card = planned_device(data_sheets()["h200"])
+    assert {variant.name: variant.conflicts(card) for variant in variants} == {row.name: [] for row in variants}
+    compiled = [variant for variant in variants if variant.name.startswith("all compiled")]
+    assert [variant.choices["caching"].partition("(")[0] for variant in compiled] == ["none", "deepcache", "none"]
+    for variant in compiled:
+        assert variant.choices["attention"] == "fused_qkv"
+        assert getattr(variant.optimizations["compiler"], "targets", []) == ["text_encoder", "denoiser", "decoder"]
+
+
+def test_the_fastest_on_a_card_judges_no_row_in_float32(composer: type[HydraComposer]) -> None:
+    """Against half precision, float32 is slower and larger, so that no gate could pass."""
+    composed = composer(["experiment=fastest_cuda", "model=sd15"])
+    plan = composed.current.study.plan(composed)
+    weights = {v.name: getattr(v.optimizations["precision"], "weights", None) for v in plan.variants}
+    assert weights["float32"] == "float32"
+    assert all(weights[edge.candidate] != "float32" for edge in plan.edges)
+    assert "float32" in {edge.reference for edge in plan.edges}
 
 
 def test_there_are_the_five_articles() -> None:

@@ -264,11 +264,11 @@ class TestAroundACall:
         call = loaded.time_once()
         assert call.gpu == GpuState(sm_clock_mhz=round(1000 * call.seconds), throttled=["temperature"])
 
-    def test_energy_is_the_mean_of_calls_over_five_seconds(
+    def test_energy_is_the_mean_of_calls_over_some_seconds(
         self, session: Load, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         loaded, card, now = session(), self.Card(2.0), 0.0
-        assert loaded.measure_energy() is None
+        assert loaded.measure_energy(5.0) is None
 
         def call() -> None:
             nonlocal now
@@ -278,7 +278,7 @@ class TestAroundACall:
         monkeypatch.setattr(loaded, "_monitor", card)
         monkeypatch.setattr(loaded, "_read", call)
         monkeypatch.setattr("sdopt.worker.host.time.perf_counter", lambda: now)
-        assert loaded.measure_energy() == pytest.approx(2.0)
+        assert loaded.measure_energy(5.0) == pytest.approx(2.0)
         assert now >= 5.0
 
     def test_a_cpu_is_busy_for_no_time_of_a_device(self, session: Load) -> None:

@@ -3,6 +3,7 @@
 The kernels follow csrc/transformer/inference/csrc/pt_binding.cpp and triton_ops.py of DeepSpeed 0.19.8.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations import deepspeed as options
 from sdopt.optimizations.compiler.deepspeed import DeepSpeed, replace_blocks, require_fitting
 from tests.fixtures import Load
+from tests.optimizations.compilers import latents
 
 
 @pytest.fixture
@@ -149,3 +151,17 @@ class TestBlocks:
         if undone:
             half.unet.down_blocks[-1].attentions[0].transformer_blocks[0] = kept
         assert proof(trace).engaged is not undone
+
+
+@pytest.mark.gpu
+@pytest.mark.slow  # DeepSpeed compiles its kernels first, which takes minutes
+@pytest.mark.parametrize("option", ["attention=deepspeed", "compiler=deepspeed"])
+def test_on_a_card_they_are_proved_and_give_the_latents_of_eager(on_cuda: Load, tmp_path: Path, option: str) -> None:
+    work = ["precision=fp16", "workload.steps=4"]
+    replaced = on_cuda(*work, option)
+    for _ in range(2):
+        replaced.time_once()
+    found = {item.axis: item for item in replaced.prove()}
+    assert found[option.partition("=")[0]].engaged, found
+    ours, plain = latents(replaced, tmp_path / "replaced"), latents(on_cuda(*work), tmp_path / "eager")
+    assert float((ours - plain).abs().mean()) < 0.05 * float(plain.std())

@@ -425,7 +425,7 @@ def test_inductor_that_was_taken_off_is_not_proved(session: Load, monkeypatch: p
 class TestOnCuda:
     """Kernels seen on a GPU; what this one cannot run is skipped."""
 
-    @pytest.mark.parametrize("option", ["flash", "cudnn", "mem_efficient", "math", "default", "vanilla", "sliced"])
+    @pytest.mark.parametrize("option", [option for axis, option in OPTIONS if axis == "attention"])
     def test_attention(self, on_cuda: Load, option: str) -> None:
         found = evidence(on_cuda("precision=fp16", f"attention={option}"), "attention")
         assert found.engaged, found

@@ -99,6 +99,22 @@ class TestExplicit:
         with pytest.raises(UsageError, match=turned):
             explicit(composer, "half: ['precision=bf16'], plain: []", edges)
 
+    def test_some_of_the_variants_alone(self, composer: Composers) -> None:
+        """Where the reference is left out, the first of them takes its place."""
+        both = "both: ['precision=bf16','attention=math']"
+        given = f"plain: [], half: ['precision=bf16'], math: ['attention=math'], {both}"
+        edges = (
+            "study.edges=[{candidate: half, reference: plain}, {candidate: math, reference: plain}, "
+            "{candidate: both, reference: half}, {candidate: both, reference: math}]"
+        )
+        found = explicit(composer, given, edges, "study.only=[math,both,half]")
+        assert [variant.name for variant in found.variants] == ["half", "math", "both"], "in the study's own order"
+        assert [(edge.candidate, edge.reference) for edge in found.edges] == [("both", "half"), ("both", "math")]
+        found = explicit(composer, given, edges, "study.only=[plain,both]")
+        assert [(edge.candidate, edge.reference) for edge in found.edges] == [("both", "plain")]
+        with pytest.raises(UsageError, match=r"study\.only: no variant 'hafl'; choose from plain, half, math, both"):
+            explicit(composer, given, edges, "study.only=[hafl]")
+
     def test_an_edge_needs_both_ends(self, composer: Composers) -> None:
         with pytest.raises(UsageError, match=r"study\.edges\[0\]\.reference: must be given"):
             explicit(composer, "plain: []", "study.edges=[{candidate: plain}]")

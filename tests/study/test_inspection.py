@@ -8,7 +8,10 @@ import pytest
 from sdopt.study import inspection
 
 
-def test_nothing_is_timed_after_the_profiler_has_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("energy_s", "energy"), [(5.0, ["measure_energy"]), (0.0, [])])
+def test_nothing_is_timed_after_the_profiler_has_looked(
+    monkeypatch: pytest.MonkeyPatch, energy_s: float, energy: list[str]
+) -> None:
     """It stays with a process on a GPU, whose launches are slower from then on."""
     asked: list[str] = []
 
@@ -25,7 +28,7 @@ def test_nothing_is_timed_after_the_profiler_has_looked(monkeypatch: pytest.Monk
         sharing=SimpleNamespace(calls=1),
         operations={},
         progress=SimpleNamespace(advance=lambda *_: None),
-        protocol=SimpleNamespace(stage_calls=1),
+        protocol=SimpleNamespace(stage_calls=1, energy_s=energy_s),
         quality=SimpleNamespace(metrics=False),
     )
     process: Any = SimpleNamespace(
@@ -35,4 +38,4 @@ def test_nothing_is_timed_after_the_profiler_has_looked(monkeypatch: pytest.Monk
         measurement=SimpleNamespace(complete=False),
     )
     inspection.inspect_group(run, [process])
-    assert asked == ["measure_energy", "count_operations", "images", "time_stages", "prove", "traced"]
+    assert asked == [*energy, "count_operations", "images", "time_stages", "prove", "traced"]

@@ -1,18 +1,20 @@
 """The configuration of `sdopt gpu-suite`: its parts compose, and mistakes are named."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runners.gpu_suite import main
 from sdopt.config.composer import composer_of
-from sdopt.config.groups import data_sheets, optimization_options
+from sdopt.config.groups import data_sheets, optimization_options, options_of
+from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.suite.config import Part, suite_config
 from sdopt.suite.options import option_study
-from sdopt.suite.run import Suite, study_overrides
+from sdopt.suite.run import AGAIN, Suite, study_overrides
 from tests.fixtures import CPU
 
 H200 = planned_device(data_sheets()["h200"])
@@ -37,16 +39,98 @@ def test_every_study_composes(part: Part, device: Device) -> None:
 
 
 def test_overrides_within_a_list_may_have_colons() -> None:
-    given = "{kind: options, limit_s: 1, groups: [layout], overrides: [precision:bf16], settled: [layout:contiguous]}"
+    given = "{kind: options, limit_s: 1, options: [layout], overrides: [precision:bf16], settled: [layout:contiguous]}"
     part = suite_config([f"+parts.mine={given}"]).parts[-1]
     assert (part.overrides, part.settled) == (["precision=bf16"], ["layout=contiguous"])
 
 
+FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]
+OPTIONS = [part for part in PARTS.values() if part.kind == "options"]
+CALL_S = 540
+"""A call's budget, where a command on a lent machine may take ten minutes."""
+
+
 def test_every_option_is_tried_on_every_model() -> None:
-    groups = {group for group, _ in optimization_options()}
+    with composer_of([]) as composer:
+        chosen = {f"{group}={option}" for group, option in composer.variant("baseline").choices.items()}
+    everything = {f"{group}={option}" for group, option in optimization_options()}
     for model in ("emoji", "sd15", "sdxl"):
-        tried = [group for name, part in PARTS.items() if f"_{model}_" in name for group in part.groups]
-        assert sorted(tried) == sorted(groups)
+        of_model = [part for part in OPTIONS if f"model={model}" in part.overrides]
+        tried = [
+            f"{group}={name}"
+            for part in of_model
+            for group, _, option in (given.partition("=") for given in part.options)
+            for name in ([option] if option else options_of(group))
+            if f"{group}={name}" not in part.settled
+        ]
+        assert len(tried) == len(set(tried)), "each once"
+        assert everything - chosen <= set(tried) <= everything
+
+
+def test_each_part_fits_into_one_call() -> None:
+    """Then a part that was cut off is whole after the next call, wherever that runs."""
+    for part in PARTS.values():
+        assert part.limit_s <= CALL_S - 40, part.name
+        if part.again_s is not None:
+            assert min(3.3 * part.limit_s, CALL_S - 40) <= part.again_s <= CALL_S - 40, part.name
+
+
+def test_what_is_fastest_comes_before_the_options_one_by_one() -> None:
+    order = list(PARTS)
+    assert order[:4] == ["environment", "noise", "noise_in_blocks", "tests"]
+    early = ["fastest_sd15", "fastest_sd15_compiled", "fastest_sdxl", "fastest_sdxl_compiled", "mlperf_sdxl"]
+    assert order[4 : 4 + len(early)] == early
+    assert max(map(order.index, FASTEST)) < min(order.index(name) for name in order if name.startswith("options_sdxl"))
+
+
+def test_what_compiles_operators_of_its_own_comes_last() -> None:
+    """DeepSpeed's stand in nobody's way then."""
+    order = list(PARTS)
+    deepspeed = [part for part in OPTIONS if any(given.endswith("deepspeed") for given in part.options)]
+    assert [part.name for part in deepspeed] == order[-len(deepspeed) :]
+    assert all({given.partition("=")[2] for given in part.options} == {"deepspeed"} for part in deepspeed)
+    for part in OPTIONS:
+        whole = {"attention=deepspeed": "attention", "compiler=deepspeed": "compiler"}.items()
+        assert all(option in part.settled for option, group in whole if group in part.options)
+
+
+_ROW_S = 11
+"""About what a row of two short calls takes on a card, most of it to load and to trace."""
+
+
+@pytest.mark.parametrize("part", OPTIONS, ids=lambda part: part.name)
+def test_options_fit_into_their_part(part: Part) -> None:
+    study = option_study(composed(part, H200), part.options, part.settings, H200, part.settled)
+    assert not [found for found in study.left_out if "steps" in found.said], "two steps show each of them"
+    if not study.overrides:
+        return
+    with composer_of([*composed(part, H200), *study.overrides]) as composer:
+        current = composer.current
+        rows = len(current.study.plan(composer).variants)
+    assert (rows + 1) * _ROW_S <= part.limit_s, "with the control"
+    assert current.workload.steps == 2
+    assert (current.protocol.energy_s, current.protocol.stage_calls) == (0, 0)
+    if any(option.startswith("compiler") for option in study.tried):
+        assert current.protocol.timeout_s >= part.limit_s, "a slow compilation is no failure"
+        assert len(study.tried) <= 4
+    if current.model.name == "sdxl":
+        assert len(study.tried) <= 4
+
+
+@pytest.mark.parametrize("part", [part for part in STUDIES if part.kind == "study"], ids=lambda part: part.name)
+def test_studies_fit_into_their_part(part: Part) -> None:
+    with composer_of(composed(part, H200)) as composer:
+        rows = len(composer.current.study.plan(composer).variants)
+    assert (rows + 1) * _ROW_S <= part.limit_s
+
+
+def test_the_first_measurement_of_a_long_preset_is_short() -> None:
+    part = PARTS["hf_sdxl"]
+    again = replace(part, name=part.name + AGAIN)
+    for given, steps, energy_s in ((part, 10, 0.0), (again, 50, 5.0)):
+        with composer_of(composed(given, H200)) as composer:
+            assert composer.current.workload.steps == steps
+            assert composer.current.protocol.energy_s == energy_s
 
 
 def test_every_published_preset_is_a_part() -> None:
@@ -56,7 +140,20 @@ def test_every_published_preset_is_a_part() -> None:
     assert published | {"fastest_cuda", "mlperf_sdxl"} <= presets
 
 
-@pytest.mark.parametrize("name", ["fastest_sd15", "fastest_sdxl", "mlperf_sdxl"])
+def test_every_row_of_the_fastest_is_measured_with_both_models() -> None:
+    for model in ("sd15", "sdxl"):
+        rows: set[str] = set()
+        for name in FASTEST:
+            if name.startswith(f"fastest_{model}"):
+                with composer_of(composed(PARTS[name], H200)) as composer:
+                    rows |= {variant.name for variant in composer.current.study.plan(composer).variants}
+        with composer_of(["experiment=fastest_cuda", f"model={model}", "model.weights=random"]) as composer:
+            everything = {variant.name for variant in composer.current.study.plan(composer).variants}
+        # With SDXL, Inductor alone on the denoiser is left to those who have the time.
+        assert everything - rows <= ({"Inductor with CUDA graphs"} if model == "sdxl" else set())
+
+
+@pytest.mark.parametrize("name", FASTEST)
 def test_no_row_of_the_fastest_is_skipped_on_a_card(name: str) -> None:
     with composer_of(composed(PARTS[name], H200)) as composer:
         variants = composer.current.study.plan(composer).variants
@@ -65,19 +162,34 @@ def test_no_row_of_the_fastest_is_skipped_on_a_card(name: str) -> None:
 
 
 def test_options_are_tried_alone_or_beside_what_they_need() -> None:
-    part = PARTS["options_sdxl_others"]
-    study = option_study(composed(part, H200), part.groups, part.settings, H200, settled=["caching=tome"])
+    overrides = composed(PARTS["options_sdxl_memory"], H200)
+    settings = {"memory=vae_tiling": ["memory.vae_tiling.tile_size=512"]}
+    tried = ["memory", "caching", "lora=fused"]
+    study = option_study(overrides, tried, settings, H200, settled=["caching=tome"])
     variants, edges = study.overrides[-2:]
     assert 'memory vae_tiling: ["memory=vae_tiling", "memory.vae_tiling.tile_size=512"]' in variants
     assert 'memory group_offload: ["memory=tiny_vae", "memory=group_offload"]' in variants
     assert "{candidate: memory group_offload, reference: with memory tiny_vae}" in edges
     assert "{candidate: memory tiny_vae, reference: baseline}" in edges
     assert "tome" not in variants, "it is settled"
+    assert {"memory=group_offload", "caching=deepcache"} <= set(study.tried)
     left_out = {found.name: found for found in study.left_out}
     assert left_out["lora=fused"].state == "cannot run"
     assert "set lora.path" in left_out["lora=fused"].said
-    with composer_of([*composed(part, H200), *study.overrides]) as composer:
+    assert "lora=loaded" not in left_out, "it is not asked for"
+    with composer_of([*overrides, *study.overrides]) as composer:
         assert composer.current.study.name == "options"
+
+
+def test_an_option_finds_what_it_needs_outside_of_its_part() -> None:
+    study = option_study(composed(PARTS["options_sdxl_offload"], H200), ["memory=group_offload"], {}, H200)
+    assert 'memory group_offload: ["memory=tiny_vae", "memory=group_offload"]' in study.overrides[-2]
+    assert study.tried == ("memory=group_offload",)
+
+
+def test_an_option_that_is_none_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^layout=upside_down: no option or group of options$"):
+        option_study([], ["layout=upside_down", "attention"], {}, CPU)
 
 
 def test_nothing_is_measured_where_nothing_can_run() -> None:
@@ -92,13 +204,15 @@ def test_nothing_is_measured_where_nothing_can_run() -> None:
     [
         ("budget=1", "budget: unknown key; did you mean budget_s? `sdopt gpu-suite --help` lists all"),
         ("budget_s=0", "budget_s=0.0: must be above 0"),
+        ("archive=suite.zip", "archive=suite.zip: must end in .tar.xz"),
         ("device=tpu", "device=tpu: choose one of cuda, cpu"),
         ("device=cuda", "hardware.device=cuda: "),
         ("only=[nois]", "only: unknown part 'nois'; choose from environment, noise"),
+        ("again=[nois]", "again: unknown part 'nois'; choose from environment, noise"),
         ("parts.noise.kind=nonsense", "parts.noise.kind=nonsense: choose one of doctor, tests"),
         ("parts.noise.limit_s=-1", "parts.noise.limit_s=-1.0: must be above 0"),
-        ("+parts.noise.groups=[attention]", "parts.noise.groups: has no effect with kind=noise; leave it out"),
-        ("+parts.mine={kind: options, limit_s: 9}", "parts.mine.groups: must name the groups"),
+        ("+parts.noise.options=[attention]", "parts.noise.options: has no effect with kind=noise; leave it out"),
+        ("+parts.mine={kind: options, limit_s: 9}", "parts.mine.options: must name the groups or options"),
         ("+parts.mine=3", "parts.mine: must be a group of keys, not 3"),
         ("~parts.noise.limit_s", "parts.noise.limit_s: must be given"),
     ],

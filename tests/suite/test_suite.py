@@ -2,12 +2,17 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +21,14 @@ import torch
 from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import StudyResult
+from sdopt.results.records import Status, StudyResult
+from sdopt.suite import process as processes
 from sdopt.suite import run as running
+from sdopt.suite.archive import pack, unpack
 from sdopt.suite.config import Part, suite_config
-from sdopt.suite.findings import machine_findings, noise_findings
+from sdopt.suite.findings import machine_findings, noise_findings, option_findings
 from sdopt.suite.findings import test_findings as findings_of_tests
-from sdopt.suite.process import Run, run_limited
+from sdopt.suite.process import Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Record, page_of, read_record, write_record
 from sdopt.suite.run import Suite, run_suite, slug_of
 from tests.command import ROOT, Finished, sdopt
@@ -34,9 +41,10 @@ PARTS = (
     "+parts.wrong={kind: study, limit_s: 60, least_s: 0, overrides: [layout:nonsense]}",
     "+parts.slow={kind: study, limit_s: 3, least_s: 0, overrides: [workload.steps:1000]}",
     "+parts.large={kind: study, limit_s: 85000, least_s: 80000}",
-    f"+parts.unable={{kind: options, limit_s: 60, groups: [attention], settled: [{SETTLED}]}}",
+    "+parts.late={kind: options, limit_s: 1, least_s: 0, options: [layout], overrides: [workload.steps:1000]}",
+    f"+parts.unable={{kind: options, limit_s: 60, options: [attention], settled: [{SETTLED}]}}",
 )
-ONLY = "only=[wrong,slow,large,unable,blade_sd15_lora]"
+ONLY = "only=[wrong,slow,late,large,unable,blade_sd15_lora]"
 SUITE = ("gpu-suite", "device=cpu", "budget_s=300", *PARTS, ONLY)
 
 
@@ -46,9 +54,13 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def record_of(called: Finished) -> Record:
-    found = read_record(called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name))
+    found = read_record(results_of(called))
     assert found is not None
     return found
+
+
+def results_of(called: Finished) -> Path:
+    return called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name)
 
 
 def entry(called: Finished, part: str) -> Entry:
@@ -81,6 +93,11 @@ class TestCall:
         assert slow.seconds is not None
         assert slow.seconds < 20
 
+    def test_options_of_a_part_that_was_ended_are_listed(self, called: Finished) -> None:
+        late = entry(called, "late")
+        assert late.ending is Ending.STOPPED
+        assert [(found.name, found.state) for found in late.findings] == [("layout=channels_last", "not run")]
+
     def test_what_does_not_fit_or_says_nothing_is_listed(self, called: Finished) -> None:
         large, lora, unable = (entry(called, name) for name in ("large", "blade_sd15_lora", "unable"))
         assert large.ending is Ending.NOT_RUN
@@ -91,13 +108,12 @@ class TestCall:
 
     def test_ends_with_3_and_names_what_is_left(self, called: Finished) -> None:
         assert called.code == 3
-        assert "1 of the 4 parts that can run here are done" in called.shown
+        assert "1 of the 5 parts that can run here are done" in called.shown
         assert "large: not run (needs at least 80000 s" in called.shown
 
     def test_page_has_a_row_for_each_part(self, called: Finished) -> None:
         page = page_of(record_of(called))
-        folder = called.cwd / "outputs" / "gpu_suite" / slug_of(CPU.name)
-        assert (folder / "suite.md").read_text() == page
+        assert (results_of(called) / "suite.md").read_text() == page
         assert "| wrong | failed |" in page
         assert page.index("| blade_sd15_lora |") < page.index("| slow |"), "in the order of the parts"
 
@@ -108,7 +124,7 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     tiny = f"[{TINY}]"
     command = (
         *("gpu-suite", "device=cpu", f"parts.noise.overrides=[{TINY},protocol.replicates:3]"),
-        f"+parts.options={{kind: options, limit_s: 200, again_s: 200, groups: [layout], overrides: {tiny}}}",
+        f"+parts.options={{kind: options, limit_s: 200, again_s: 200, options: [layout], overrides: {tiny}}}",
         f"+parts.study={{kind: study, limit_s: 200, overrides: {tiny}}}",
     )
     first = sdopt(tmp_path, *command, "only=[noise,options,study]", "budget_s=600", "+parts.study.least_s=9000")
@@ -125,6 +141,135 @@ def test_a_second_call_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     after = record_of(second)
     assert [entry.ending for entry in after.entries] == [Ending.DONE] * 4
     assert after.entry("options") == options, "not measured once more"
+
+
+STUDY = (
+    *("gpu-suite", "device=cpu", "budget_s=600", "only=[study]", "archive=suite.tar.xz"),
+    f"+parts.study={{kind: study, limit_s: 300, overrides: [{TINY}, layout:channels_last]}}",
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A study that the suite measured, and packed."""
+    return once(tmp_path_factory, "suite-study", lambda cwd: sdopt(cwd, *STUDY))
+
+
+@pytest.fixture
+def copied(measured: Finished, tmp_path: Path) -> Finished:
+    """The same in a folder of its own, which a test may change."""
+    shutil.copytree(measured.cwd, tmp_path / "it's a copy")
+    return replace(measured, cwd=tmp_path / "it's a copy")
+
+
+def cut_off(folder: Path) -> StudyResult:
+    """Leaves the study as if the budget had ended before its option was measured; returns what is left of it."""
+    left = read_result(folder / "parts" / "study" / "run")
+    left.status, row = "running", left.variant("layout=channels_last")
+    row.status, row.measurements, row.images = Status.PENDING, [], []
+    write_result(left, folder / "parts" / "study" / "run")
+    record = read_record(folder)
+    assert record is not None
+    [done] = record.entries
+    write_record(replace(record, entries=[replace(done, ending=Ending.CUT)]), folder)
+    return left
+
+
+def test_a_study_that_was_cut_off_goes_on(copied: Finished) -> None:
+    """It once began anew, because its folder was quoted, and so not found."""
+    before = cut_off(results_of(copied))
+    finished = sdopt(copied.cwd, *STUDY)
+    assert finished.code == 0, finished.shown
+    run = results_of(copied) / "parts" / "study" / "run"
+    after = read_result(run)
+    assert (after.id, after.variant("layout=channels_last").status) == (before.id, Status.OK)
+    [earlier], [first, *_] = (found.variant("baseline").measurements for found in (before, after))
+    assert first.latency_s == earlier.latency_s, "what was measured is kept"
+    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["run"], "nothing was moved away"
+
+
+def test_another_machine_goes_on_from_the_archive(copied: Finished) -> None:
+    folder = results_of(copied)
+    before = record_of(copied)
+    shutil.rmtree(folder)
+    finished = sdopt(copied.cwd, *STUDY)
+    assert finished.code == 0, finished.shown
+    assert record_of(copied) == before, "nothing was measured once more"
+    run = folder / "parts" / "study" / "run"
+    assert read_result(run).variant("layout=channels_last").status is Status.OK
+    assert (run / ".hydra" / "hydra.yaml").is_file(), "so that it can be resumed"
+    cut_off(folder)
+    resumed = sdopt(copied.cwd, *STUDY)
+    assert resumed.code == 0, resumed.shown
+    assert not list(run.parent.glob("earlier-*"))
+
+
+class TestArchive:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "card"
+        run = folder / "parts" / "study" / "run"
+        for name, content in {
+            "result.json": b"{}",
+            ".hydra/hydra.yaml": b"a: 1",
+            "images/baseline/0000_00.png": b"a picture",
+            "logs/baseline.log": b"of a worker",
+            "../log.txt": bytes(70_000) + b"the end",
+        }.items():
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).write_bytes(content)
+        write_record(Record(CPU.name, ""), folder)
+        return folder
+
+    def test_holds_results_and_the_ends_of_logs_but_no_images(self, folder: Path, tmp_path: Path) -> None:
+        archive, made = tmp_path / "suite.tar.xz", tmp_path / "made"
+        pack(folder, archive)
+        unpack(archive, made, CPU.name)
+        assert sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()) == [
+            *("parts/study/log.txt", "parts/study/run/.hydra/hydra.yaml", "parts/study/run/logs/baseline.log"),
+            *("parts/study/run/result.json", "suite.json", "suite.md"),
+        ]
+        log = (made / "parts" / "study" / "log.txt").read_bytes()
+        assert len(log) == 64 * 1024
+        assert log.endswith(b"the end")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["card", "made", "suite.tar.xz"]
+
+    def test_of_another_device_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        pack(folder, tmp_path / "suite.tar.xz")
+        with pytest.raises(UsageError, match=f"holds the record of {re.escape(CPU.name)}; choose another archive"):
+            unpack(tmp_path / "suite.tar.xz", tmp_path / "made", "another card")
+        assert not (tmp_path / "made").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("../x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE), ("x", tarfile.FIFOTYPE)]
+    )
+    def test_that_holds_more_than_files_within_is_refused(self, tmp_path: Path, name: str, kind: bytes) -> None:
+        archive, folder = tmp_path / "suite.tar.xz", tmp_path / "outputs" / "card"
+        folder.parent.mkdir()
+        with tarfile.open(archive, "w:xz") as tar:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "suite.json"
+            tar.addfile(member)
+        with pytest.raises(UsageError, match="not an archive of the suite"):
+            unpack(archive, folder, CPU.name)
+        assert not list(folder.parent.iterdir())
+
+    def test_that_is_none_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "suite.tar.xz").write_text("none")
+        with pytest.raises(UsageError, match="not an archive of the suite"):
+            unpack(tmp_path / "suite.tar.xz", tmp_path / "made", CPU.name)
+
+
+def test_a_row_that_failed_is_measured_again(copied: Finished) -> None:
+    run = results_of(copied) / "parts" / "study" / "run"
+    before = read_result(run)
+    row = before.variant("layout=channels_last")
+    row.status, row.reason, row.measurements = Status.FAILED, "mended meanwhile", []
+    write_result(before, run)
+    finished = sdopt(copied.cwd, *STUDY, "retry=true")
+    assert finished.code == 0, finished.shown
+    after = read_result(run)
+    assert (after.id, after.variant("layout=channels_last").status) == (before.id, Status.OK)
 
 
 def suite(folder: Path, budget_s: float = 100.0, **changed: object) -> Suite:
@@ -149,6 +294,22 @@ class TestGoingOn:
         monkeypatch.setattr(running, "run_limited", run)
         return called
 
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_runs_only_files_with_tests_for_a_gpu(
+        self, tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, installed: bool
+    ) -> None:
+        def found(name: str) -> object:
+            return installed if name == "pytest_timeout" else find_spec(name)
+
+        monkeypatch.setattr(running, "find_spec", found)
+        run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),)))
+        [command] = commands
+        assert "gpu and not slow" in command
+        assert ("--timeout=120" in command) == installed
+        files = {Path(argument).name for argument in command if argument.endswith(".py")}
+        assert {"test_optimizations.py", "test_quantization.py"} <= files
+        assert "test_architecture.py" not in files
+
     @pytest.mark.parametrize("ending", [Ending.RUNNING, Ending.CUT, Ending.NOT_RUN])
     def test_begins_what_did_not_end(self, tmp_path: Path, commands: list[list[str]], ending: Ending) -> None:
         made = suite(tmp_path, parts=(self.PART,))
@@ -164,6 +325,40 @@ class TestGoingOn:
         run_suite(suite(tmp_path, parts=(self.PART,), retry=retry))
         assert len(commands) == begins
 
+    @pytest.mark.parametrize(
+        ("row", "asked", "commanded"),
+        [
+            (Status.OK, {"retry": True}, []),
+            (Status.FAILED, {}, []),
+            (Status.FAILED, {"retry": True}, ["retry_failed=true"]),
+            (Status.OK, {"again": ["study"]}, ["hydra.run.dir="]),
+        ],
+    )
+    def test_runs_a_done_part_again_if_a_row_failed_or_if_it_is_named(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        result: StudyResult,
+        row: Status,
+        asked: dict[str, Any],
+        commanded: list[str],
+    ) -> None:
+        ran: list[list[str]] = []
+
+        def run(command: list[str], *_: object) -> Run:
+            ran.append(command)
+            return Run(0, 1.0, stopped=False)
+
+        monkeypatch.setattr(running, "run_limited", run)
+        folder = tmp_path / "parts" / "study" / "run"
+        folder.mkdir(parents=True)
+        result.variant("bfloat16").status = row
+        write_result(result, folder)
+        write_record(Record(CPU.name, "", [Entry("study", Ending.DONE, folder="parts/study/run")]), tmp_path)
+        run_suite(suite(tmp_path, parts=(self.PART,), **asked))
+        assert [command[-1].startswith(part) for command, part in zip(ran, commanded, strict=True)] == [True] * len(ran)
+        assert (tmp_path / "parts" / "study" / "earlier-1").is_dir() == ("again" in asked)
+
     def test_resumes_a_study_and_begins_anew_where_that_is_refused(
         self, tmp_path: Path, commands: list[list[str]], result: StudyResult
     ) -> None:
@@ -173,7 +368,7 @@ class TestGoingOn:
         write_record(Record(CPU.name, "", [Entry("study", Ending.CUT)]), tmp_path)
         run_suite(suite(tmp_path, parts=(self.PART,)))
         first, second = commands
-        assert first[-2:] == [f"resume='{folder}'", "tracking=none"]
+        assert first[-2:] == [f"resume={folder}", "tracking=none"]
         assert f"hydra.run.dir='{folder}'" in second
         assert (tmp_path / "parts" / "study" / "earlier-1" / "result.json").is_file(), "what was measured is kept"
 
@@ -182,6 +377,24 @@ class TestGoingOn:
         write_record(Record(CPU.name, "", [cut]), tmp_path)
         assert run_suite(suite(tmp_path, budget_s=5.0, parts=(self.PART,))).entries == [cut]
         assert not commands
+
+    @pytest.mark.parametrize(("budget_s", "packed"), [(5.0, 1), (100.0, 7)])
+    def test_packs_what_was_measured_and_no_row_of_what_was_not(
+        self,
+        tmp_path: Path,
+        commands: list[list[str]],
+        monkeypatch: pytest.MonkeyPatch,
+        budget_s: float,
+        packed: int,
+    ) -> None:
+        """Once when a part begins, which may be the last that the suite does, once when it ends, and at the end."""
+        found: list[Path] = []
+        monkeypatch.setattr(running, "pack", lambda folder, archive: found.append(archive))
+        parts = tuple(replace(self.PART, name=name) for name in ("a", "b", "c"))
+        archive = str(tmp_path / "suite.tar.xz")
+        run_suite(suite(tmp_path / "card", budget_s=budget_s, parts=parts, archive=archive))
+        assert found == [Path(archive)] * packed
+        assert len(commands) == packed // 2
 
     def test_refuses_the_record_of_another_device(self, tmp_path: Path) -> None:
         write_record(Record("another card", ""), tmp_path)
@@ -204,7 +417,7 @@ class TestGoingOn:
         for measured in timed:
             measured.latency_s = [round_s / len(timed)] * len(measured.latency_s)
         write_result(result, folder)
-        first = Entry("study", Ending.DONE, seconds=10.0 + 2 * round_s, folder="parts/study/run")
+        first = Entry("study", Ending.DONE, seconds=10.0 + 6 * round_s, folder="parts/study/run", command=["sdopt"])
         write_record(Record(CPU.name, "", [first]), tmp_path)
         record = run_suite(suite(tmp_path, budget_s=1000.0, parts=(part,)))
         assert [found.part for found in record.entries] == ["study", "study_again"]
@@ -213,6 +426,17 @@ class TestGoingOn:
         else:
             assert f"protocol.rounds={rounds}" in commands[0]
             assert "protocol.replicates=3" in commands[0]
+
+    def test_a_study_whose_first_result_is_missing_is_listed(self, tmp_path: Path, commands: list[list[str]]) -> None:
+        first = Entry("study", Ending.DONE, seconds=10.0, folder="parts/study/run", command=["sdopt"])
+        write_record(Record(CPU.name, "", [first]), tmp_path)
+        record = run_suite(suite(tmp_path, parts=(replace(self.PART, again_s=100),)))
+        assert [(found.part, found.ending) for found in record.entries] == [
+            ("study", Ending.DONE),
+            ("study_again", Ending.NOT_RUN),
+        ]
+        assert record.entries[1].reason.startswith(f"cannot be planned: {tmp_path}/parts/study/run: cannot be read")
+        assert not commands
 
 
 class TestProcess:
@@ -234,6 +458,24 @@ class TestProcess:
         while Path(f"/proc/{child}").is_dir() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not Path(f"/proc/{child}/exe").exists()
+
+    def test_one_that_cannot_be_killed_is_left_running(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A driver may hold a process in the kernel; the suite once waited for it without a limit."""
+        monkeypatch.setattr(processes, "KILL_LIMIT_S", 0.2)
+        monkeypatch.setattr(os, "killpg", lambda *_: None)
+        script = (
+            "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+            "print(os.getpid(), flush=True); time.sleep(60)"
+        )
+        try:
+            run = run_limited([sys.executable, "-c", script], tmp_path / "log", 1.5, 0.2)
+        finally:
+            pid = int((tmp_path / "log").read_text().split()[0])
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        assert (run.stopped, run.code) == (True, -signal.SIGKILL)
+        assert run.seconds < 10
+        assert "has not ended within 0.2 s; it is left running" in last_words(tmp_path / "log")
 
     def test_output_and_errors_are_kept_apart_if_asked(self, tmp_path: Path) -> None:
         command = [sys.executable, "-c", "import sys; print(1); print(2, file=sys.stderr); sys.exit(7)"]
@@ -295,6 +537,21 @@ class TestFindings:
         assert (bf16.said, bf16.figures) == ("788.4 TFLOP/s", {"rate": 788.4})
         assert (int8.state, int8.said) == ("failed", "RuntimeError: no kernel")
         assert options.said.startswith("1 of 2 should run here")
+
+    def test_of_options_that_have_no_result(self, result: StudyResult) -> None:
+        """What was not measured is listed option by option, and never as what cannot run."""
+        row = result.variant("bfloat16")
+        row.name, row.status, row.reason, row.measurements = "precision bf16", Status.TIMEOUT, "more than 5 s", []
+        for edge in result.comparisons:
+            edge.candidate = row.name if edge.candidate == "bfloat16" else edge.candidate
+        tried = ["precision=bf16", "precision=fp16"]
+        found = {finding.name: (finding.state, finding.said) for finding in option_findings(result, tried)}
+        assert found["precision=bf16"] == ("not run", "time limit: more than 5 s")
+        assert found["precision=fp16"] == ("not run", "the part ended before it was measured")
+        row.status = Status.FAILED
+        [again] = [finding for finding in option_findings(result, tried) if finding.name == "precision=bf16"]
+        assert (again.state, again.said) == ("cannot run", "failed: more than 5 s")
+        assert {finding.state for finding in option_findings(None, tried)} == {"not run"}
 
 
 class TestNoise:
