@@ -1,4 +1,4 @@
-"""sdopt sync: log to MLflow what a dead server, or a machine without one, left behind."""
+"""sdopt sync: log finished results to MLflow that are not logged yet, for example because a server did not answer."""
 
 import argparse
 import sys
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     folders = [*copies, *(Path(name) for name in named if not is_address(name))] or [Path("outputs")]
 
     def shown(path: Path | str) -> str:
-        """Names an address, and not the copy of what is there."""
+        """Returns a path as text, with the address in place of the downloaded copy."""
         for copy, name in copies.items():
             path = str(path).replace(str(copy), name)
         return str(path)
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 def _results(folder: Path) -> list[Path]:
     from sdopt.errors import UsageError
 
-    # Among a run's artifacts MLflow keeps a copy, without the images beside it.
+    # MLflow keeps a copy among a run's artifacts, without the images beside it.
     below = [path for path in sorted(folder.rglob("result.json")) if path.parent.name != "artifacts"]
     found = [folder] if folder.name == "result.json" else below
     if not found:

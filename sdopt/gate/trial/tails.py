@@ -53,7 +53,7 @@ def tails(studies: int) -> list[tuple[str, ...]]:
 
 
 def verdicts_of(studies: int, between: float, rounds: int, slow: Slow | None = None, seed: int = 0) -> list[Verdict]:
-    """Returns the worst verdict of the rules on time in each of `studies` independent studies, three processes a side."""
+    """Returns the worst verdict of the rules on time in each of `studies` independent studies, three processes each."""
     random = np.random.default_rng([seed, round(10 * between), rounds])
     return [_verdict(_measured(between, rounds, slow, random)) for _ in range(studies)]
 
