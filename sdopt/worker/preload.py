@@ -44,7 +44,7 @@ _HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"
 _ROCM = {key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIBLE_DEVICES"}
 
 _TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
-"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch cannot use, and of missing
+"""Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, and of missing
 ones of xFormers, without which `attention=xformers` is a conflict anyway."""
 
 
