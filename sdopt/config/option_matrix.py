@@ -52,8 +52,8 @@ _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
 The states come from the results in `outputs/records/`. An option is **proven** if a variant with it ended well, and its
 traced call showed that it took effect. It is **refuted** if it ran but brought no gain: its trace showed no effect, or
-it was measured alone and its intervals showed none of the gains that it claims. It **cannot run** if it failed there. It
-is **impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
+it was measured alone and its intervals showed none of the gains that it claims. It **cannot run** if it failed. It is
+**impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
 **unproven**: nothing speaks against it, and no record shows it. Requirements of installed software are left out here.
 `sdopt gpu-suite` measures all of them on a GPU, and its results belong in `outputs/records/`. On a CPU, a study of
 whole groups does so for a task:
