@@ -105,7 +105,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    # Each shape has a floor of its own, which decides the colours.
+    # No band for several shapes: each has its own floor, which decides the colours.
     floor = None if several else result.floor
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_band_ends(floor)])}
