@@ -222,7 +222,8 @@ def _limit(result: StudyResult) -> Section:
     source = (
         f"Peak rates are those of the data sheet of {sheet.name}."
         if sheet is not None
-        else "The peak rate of this device is not known; `sdopt doctor --save` measures it and writes a data sheet."
+        else "The peak rate of this device is not known; `sdopt doctor --save my_conf/hardware/mine.yaml` measures it "
+        "and writes a data sheet."
     )
     return Section("limit", "Distance to the hardware's limit", [Chart([("", plot)], source)])
 
