@@ -13,8 +13,8 @@ _RETIRED = {"altdiffusion": "AltDiffusionPipeline"}
 """Class name of the diffusers pipeline, by the model's name."""
 
 RETIRED = (
-    "which diffusers has deprecated: it cannot find the class of its text encoder, so the model cannot be loaded; choose "
-    "another model (sdopt runs StableDiffusionPipeline and StableDiffusionXLPipeline)"
+    "which diffusers has deprecated: it cannot find the class of its text encoder, so the model cannot be loaded; "
+    "choose another model (sdopt runs StableDiffusionPipeline and StableDiffusionXLPipeline)"
 )
 """Why such a model's pipeline cannot be loaded."""
 
