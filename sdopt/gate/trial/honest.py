@@ -1,4 +1,4 @@
-"""Honest options beside the sabotages: a rule that is inconclusive for them catches no sabotage by being so again."""
+"""Honest options beside the sabotages: a rule that is inconclusive for both catches nothing."""
 
 from dataclasses import dataclass
 

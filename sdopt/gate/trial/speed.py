@@ -1,4 +1,4 @@
-"""Sabotages that openly harm time or memory; they are timed, as variants of the trial's study."""
+"""Sabotages that harm time or memory by simple means; they are timed, as variants of the trial's study."""
 
 import time
 from collections.abc import Iterator
