@@ -31,8 +31,8 @@ class Ended(KeyboardInterrupt):
 def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Turns what a command raises into a line for each problem and an exit code.
 
-    The code is 2 for a usage error; 3 if something is unavailable, for example a file, memory or a process; 128 plus the
-    signal's number for a signal. `HYDRA_FULL_ERROR=1` shows the traceback as well.
+    The code is 2 for a usage error; 3 if something is unavailable, for example a file, memory or a process; 128 plus
+    the signal's number for a signal. `HYDRA_FULL_ERROR=1` shows the traceback as well.
     """
 
     @wraps(main)
