@@ -16,12 +16,12 @@ INTERRUPTED = 128 + signal.SIGINT
 """The exit code of Ctrl-C, as shells have it."""
 
 ENDED = (0, 1, 3)
-"""The exit codes of a study that was measured and judged to its end, whatever came of it. Others are those of mistakes
-and of signals, after which a command that ran the study does nothing more."""
+"""The exit codes of a completed study: passed, regression, or not all measured or judged. Any other code means a usage
+error or a signal, after which a command that ran the study stops."""
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that a command answers as it answers Ctrl-C."""
+    """A signal that a command handles like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -31,9 +31,8 @@ class Ended(KeyboardInterrupt):
 def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
     """Turns what a command raises into a line for each problem and an exit code.
 
-    2 for a mistake of the user's, 3 for what cannot be had or done, as where the machine refuses a file, memory or a
-    process; 128 and the signal's number for a signal.
-    `HYDRA_FULL_ERROR=1` shows the traceback as well.
+    The code is 2 for a usage error; 3 if something is unavailable, for example a file, memory or a process; 128 plus
+    the signal's number for a signal. `HYDRA_FULL_ERROR=1` shows the traceback as well.
     """
 
     @wraps(main)
@@ -57,7 +56,7 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
                     message = getattr(error, "strerror", None) or " ".join(str(error).split()) or "out of memory"
                     print_problems([f"{where}{message}{todo}"])
                     return UnavailableError.exit_code
-                # A mistake of sdopt's own. Python would end with 1, which means that a gate failed.
+                # A bug in sdopt. Python would end with 1, which means that a gate failed.
                 traceback.print_exc()
                 return 3
 
@@ -65,7 +64,7 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
 
 
 def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]], Callable[[list[str]], int]]:
-    """Answers `-h` and `--help`, wherever they stand among Hydra's overrides, with a text that is made only then."""
+    """Prints `text()` for `-h` or `--help` anywhere among the overrides; builds the text only if needed."""
 
     def helped(main: Callable[[list[str]], int]) -> Callable[[list[str]], int]:
         @wraps(main)
@@ -81,7 +80,7 @@ def with_help(text: Callable[[], str]) -> Callable[[Callable[[list[str]], int]],
 
 
 def indented(lines: Iterable[str]) -> str:
-    """Returns lines as a help text has them."""
+    """Joins lines, indented as in a help text."""
     return "\n".join(f"  {line}" for line in lines)
 
 
@@ -136,7 +135,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 @contextmanager
 def _patient_streams() -> Iterator[None]:
-    """Lets a command go on where the reader of its output has gone, as `head` does after ten lines."""
+    """Lets a command continue after the reader of its output has closed the pipe, as `head` does after ten lines."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)
     try:
@@ -152,7 +151,7 @@ class _Patient:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Writes, or after the reader has gone does nothing."""
+        """Writes; does nothing once the reader has closed the pipe."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -160,7 +159,7 @@ class _Patient:
             return len(text)
 
     def flush(self) -> None:
-        """Flushes, or after the reader has gone does nothing."""
+        """Flushes; does nothing once the reader has closed the pipe."""
         try:
             self._stream.flush()
         except BrokenPipeError:

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def _warm_database(folder: Path) -> list[str]:
-    """Makes MLflow create its schema, which takes seconds once; the overrides that log there."""
+    """Lets MLflow create its schema, which takes seconds once; returns the overrides that log to that database."""
     if find_spec("mlflow") is None:
         return ["tracking=none"]
     from sdopt.schema import Tracking

@@ -22,7 +22,11 @@ _STUDY = (
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Draws the plain pipeline's images twice, from other noise, and writes their spread; returns the exit code."""
+    """Draws the images of the unoptimized pipeline twice, from different noise, and writes their spread.
+
+    Returns:
+        the exit code.
+    """
     parser = argparse.ArgumentParser(
         prog="sdopt calibrate",
         description="Measure the spread of a model's images from prompt to prompt and from noise to noise, once, with "

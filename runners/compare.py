@@ -8,7 +8,7 @@ from . import end_with_code
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Prints both results and by what they differ; returns the exit code."""
+    """Prints both results and their differences; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sdopt compare",
         description="Show two finished results side by side. Ratios are shown only for the same machine, versions and "

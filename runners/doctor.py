@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--matrix",
         action="store_true",
-        help="print instead the state of each option, model and task: proven, refuted or cannot run, by the records; "
-        "impossible, with the reason; or unproven",
+        help="print the state of each option, model and task instead of the diagnosis: proven, refuted or cannot run, "
+        "by the records; impossible, with the reason; or unproven",
     )
     parser.add_argument(
         "--records",
@@ -123,7 +123,7 @@ def _matrix(arguments: argparse.Namespace, composer: "HydraComposer", device: "D
 
 
 def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, StartContext, bool]":
-    """Returns the machine, how workers start there, and whether it is only a data sheet's."""
+    """Returns the machine, how workers start there, and whether the machine is only planned from a data sheet."""
     from sdopt.config.groups import data_sheets
     from sdopt.errors import ConflictError, UsageError
     from sdopt.worker.machine import find_machine, planned_machine
@@ -142,7 +142,7 @@ def _machine(hardware: "Hardware", context: "StartContext") -> "tuple[Machine, S
 
 
 def _require_ceilings(arguments: argparse.Namespace, planned: bool) -> None:
-    """Raises UsageError where `--save` has nothing to save, or nowhere to save it, or a flag would do nothing."""
+    """Raises UsageError if `--save` has nothing to save or no folder for it, or if a flag would have no effect."""
     from sdopt.errors import UsageError
 
     if arguments.save and arguments.matrix:

@@ -1,4 +1,4 @@
-"""`sdopt evaluate-reference`: every figure of the packaged models in one table, by an independent network."""
+"""sdopt evaluate-reference: evaluate the packaged models with an independent network, all figures in one table."""
 
 import argparse
 import sys

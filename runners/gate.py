@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Judges a result; returns 0 if all passed, 1 for a regression, 2 for a mistake, 3 if it could not be judged."""
+    """Judges a result; returns 0 if all passed, 1 for a regression, 2 for a usage error, 3 if not all were judged."""
     parser = argparse.ArgumentParser(
         prog="sdopt gate",
         description="Judge a result by a gate's rules, or, with --against, whether it is worse than an earlier one.",
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--output",
         type=Path,
-        help="folder for verdicts.{json,md,xml}; of a sweep, one in it for each job (default: beside the result; of an "
-        "MLflow run outputs/reports/<id>)",
+        help="folder for verdicts.{json,md,xml}; for a sweep, with a subfolder for each job (default: beside the "
+        "result; for an MLflow run outputs/reports/<id>)",
     )
     arguments = parser.parse_intermixed_args(argv)
 
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:
-    """Returns the waivers of a command line. Raises UsageError: one does not exist, or there is nothing to waive."""
+    """Returns the waivers of a command line. Raises UsageError if one does not exist, or `--against` is missing."""
     from sdopt.errors import UsageError
     from sdopt.gate.drift import WAIVERS
 
@@ -142,9 +142,9 @@ def _judge(
 
 
 def _keep(result: "StudyResult", folder: Path, verdicts: bool) -> None:
-    """Notes in the run's own `result.json` that it was judged, so that a study extended later has spent this look.
+    """Records this look in the run's `result.json`, so that a study extended later has spent it.
 
-    What the gate said is kept there too, unless the verdicts go elsewhere.
+    Records the judgements too if `verdicts` is true, that is, unless `--output` sends the verdicts elsewhere.
     """
     from contextlib import suppress
 
@@ -165,7 +165,7 @@ def _keep(result: "StudyResult", folder: Path, verdicts: bool) -> None:
 
 
 def _update_tracker(result: "StudyResult", folder: Path, config: "GateConfig", console: "Console") -> None:
-    """Tells MLflow, where the study was logged, what the gate said."""
+    """Updates the verdicts of the study's MLflow runs, if it was logged."""
     from sdopt.schema import Tracking
     from sdopt.tracking.runs import update_verdicts
     from sdopt.tracking.store import TrackingError

@@ -1,4 +1,4 @@
-"""sdopt gate-trial: judge the judge. Sabotaged options must be caught, and what is honest must not fail."""
+"""sdopt gate-trial: test the gate. It must catch sabotaged options, and must not fail honest ones."""
 
 import argparse
 import sys
@@ -19,7 +19,10 @@ ALARMS = Path("outputs/sweeps/gate-alarms")
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Runs the trial; returns 0 where all is as it should be, 1 where not, 2 and 3 as `sdopt run`."""
+    """Runs the trial; returns 0 if every sabotage was caught and no honest option failed, else 1, 2 or 3.
+
+    The codes 2 and 3 mean the same as for `sdopt run`; 3 also that trials of `--alarms` are missing.
+    """
     parser = argparse.ArgumentParser(
         prog="sdopt gate-trial",
         description="Test the gate on sabotaged options, which do harm but claim not to, and on honest ones.",
@@ -82,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 
 def _report(folder: Path, started: float | None) -> int:
-    """Draws and judges what need not be timed, and shows all of the trial.
+    """Draws and judges the sabotages that are not timed, and prints the tables of the whole trial.
 
     Raises:
         UnavailableError: the baseline has no images, so that there is nothing to judge by.
@@ -152,9 +155,9 @@ def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
 
 
 def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str], dry: bool) -> int:
-    """Makes the A/A trials that are missing, a sweep of one study per contract for each seed; counts the alarms.
+    """Runs the A/A trials that are missing, for each seed a sweep of one study per contract; counts the false alarms.
 
-    A dry run shows the plan of one sweep, and how many are missing.
+    A dry run shows the plan of one sweep, and the number of missing sweeps.
     """
     from sdopt.gate.trial.alarms import CANDIDATES, missing_seeds, read_ledger, trials_in, write_ledger
 
@@ -177,7 +180,7 @@ def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str], 
             code = run(["-m", *command, f"workload.seed={seed}", contracts, f"hydra.sweep.dir={sweep}"])
         kept |= {(trial.seed, trial.contract): trial for trial in trials_in(sweep)}
         write_ledger(ledger, kept.values())
-        # What neither measured nor judged (usage, a full disk, a signal) would do so for each seed.
+        # A usage error or a full disk would recur for every seed, and a signal ends the command.
         if code not in ENDED or not any(seed == made for made, _ in kept):
             break
     trials = list(kept.values())

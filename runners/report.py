@@ -9,7 +9,7 @@ from . import end_with_code
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Writes report.html and report.md of each result, and logs them where it was tracked; returns the exit code."""
+    """Writes report.html and report.md for each result, and logs them where it was tracked; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sdopt report",
         description="Write a finished result as one self-contained page: report.html, and report.md. Where the "
@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
         "--readme",
         type=Path,
         metavar="PAGE",
-        help="write instead the tables of results into a Markdown page, between <!-- sdopt:table FOLDER --> and "
-        "<!-- sdopt:end -->; FOLDER holds a result, and is relative to the page",
+        help="update the tables of results in a Markdown page, between <!-- sdopt:table FOLDER --> and "
+        "<!-- sdopt:end -->, instead of writing a report; FOLDER holds a result, and is relative to the page",
     )
     parser.add_argument(
         "--check", action="store_true", help="with --readme: change nothing, and exit with 1 if the page is out of date"
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _embed(page: Path, check: bool) -> int:
-    """Writes the results into a page, or says whether they are there; returns the exit code."""
+    """Updates the results in a page, or with `check` only says whether they are up to date; returns the exit code."""
     from sdopt.report.embedded import embed
     from sdopt.results.files import write_atomically
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Runs what the command line's overrides ask for; returns the exit code."""
+    """Runs the study or the sweep that the command line asks for; returns the exit code."""
     from sdopt.config.command import is_informative
     from sdopt.worker.forkserver import start_fork_server
 
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def _starting() -> Iterator[Callable[[], None]]:
-    """Shows that the command has begun, in a terminal; yields what ends that."""
+    """Shows in a terminal that the command is starting; yields a function that ends the display."""
     from rich.console import Console
 
     with Console().status("starting: importing PyTorch and diffusers, composing the study") as status:

@@ -1,4 +1,4 @@
-"""python -m runners.simulate_gate: how often speed-ups and the gate are wrong, and how much they see; takes minutes."""
+"""python -m runners.simulate_gate: simulate the error rates and the power of speed-ups and the gate; takes minutes."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 def main(argv: list[str]) -> int:
     """Simulates studies and prints Markdown tables; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m runners.simulate_gate", description=__doc__)
-    parser.add_argument("--studies", type=int, default=2000, help="for each row (default: %(default)s)")
+    parser.add_argument("--studies", type=int, default=2000, help="studies for each row (default: %(default)s)")
     parser.add_argument(
         "--only", choices=("looks", "interference", "precision", "tails", "search"), help="print one group of tables"
     )

@@ -1,4 +1,4 @@
-"""sdopt sync: log to MLflow what a dead server, or a machine without one, left behind."""
+"""sdopt sync: log finished results to MLflow that are not logged yet, for example because a server did not answer."""
 
 import argparse
 import sys
@@ -122,7 +122,7 @@ def _log_sweep(sweep: "Sweep", tracking: "Tracking") -> tuple[str, bool]:
 def _results(folder: Path) -> list[Path]:
     from sdopt.errors import UsageError
 
-    # Among a run's artifacts MLflow keeps a copy, without the images beside it.
+    # MLflow keeps a copy among a run's artifacts, without the images beside it.
     below = [path for path in sorted(folder.rglob("result.json")) if path.parent.name != "artifacts"]
     found = [folder] if folder.name == "result.json" else below
     if not found:

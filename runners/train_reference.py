@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     from sdopt.config.training import training_config
 
     config = training_config(argv)
-    # Heavy, so that a mistake is reported before.
+    # A heavy import, made only now so that a usage error is reported at once.
     from sdopt.training.stages import run
 
     run(config)

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     )
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri]
     command += ["--host", "127.0.0.1", "--port", str(arguments.port), "--workers", "1"]
-    # In a session of its own, for the terminal's Ctrl-C would also reach the server, which answers with tracebacks.
+    # In a session of its own: else the terminal's Ctrl-C would also reach the server, which answers with tracebacks.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(command, start_new_session=True)
     try:

@@ -1,4 +1,4 @@
-"""The figures of an article as a preset holds them: who measured what on which cards, in the article's own digits."""
+"""The typed form of `study.published`: the figures of an article, by variant and card, as printed."""
 
 import re
 from collections.abc import Sequence
@@ -90,12 +90,12 @@ class Published:
     tables: list[PublishedTable] = field(default_factory=list)
     """The figures, as they stand in the article."""
     notes: list[str] = field(default_factory=list)
-    """What the article leaves open, and what here stands for what it used."""
+    """Settings that the article does not state, and what a preset uses in place of the article's software."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A figure with the bounds between which its rounding leaves it."""
+    """A printed figure with the bounds implied by its rounding."""
 
     value: float
     low: float

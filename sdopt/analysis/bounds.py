@@ -81,7 +81,7 @@ def jackknife_bounds(estimate: float, leave_one_out: np.ndarray, confidence: flo
 
 
 def prompts_to_exclude(share: float, confidence: float) -> int:
-    """Returns of how many prompts none must exceed a limit to exclude that a larger share of all prompts does.
+    """Returns how many prompts, none of which exceeds a limit, exclude that more than `share` of all prompts exceed it.
 
     A share p leaves n prompts untouched with probability (1 − p)ⁿ, so n = log(1 − confidence) / log(1 − p).
     """

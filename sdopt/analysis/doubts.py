@@ -80,7 +80,7 @@ def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
 
 
 def uncompared(variant: VariantResult) -> list[int]:
-    """Returns the replicates of timed processes of whose timed calls no image was compared with a drawn one."""
+    """Returns the replicates of timed processes that have no image of a timed call compared with a drawn one."""
     timed = {measurement.replicate for measurement in variant.measurements if measurement.latency_s}
     compared = {
         measurement.replicate
@@ -104,8 +104,8 @@ def idle_doubts(variant: VariantResult, sessions: Collection[int] | None = None)
 def idle_uncounted(result: StudyResult, variant: VariantResult) -> bool:
     """Returns whether a process waited while others were timed, and the kernel did not count what it used.
 
-    In blocks none waits beside another one. The count of a process is kept after its last round, so that of a session
-    that broke off is not known for any kernel.
+    In blocks no process waits beside another one. The count is stored after a process's last round, so a process of an
+    interrupted session has none, whatever the kernel.
     """
     return any(
         measurement.idle_cpu is None and measurement.latency_s and measurement.complete
@@ -117,10 +117,10 @@ def idle_uncounted(result: StudyResult, variant: VariantResult) -> bool:
 def stage_doubts(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says where the times of the stages contradict the time of the whole call.
 
-    Stages are timed after all else, when the host may be slower or faster than it was. So they are held against the
-    slowest and the fastest call of the variant, and the same ratio of the reference and of the A/A control is allowed.
-    What a call takes beside its stages may be as much as theirs: where stages alone become faster, as those that wait
-    for launches on a GPU do by a graph, the same rest is a larger share.
+    Stages are timed after everything else, when the host may be slower or faster than before. So they are compared with
+    the slowest and the fastest call of the variant, and the same ratio of the reference and of the A/A control is
+    allowed. The rest of a call may take as long as in the reference: if only stages become faster, as a graph makes
+    those that wait for launches on a GPU, the same rest is a larger share.
     """
     mine, other, again = (_stage_shares(side) for side in (candidate, reference, result.control or reference))
     if mine is None or other is None:

@@ -92,7 +92,7 @@ class Compute:
     tflop_per_image: float
     achieved_tflops: float
     peak: tuple[str, float] | None
-    """The dense rate for the types that ran, by name (`bf16`) and in TFLOP/s; None where it is not known."""
+    """The data sheet's dense peak rate for the types that ran: its name (`bf16`) and TFLOP/s; None if not known."""
 
     @property
     def of_peak(self) -> float | None:

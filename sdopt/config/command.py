@@ -47,7 +47,7 @@ class Folders:
     brief: bool = False
     """Whether the command reads results itself, so that studies show and write no tables and no reports."""
     ready: Callable[[], None] = lambda: None
-    """Called before the command prints for the first time, to end what was shown until then."""
+    """Called before the command prints for the first time, to end the display of its start."""
 
     @property
     def jobs(self) -> list[Path]:
@@ -118,15 +118,15 @@ def is_informative(argv: Sequence[str]) -> bool:
 
 
 def enter_working_folder() -> None:
-    """Lets a job find relative paths and modules where the command was given, in a launcher's process too."""
+    """Changes to the folder of the command, so that relative paths and modules resolve in a launcher's process too."""
     if current_folders() is None:
-        with suppress(OSError):  # a machine that does not have that folder may do without it
+        with suppress(OSError):  # a machine without that folder may not need it
             os.chdir(HydraConfig.get().runtime.cwd)
     add_working_folder()
 
 
 def add_working_folder() -> None:
-    """Lets `_target_` name modules of the working folder; they come last, so that none hides a library."""
+    """Lets `_target_` name modules of the working folder; appends it to `sys.path`, so that none shadows a library."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -143,9 +143,9 @@ def run_hydra(
     Args:
         job: a function at the top of a module, so that a launcher can send it to another process.
         argv: overrides and Hydra's flags.
-        folders: takes the folders of the command.
-        program: what `--help` calls the command.
-        config_name: the primary configuration, where that is another one in `conf/`.
+        folders: receives the folders of the command.
+        program: the name of the command in `--help`.
+        config_name: the primary configuration in `conf/`.
 
     Raises:
         UsageError: Hydra refuses the command line.
@@ -183,7 +183,7 @@ def _arguments(argv: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """Makes Hydra raise what it would otherwise print, partly as a traceback, before it ends the process with 1."""
+    """Makes Hydra raise errors that it would otherwise print, partly as a traceback, before it exits with code 1."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

@@ -38,7 +38,7 @@ class HydraComposer:
 
     Args:
         overrides: the job's overrides.
-        hydra_overrides: those of Hydra's own keys; a search path among them holds the user's own groups.
+        hydra_overrides: overrides of Hydra's own keys; a search path among them leads to the user's own groups.
 
     Raises:
         UsageError: the job's own configuration is not valid.
@@ -166,7 +166,7 @@ class HydraComposer:
         return self._found[override]
 
     def _asis(self, run: RunConfig, axis: str) -> Any:
-        """Returns the option of an axis as its file has it, to see which of its keys were changed."""
+        """Returns the option of an axis as in its file, to see which of its keys were changed."""
         option, default = run.choices[axis], self._default.choices.get(axis)
         if option == default:
             return _chosen(self._default, axis)
@@ -176,7 +176,7 @@ class HydraComposer:
         return _chosen(run, axis) if found is None else found
 
     def _file(self, axis: str, option: str) -> Any:
-        """Composes the file of an option alone; returns None if a key of it must be given."""
+        """Composes an option's file without overrides; returns None if that fails, as with a mandatory key."""
         try:
             cfg, _ = self._loader.compose([f"+{group_of(axis)}={option}"], config_name=None)
             node, problems = OmegaConf.select(cfg, axis), list[str]()
@@ -185,7 +185,7 @@ class HydraComposer:
             return None
 
     def _parse(self, overrides: Sequence[str], reset: Collection[str] = ()) -> RunConfig:
-        """Composes and types, once; the groups in `reset` are as in the defaults, whatever chose or changed them."""
+        """Composes and types overrides, cached; groups in `reset` are as in the defaults, whatever changed them."""
         key = (tuple(overrides), frozenset(reset))
         if key not in self._parsed:
             self._parsed[key] = self._parse_anew(overrides, reset)
@@ -218,7 +218,7 @@ class HydraComposer:
         return cfg, choices
 
     def _require_shared(self, name: str, run: RunConfig) -> None:
-        """Raises UsageError if a variant sets what a study has only one of, where it would change nothing."""
+        """Raises UsageError if a variant sets a key of the whole study, which would have no effect."""
         shared = {
             "protocol": run.protocol == self.current.protocol,
             "tracking": run.tracking == self.current.tracking,
@@ -277,9 +277,9 @@ def gate_of(overrides: Sequence[str]) -> GateConfig:
 
 
 def _axes_of(merged: Sequence[ResultDefault]) -> dict[str, str]:
-    """Returns the option of each axis, read from the files that Hydra merges and where it puts them.
+    """Returns the option of each axis, derived from the files that Hydra merges and where it puts them.
 
-    The choices that Hydra names hold no option of a group that was chosen as a list.
+    The choices that Hydra lists omit the options of a group that was chosen as a list.
     """
     found: dict[str, str] = {}
     for file in merged:

@@ -1,4 +1,4 @@
-"""The folder `conf/`: its groups, options and data sheets."""
+"""Reads the folder `conf/`: its groups, options and data sheets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -37,7 +37,7 @@ def default_options() -> Mapping[str, Any]:
 
 
 def has_default(group: str) -> bool:
-    """Returns whether a group is chosen with `group=…`; without a default it takes a plus, as in `+group=…`."""
+    """Returns whether a group has a default, so that `group=…` chooses in it; without one it takes `+group=…`."""
     return group in default_options()
 
 

@@ -24,7 +24,7 @@ def with_resumed(argv: Sequence[str]) -> list[str]:
     a study win over the recorded ones.
 
     Raises:
-        UsageError: another override stands beside `resume`, or the folder holds no recorded command line.
+        UsageError: another override is given with `resume`, or the folder holds no recorded command line.
     """
     named = [a for a in argv if without_plus(a).startswith("resume=") and without_plus(a) != "resume=null"]
     if not named:
@@ -69,7 +69,7 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
     """Reads the overrides of a command, those of Hydra's own keys, and the folders that it added.
 
     Raises:
-        UsageError: the file is missing, or is none that Hydra has written.
+        UsageError: the file is missing, or was not written by Hydra.
     """
     name = source.relative_to(folder)
     if not source.is_file():
@@ -93,9 +93,9 @@ def _recorded(source: Path, folder: Path) -> tuple[list[str], list[str], list[st
 
 
 def _as_measured(overrides: Sequence[str], folder: Path) -> list[str]:
-    """Returns the overrides of a run with what its result says of the keys that extend a study.
+    """Returns the overrides of a run, with the values that its result has for the keys that extend a study.
 
-    Hydra records a command line before it is known whether the study can be extended so.
+    Hydra records a command line before sdopt has accepted the extension, so the recorded values may be wrong.
     """
     if not (folder / "result.json").is_file():
         return list(overrides)

@@ -71,8 +71,8 @@ defaults_list._create_interpolation_map = _choices_if_needed  # type: ignore[ass
 class Loader(ConfigLoaderImpl):
     """Composes configurations.
 
-    It is Hydra's own loader, so that a variant is composed by the rules of the job. `hydra.compose` would read every
-    file again for each variant, and merge a third of them into settings of Hydra's that a variant does not have.
+    Uses Hydra's own loader, so that a variant is composed by the rules of the job. `hydra.compose` would read every
+    file again for each variant, and merge a third of them into Hydra's own settings, which a variant does not have.
 
     Args:
         path: where Hydra looks for files.
@@ -89,7 +89,7 @@ class Loader(ConfigLoaderImpl):
         """Returns the files that Hydra merges, in that order, and where it puts each.
 
         Raises:
-            HydraException: an override is none, or names no file or group that there is.
+            HydraException: a text is no override, or names a file or a group that does not exist.
         """
         with _as_composition_error():
             return self._defaults_list(config_name, _parsed(overrides)).defaults

@@ -1,4 +1,4 @@
-"""The part of `conf/README.md` that says which options are proven, and which are impossible, where."""
+"""Writes the section of `conf/README.md` that says which options are proven or impossible, on which device."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ from sdopt.report.markdown import markdown
 TITLE = "Options, models and tasks"
 
 CARDS = ("h200", "rtx4090")
-"""The cards that stand for those of data centres and of desks."""
+"""Example cards: one of data centres, one of workstations."""
 
 
 @cache
@@ -50,12 +50,12 @@ def _short(cell: Cell, notes: dict[str, int]) -> str:
 
 _ABOUT = """\
 `sdopt doctor --matrix` prints this table for your machine, and with `hardware=a10` for a card, by its data sheet.
-The results in `outputs/records/` say what is known. An option is **proven** if a variant with it ended well, and its
+The states come from the results in `outputs/records/`. An option is **proven** if a variant with it ended well, and its
 traced call showed that it took effect. It is **refuted** if it ran but brought no gain: its trace showed no effect, or
-where it was measured alone, none of the gains that it is for. **Cannot run** is what failed there. An option is
+it was measured alone and its intervals showed none of the gains that it claims. It **cannot run** if it failed. It is
 **impossible** if it conflicts with the device, the model or the task. The notes say why. Everything else is
-**unproven**: nothing speaks against it, and no record shows it. What a machine has to have installed is left out here.
-`sdopt gpu-suite` measures all of them on a GPU, and its results belong into `outputs/records/`. On a CPU, a study of
+**unproven**: nothing speaks against it, and no record shows it. Requirements of installed software are left out here.
+`sdopt gpu-suite` measures all of them on a GPU, and its results belong in `outputs/records/`. On a CPU, a study of
 whole groups does so for a task:
 
 ```bash

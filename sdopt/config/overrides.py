@@ -15,12 +15,12 @@ def without_plus(argument: str) -> str:
 
 
 def quoted(value: str) -> str:
-    """Quotes a string so that Hydra's grammar takes it, whatever is in it."""
+    """Quotes a string so that Hydra's grammar accepts it, whatever characters it has."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def merge_overrides(overrides: Sequence[str], more: Sequence[str], staying: Collection[str] = ()) -> list[str]:
-    """Appends `more`; an option of a group chosen there replaces the earlier choice and what was set of its keys.
+    """Appends `more`; a choice of a group in it replaces the earlier choice and the keys that were set for that.
 
     Args:
         overrides: overrides in the order of a command line.
@@ -54,7 +54,7 @@ def key_of(override: str) -> str:
 
 
 def asks_dry_run(overrides: Sequence[str]) -> bool:
-    """Returns whether a command line asks for its plan alone: the last `dry_run` counts, as for Hydra.
+    """Returns whether a command line asks only for its plan; the last `dry_run` counts, as for Hydra.
 
     Raises:
         UsageError: a text is no override.

@@ -26,8 +26,8 @@ def own_node(command: str, kind: type, overrides: Sequence[str]) -> DictConfig:
 
     Args:
         command: as on the command line, `train-reference`; its file is `conf/train_reference.yaml`.
-        kind: the dataclass that it is to be, whose keys a mistake is compared with.
-        overrides: as on the command line.
+        kind: the dataclass of the configuration; for an unknown key, the error names similar keys of it.
+        overrides: the overrides of the command line.
 
     Raises:
         UsageError: an override names no key, or cannot be read.
@@ -54,7 +54,7 @@ def own_config(command: str, kind: type[T], overrides: Sequence[str]) -> T:
 
 
 def own_keys(plain: Any) -> Iterator[str]:
-    """Yields each key of a configuration with its value, its type and range, and in a line below its meaning."""
+    """Yields each key of a configuration with its value, type and range, and its meaning on the next line."""
     for group, section in [("", plain), *((key, part) for key, part in vars(plain).items() if is_dataclass(part))]:
         for name, kind, _, meaning in key_rows(group, type(section)):
             key = name.strip("`").removeprefix(".")

@@ -179,7 +179,7 @@ def _settled(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_prompts(run: RunConfig) -> tuple[str, ...]:
-    """Returns the prompts of the quality pass, the timed ones first; without metrics those that are asked for."""
+    """Returns the prompts of the quality pass, the timed ones first; none if `quality.prompt_count` is not set."""
     count = run.quality.prompt_count or 0
     return resolve_prompts(replace(run.workload, prompt_count=count), run.model) if count else ()
 
@@ -207,7 +207,7 @@ def _optimizations_at(key: str, node: Any, choices: Mapping[str, str], problems:
 
 
 def _wrong_contract(option: Optimization) -> str | None:
-    """Returns what is wrong with the promise of an option, which may be spelt by a user; None if it is one."""
+    """Returns what is wrong with the contract of an option, which a user may have misspelt; None if nothing is."""
     try:
         promised = str(option.contract)
     except ValueError as error:
@@ -218,7 +218,7 @@ def _wrong_contract(option: Optimization) -> str | None:
 
 
 def _gate(path: str, node: Any, kind: type, problems: list[str]) -> Gate | None:
-    """Builds a gate and types its rules one by one: OmegaConf leaves what is in a list within a mapping untyped."""
+    """Builds a gate and types its rules one by one: OmegaConf leaves the items of a list within a mapping untyped."""
     if not isinstance(node, DictConfig):
         build_typed(path, node, kind, problems)  # says what is wrong
         return None

@@ -1,4 +1,4 @@
-"""Where the packaged configuration lies. Light: shell completion imports it at every TAB."""
+"""Paths of the packaged configuration. Must stay light, because shell completion imports it at every TAB."""
 
 from pathlib import Path
 

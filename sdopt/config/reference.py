@@ -1,7 +1,7 @@
 """Writes `conf/README.md`: every group, option and key, from the yaml files and the docstrings of their classes.
 
 After them it says which options are proven, and which are impossible, with which model and task.
-`python -m sdopt.config.reference` writes the page of a checkout; `--check` fails where it is not current.
+`python -m sdopt.config.reference` writes the page of a checkout; `--check` fails if it is out of date.
 """
 
 import argparse

@@ -25,5 +25,5 @@ def training_config(overrides: Sequence[str]) -> TrainReferenceConfig:
 
 
 def training_keys() -> Iterator[str]:
-    """Yields each key with its value, its type and range, and in a line below its meaning."""
+    """Yields each key with its value, type and range, and its meaning on the next line."""
     yield from own_keys(training_config([]))

@@ -25,7 +25,7 @@ def build_typed(path: str, node: Any, kind: type, problems: list[str]) -> Any:
 
     Args:
         path: the path of the node in the configuration; empty for the root.
-        node: what stands there.
+        node: the configuration node at that path.
         kind: the dataclass, or its base class if the node names it with `_target_`.
         problems: receives the errors.
 

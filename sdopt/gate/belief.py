@@ -1,7 +1,7 @@
 """Rules that apply in every gate: they check whether the measurements can be believed, at the main shape.
 
-Those on figures that every study has fail closed. Those on the quality pass say nothing where it was short or cached,
-as it is in honest studies, too.
+Rules on figures that every study has fail closed. Rules on the quality pass give no ruling if it was short or cached,
+which happens in honest studies, too.
 """
 
 import math

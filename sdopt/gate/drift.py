@@ -1,4 +1,4 @@
-"""Two results of the same study, an earlier and a later one: has anything got worse between two commits or versions?
+"""Compares a later result of a study with an earlier one, to find regressions between commits or versions.
 
 Speed is compared as each result's own speed-up over its own baseline, because times of two runs share no rounds; images
 are compared prompt by prompt.
@@ -33,8 +33,8 @@ from sdopt.results.records import (
 from sdopt.schema import CHOICES, WORK, Gate, Quality
 
 WAIVERS = ("versions", "sdopt", "options")
-"""Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and what
-variants of the same name choose, with the keys of their `options`."""
+"""Differences that may be waived by name: `versions` of torch, diffusers and the like, the code of `sdopt`, and the
+choices of variants of the same name (`options`), including the keys of these options."""
 
 _OF_OPTIONS = ("contents of options", "contents of parts")
 """The code of a user's own options, and the files that options read: what they are is a choice of the variant."""
@@ -73,7 +73,7 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
     found += [Difference(f"{key}: {mine} against {other}") for key, (mine, other) in work.items()]
     everywhere = {variant.name for variant in later.variants} & {variant.name for variant in earlier.variants}
     for what, names in changed_choices(later, earlier).items():
-        # Every speed-up is one over the baseline: of another baseline it says nothing, unless all have changed alike.
+        # Speed-ups are relative to the baseline, so a change of it can only be waived if all variants changed alike.
         waivable = later.baseline not in names or everywhere <= {*names}
         found.append(Difference(f"{what} ({', '.join(names)})", "options" if waivable else ""))
     found += [Difference(f"{what} ({', '.join(names)})") for what, names in _other_inputs(later, earlier).items()]
@@ -83,9 +83,9 @@ def differences(later: StudyResult, earlier: StudyResult) -> list[Difference]:
 
 
 def changed_choices(later: StudyResult, earlier: StudyResult) -> dict[str, list[str]]:
-    """Returns what variants of the same name choose otherwise, as `caching.interval: 5 against 3`, with their names.
+    """Returns the choices that differ between variants of the same name, such as `caching.interval: 5 against 3`.
 
-    What the two studies as a whole differ in is left out.
+    Each has the names of the variants in which it differs. Differences between the studies as a whole are left out.
     """
     of_study = later.config.differing(earlier.config, WORK)
     before = {variant.name: variant for variant in earlier.variants}
@@ -131,11 +131,11 @@ def _contents(now: Mapping[str, str], then: Mapping[str, str]) -> dict[str, tupl
 
 
 def _options(now: VariantResult, then: VariantResult) -> dict[str, tuple[Any, Any]]:
-    """Returns the options, and their keys, that two variants choose otherwise, by full name, with both values."""
+    """Returns the options and keys of options in which two variants differ, by full name, with both values."""
     mine, other = now.config.flat() | now.choices, then.config.flat() | then.choices
     groups = {axis.partition(".")[0] for axis in (*now.choices, *then.choices)} - {*WORK}
-    # Where an option's class lives is code of sdopt, which is compared as such. A key that an option did not have is
-    # another version's; another option is one among the choices.
+    # The location of an option's class is sdopt's code, which is compared as such. A key that only one side has comes
+    # from another version of sdopt; another option shows among the choices.
     return {
         key: (mine.get(key), other.get(key))
         for key in dict.fromkeys([*mine, *other])
@@ -274,7 +274,7 @@ def _floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:
 
 
 def _belief(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, VariantResult]]) -> tuple[Ruling, ...]:
-    """Returns the rulings on whether both results can be believed; none on the earlier one passes or fails."""
+    """Returns the rulings on whether both results can be believed; those on the earlier result never pass or fail."""
     later, earlier = (belief_rulings(view, *sides) for view, sides in zip(views, pairs, strict=True))
     doubtful = [ruling for ruling in earlier if ruling.verdict is not Verdict.PASS]
     return *later, *(

@@ -1,4 +1,4 @@
-"""The gate: rules fixed beforehand, applied to what a study measured. It decides; nothing here measures.
+"""The gate: applies rules fixed beforehand to the measurements of a study. It decides; nothing here measures.
 
 Begin reading at `RuleContext.apply`. `_threshold` says where a limit comes from: from the rule in `conf/gate/`, or from
 a share of the calibrated spread.

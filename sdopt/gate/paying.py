@@ -20,7 +20,7 @@ from sdopt.results.records import Payoff, Ruling, Verdict
 
 
 class Answer(StrEnum):
-    """What was shown of one claim."""
+    """The result of testing one claim."""
 
     GAIN = "gain"
     HARM = "harm"
@@ -82,7 +82,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The answer to one claim, in words too."""
+    """The answer to one claim, and the reason in words."""
 
     claim: Claim
     answer: Answer
@@ -149,7 +149,7 @@ def _missing(claim: Claim) -> str:
 
 
 def unexplained(changes: Sequence[str] | None) -> str:
-    """Says that nothing explains a gain of speed."""
+    """Says why the traces do not explain a gain in speed."""
     if changes is None:
         return "sdopt has no trace of its own that shows what changed: measure it again"
     return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"

@@ -19,7 +19,7 @@ from sdopt.results.records import (
 from sdopt.schema import Rule
 
 _TOO_MANY_PROMPTS = 10_000
-"""More prompts than anybody draws for one option; MLPerf judges a whole model by 5,000 images."""
+"""Above this number of prompts, a ruling does not suggest more prompts; MLPerf judges a whole model by 5,000 images."""
 
 
 def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
@@ -56,7 +56,7 @@ def bounds_of(score: Score, confidence: float | None) -> Bounds:
 
 
 def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
-    """Passes where the lower bound reaches the limit, fails where the upper bound stays below it."""
+    """Passes if the lower bound reaches the limit, and fails if the upper bound stays below it."""
     if bounds.low is None or bounds.high is None:
         return _open(rule, name, bounds, limit)
     if bounds.low >= limit:
@@ -69,7 +69,7 @@ def above(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
 
 
 def below(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
-    """Passes where the upper bound stays within the limit, fails where the lower bound exceeds it."""
+    """Passes if the upper bound stays within the limit, and fails if the lower bound exceeds it."""
     if bounds.low is None or bounds.high is None:
         return _open(rule, name, bounds, limit)
     if bounds.high <= limit:
@@ -124,7 +124,7 @@ def percent(factor: float | None) -> str:
 
 
 def exact(rule: Rule, name: str, score: Score) -> Ruling:
-    """Passes where the value is zero for every prompt."""
+    """Passes if the value is zero for every prompt."""
     values = [value for value in score.per_prompt if value is not None]
     if not values:
         return unjudged(rule.test, f"{name} has no values by prompt", name)

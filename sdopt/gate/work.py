@@ -1,4 +1,4 @@
-"""Whether two variants can be compared: both were measured, on the same work, and neither draws broken images."""
+"""Checks whether two variants can be compared: both measured, on the same work, and neither with broken images."""
 
 from sdopt.gate.rulings import unjudged
 from sdopt.results.records import Ruling, Status, VariantResult, Verdict
@@ -30,7 +30,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
 
 
 def tripwires(candidate: VariantResult) -> Ruling:
-    """Fails where an image is broken."""
+    """Fails if an image of the candidate is broken."""
     if not candidate.images:
         return unjudged("tripwires", "there are no images")
     if not candidate.trips:

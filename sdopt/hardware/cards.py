@@ -105,9 +105,9 @@ def require_card(hardware: Hardware, device: Device) -> None:
     if not hardware.emulate_memory:
         if not _is(device.name, sheet):
             raise ConflictError(
-                f"hardware: the data sheet is that of {sheet.name}, but this runs on {device.name}, whose times "
-                f"differ. Choose hardware=auto; or hardware.emulate_memory=true, to see what fits in the memory of "
-                f"{sheet.name}; or dry_run=true, to see what would run on it"
+                f"hardware: the data sheet is for {sheet.name}, but this runs on {device.name}, whose times differ; "
+                f"choose hardware=auto, hardware.emulate_memory=true (tests what fits in the memory of {sheet.name}) "
+                "or dry_run=true (shows what would run on it)"
             )
         return
     if not device.is_cuda:

@@ -59,7 +59,7 @@ def ask_nvml(question: Callable[[Any], T]) -> T | None:
 
 
 def _errors(nvml: Any) -> tuple[type[Exception], ...]:
-    """Returns the errors that pynvml raises without an answer; for a library too old, this is not an NVMLError."""
+    """Returns the errors that pynvml raises without an answer; that of an outdated library is not an NVMLError."""
     return nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
 
 

@@ -77,7 +77,7 @@ def _product(device: Device, kind: str) -> Ceiling:
     while True:
         multiply = _multiply(device, kind, size)
         multiply()
-        took = min(_time(device, multiply) for _ in range(3))  # what else runs on the device makes single calls longer
+        took = min(_time(device, multiply) for _ in range(3))  # other work on the device makes single calls longer
         if took >= enough_s or size >= largest or 40 * (2 * size) ** 2 > device.memory_free_gib * 2**30:
             break
         size *= 2

@@ -1,4 +1,4 @@
-"""Clocks that time the stages of one call."""
+"""Clocks that time the stages of one call of the pipeline."""
 
 import time
 from typing import Any
@@ -22,7 +22,7 @@ class WallClock:
         self._spans.setdefault(stage, []).append(time.perf_counter() - self._start)
 
     def seconds(self) -> dict[str, list[float]]:
-        """Returns what was timed, by stage."""
+        """Returns the seconds of each stage, a value per entry of the stage."""
         return self._spans
 
 
@@ -47,5 +47,5 @@ class EventClock:
         self._spans.setdefault(stage, []).append((self._opened, self._mark()))
 
     def seconds(self) -> dict[str, list[float]]:
-        """Returns what was timed, by stage."""
+        """Returns the seconds of each stage, a value per entry of the stage."""
         return {stage: [start.elapsed_time(end) / 1000 for start, end in spans] for stage, spans in self._spans.items()}

@@ -54,9 +54,9 @@ class PeakMemory:
     """Measures the peak of memory, relative to the memory of the process when this object was built.
 
     The kernel's high-water mark is reset by writing 5 to `/proc/self/clear_refs` (proc(5)); sampling would miss peaks.
-    Some sandboxes have no such file, or no mark: then the peak of the host is None. What the process started, and the
-    files in memory that it has open, are looked at every 20 ms while `watch` is on, and whenever a peak is read. So are
-    the marks themselves: a pipeline may reset them, as programs do that measure their own memory.
+    Some sandboxes have no such file, or no mark: then the peak of the host is None. The memory of child processes, and
+    of files in memory that the process has open, is sampled every 20 ms while `watch` is on, and whenever a peak is
+    read. So are the high-water marks, because a pipeline may reset them to measure its own memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -131,7 +131,7 @@ class PeakMemory:
     def held_gib(self) -> float:
         """Returns the memory held now: PyTorch's on a GPU, else the resident set, each with the children's memory.
 
-        Of children on a GPU it is the driver's count, and nothing where it gives none, as in some containers.
+        For children on a GPU, it uses the driver's count, or 0 if the driver gives none, as in some containers.
         """
         if self._device.is_cuda:
             children = process_gib(self._device, started_by(os.getpid()))

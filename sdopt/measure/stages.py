@@ -37,7 +37,7 @@ def observed(pipe: "DiffusionPipeline", enter: Enter, leave: Leave) -> Iterator[
 
 @contextmanager
 def _observed_method(vae: Any, name: str, stage: str, enter: Enter, leave: Leave) -> Iterator[None]:
-    # Methods of the VAE are not its forward: no hook sees them.
+    # Forward hooks do not run for other methods of the VAE.
     method, own = getattr(vae, name), vae.__dict__.get(name)
 
     def observed_method(*args: Any, **kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ class Trace:
     after a GPU was idle (https://github.com/pytorch/pytorch/issues/192021)."""
     denoiser_busy_s: float | None = None
     """Seconds for which the device worked in one call of the denoiser: overlapping work counts once. None on a CPU, and
-    where the profile is not complete."""
+    if the profile is not complete."""
     decoded: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes (n, 3, height, width) of the images that each call of the VAE's `decode` returned."""
     call: Callable[[], Any] | None = None
@@ -201,7 +201,7 @@ def trace_call(pipe: "DiffusionPipeline", call: Callable[[], Any], cuda: bool) -
     with scratch_folder("trace") as folder:
         path = folder / "trace.json"
         profile.export_chrome_trace(str(path))
-        # It took most of the time: a trace has many small objects.
+        # Garbage collection took most of the time, because a trace has many small objects.
         with no_garbage():
             _sort(from_json(path.read_bytes())["traceEvents"], trace)
     return trace
@@ -212,8 +212,8 @@ def _profiled(profile: torch.profiler.profile) -> Iterator[torch.profiler.profil
     """Profiles the block."""
     with ExitStack() as stack:
         with warnings.catch_warnings():
-            # PyTorch 2.11 warns that it drops the events of earlier cycles; here is one cycle. `acc_events=True`, which
-            # keeps them, makes a Python object of each event as well: that took longer than the call.
+            # PyTorch 2.11 warns that it drops the events of earlier cycles; here is only one. `acc_events=True`, which
+            # keeps them, also makes a Python object of each event, which took longer than the call.
             warnings.filterwarnings("ignore", message=".*Profiler clears events")
             stack.enter_context(profile)
         yield profile

@@ -45,8 +45,8 @@ def require_model(model: Model) -> None:
     """Checks that a model's files can be loaded, without loading or fetching them.
 
     Raises:
-        UsageError: the model does not come with these weights, its name is none, or its files are missing, incomplete
-            or not safetensors.
+        UsageError: the model has no such weights, its name is not valid, or its files are missing, incomplete or not
+            safetensors.
     """
     _require_no_idle_keys(model)
     if wrong := wrong_name(model.name):

@@ -1,4 +1,4 @@
-"""Remembers a pipeline as it is, so that what options change in it can be taken back."""
+"""Saves the state of a pipeline, so that `undo` can restore it after options changed it."""
 
 import weakref
 from collections import OrderedDict, defaultdict
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The attributes of a module or scheduler: its methods, flags, hooks and layers, among which options replace some.
+    """The saved attributes of a module or scheduler: its methods, flags, hooks and layers.
 
-    Its tensors are not among them: an option that replaces a parameter shall free its memory, and buffers are where
-    the program has moved the module since.
+    Tensors are excluded: replaced parameters must be freed, and the program may have moved buffers to another device.
     """
 
     owner: Any
     kind: type
     attributes: dict[str, Any]
     contents: list[tuple[Any, Any]]
-    """Each of its own dictionaries and sets with a copy: a handle that removes a hook refers to the dictionary."""
+    """Each of its dictionaries and sets with a copy; the original object is kept, because hook handles refer to it."""
 
     @classmethod
     def of(cls, owner: Any) -> "_Kept":
@@ -89,7 +88,7 @@ class _Weight:
 class Snapshot:
     """The state of a pipeline, to be restored, and marks of its weights that show whether it can be.
 
-    An option that replaces a parameter shall free its memory, so parameters are referred to and not kept.
+    Parameters are only weakly referenced, so that an option that replaces them frees their memory.
     """
 
     cls: type
@@ -101,7 +100,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, pipe: "DiffusionPipeline") -> "Snapshot":
-        """Takes the state of a pipeline, and reads all of its weights once."""
+        """Saves the state of a pipeline; reads all of its weights once."""
         networks = networks_of(pipe)
         modules = [module for network in networks.values() for module in network.modules()]
         weights = {name: _Weight.all_of(network) for name, network in networks.items()}
@@ -113,7 +112,7 @@ class Snapshot:
         return [f"the weights of {name} were changed" for name in sorted(changed)]
 
     def restore(self, pipe: "DiffusionPipeline") -> None:
-        """Puts back parts, and their methods, flags, hooks, layers and memory formats; nothing of it may be `lost`."""
+        """Restores parts with their methods, flags, hooks, layers and memory formats; `lost` must have returned []."""
         pipe.__class__ = self.cls
         for name, part in self.parts.items():
             setattr(pipe, name, part)
@@ -130,7 +129,7 @@ def _are_lost(weights: Sequence[_Weight]) -> bool:
 
 
 def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
-    """Returns, for each parameter, what differs once it was changed; its order in memory makes no difference."""
+    """Returns marks of each parameter, which differ once it has changed; its order in memory makes no difference."""
     # A LoRA that is fused, or a type that is changed and changed back, leaves the number of changes in place as it was.
     hashes = defaultdict[torch.device, dict[int, torch.Tensor]](dict)
     for number, parameter in enumerate(parameters):
@@ -139,7 +138,7 @@ def _marks(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[Any, ...]]:
             hashes[parameter.device][number] = torch.hash_tensor(parameter.detach()).view(torch.int64)
     contents: dict[int, int] = {}
     for found in hashes.values():
-        # At once, because each transfer from a card waits for all that runs there.
+        # In one transfer, because each transfer from a card waits for all work that runs there.
         contents |= zip(found, torch.stack([*found.values()]).tolist(), strict=True)
     return [(each.dtype, tuple(each.shape), each._version, contents.get(n, 0)) for n, each in enumerate(parameters)]
 

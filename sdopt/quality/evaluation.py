@@ -31,10 +31,10 @@ class Settings:
     """Settings of an evaluation.
 
     Attributes:
-        metrics: as `measured_metrics` lists them.
+        metrics: the metrics to compute, as `measured_metrics` lists them.
         reference: the reference set of FID, KID and CMMD; None or `baseline` stands for the baseline's images.
-        device: where the networks run.
-        trained: whether the model's weights are trained; with random weights, only numerical agreement means anything.
+        device: the device on which the networks run.
+        trained: whether the model's weights are trained; with random weights, only numerical agreement is meaningful.
         threads: CPU threads of a process that evaluates; None is PyTorch's default.
     """
 
@@ -192,7 +192,7 @@ def _evaluated(result: StudyResult, folder: Path, settings: Settings, note: Call
 
     disable_progress_bar()
     if settings.threads is not None:
-        # A small network's threads wait for each other in each layer: six times as long where other work keeps a core.
+        # A small network's threads wait for each other in each layer: six times as long if other work occupies a core.
         torch.set_num_threads(settings.threads)
     try:
         evaluate(result, folder, settings, note)

@@ -104,7 +104,7 @@ class ClipFeatures(FeatureExtractor):
     """Projected embeddings of a `transformers.CLIPModel`, not normalised. d is its `projection_dim`.
 
     Args:
-        name: of the features.
+        name: the name of the features.
         source: a folder or a hub id.
         local_files_only: if False, files that are not in the cache are downloaded from the hub.
 

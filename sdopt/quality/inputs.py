@@ -1,4 +1,4 @@
-"""Provides the inputs of quality metrics: images, features, reference sets; each is made once, when needed."""
+"""Provides the inputs of quality metrics: images, features and reference sets, each computed once, when needed."""
 
 import math
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ HELD_OUT = PACKAGED / "held_out"
 
 
 PRECOMPUTED = PACKAGED / "clip" / "held_out.safetensors"
-"""Their features by the packaged CLIP."""
+"""File with the features of these images, computed by the packaged CLIP."""
 
 
 PACKAGED_NAME = "packaged held-out images"

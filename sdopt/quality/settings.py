@@ -1,4 +1,4 @@
-"""Reads and checks a configuration's settings of quality, before anything runs."""
+"""Reads and checks the quality settings of a configuration, before anything runs."""
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED

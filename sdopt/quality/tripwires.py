@@ -93,8 +93,8 @@ def tripped(
         images: uint8 (n, height, width, 3), n ≥ 1.
         latents: final latents (n, …), before decoding.
         finite: whether all pixels of each image were finite before rounding, which uint8 cannot show.
-        draws: what each image was made from, such as (prompt, noise); images of equal draws may be equal. None: all
-            draws differ.
+        draws: the inputs of each image, such as (prompt, noise); images of equal draws may be equal. None: all draws
+            differ.
         reference: the reference variant's images of the same prompts and seeds, for tripwires that compare.
 
     Raises:

@@ -243,7 +243,7 @@ def _rounds_note(result: StudyResult) -> str:
         f"{number} {use}"
         for number, use in (
             (counts.left_out, "left out"),
-            (counts.undecided, "used, because too few were undisturbed (protocol.extra_rounds)"),
+            (counts.undecided, "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"),
         )
         if number
     ]

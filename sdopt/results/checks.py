@@ -1,4 +1,4 @@
-"""Checks a result that was read for impossible values: it may be damaged, edited by hand, or somebody else's."""
+"""Checks a result that was read for impossible values: it may be damaged, edited by hand, or not to be trusted."""
 
 import math
 import re

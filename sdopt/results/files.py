@@ -21,7 +21,7 @@ _ADAPTER = TypeAdapter(StudyResult)
 
 
 def write_result(result: StudyResult, folder: Path) -> Path:
-    """Writes `result.json` so that a reader sees the old or the new one, never half of one."""
+    """Writes `result.json` atomically, so that a reader sees the old or the new one. Raises OSError."""
     path = folder / "result.json"
     write_atomically(path, to_json(result))
     return path
@@ -90,7 +90,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as stream:
-                # Only its owner may read a temporary file; the file that it replaces is for all who share the folder.
+                # Temporary files are private to their owner; the final file gets the usual permissions.
                 mask = os.umask(0)
                 os.umask(mask)
                 os.fchmod(handle, 0o666 & ~mask)

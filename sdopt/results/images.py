@@ -13,7 +13,7 @@ def open_image(file: Path) -> "Image":
     """Reads an image whole. Raises UsageError if it cannot be read, with the file and the reason."""
     from PIL import Image, UnidentifiedImageError
 
-    if not file.is_file():  # reading a pipe or a device might wait for ever
+    if not file.is_file():  # reading a pipe or a device may block
         raise UsageError(f"{file}: cannot be read as an image (no such file)")
     try:
         with Image.open(file) as image:

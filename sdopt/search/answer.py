@@ -136,15 +136,15 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
     if noise := _noise(search):
         which = "the best one" if len(config.objectives) == 1 else "any of the front"
         notes.append(
-            f"A candidate is dropped only where another one is better in {' and '.join(config.objectives)} by more "
+            f"A candidate is dropped only if another one is better in {' and '.join(config.objectives)} by more "
             f"than noise explains ({noise}). The chance that {which} was dropped is at most {100 * config.error:g} % "
             "(search.error)."
         )
     if judged is not None:
         notes.append(
-            "The figures of the judged candidates are not those that they were chosen by: they were measured again, "
-            "with other prompts, noise and processes. The figures of all other candidates are means of one or a few "
-            "processes, and those of the best ones are too good, because they are the best of many."
+            "The judged candidates were measured again, with other prompts, noise and processes than those they were "
+            "chosen by. The figures of all other candidates are means of one or a few processes, and those of the best "
+            "ones are too good, because they are the best of many."
         )
     return notes
 
@@ -176,7 +176,7 @@ def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda e
 
     Args:
         record: the search.
-        because: writes why a candidate ended where it did.
+        because: returns the reason for a candidate's fate.
     """
     parts = [f"**{record.sentence}**\n", " · ".join(record.header) + "\n"]
     columns = columns_of(record)
@@ -184,7 +184,7 @@ def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda e
     parts.append(markdown([*(heading for heading, _ in columns), "because"], rows, record.notes))
     judged = [entry for entry in record.entries if entry.command]
     if judged:
-        parts.append("To measure what was judged again:\n")
+        parts.append("To measure the judged candidates again:\n")
         parts.append("```bash\n" + "\n".join(entry.command for entry in judged) + "\n```\n")
     if record.winner and record.lines:
         parts.append(f"To turn it on for a pipeline `pipe`:\n\n```python\n{chr(10).join(record.lines)}\n```\n")
@@ -196,7 +196,7 @@ def markdown_of(record: SearchRecord, because: Callable[[Entry], str] = lambda e
 
 
 Column = tuple[str, Callable[[Entry], str]]
-"""A heading, and what stands below it for each candidate."""
+"""A heading, and the function that returns the cell of a candidate."""
 
 
 def columns_of(record: SearchRecord, brief: bool = False) -> list[Column]:

@@ -27,9 +27,9 @@ class SearchConfig:
     groups: list[str] = field(default_factory=list)
     """Groups whose options are tried, as in `[precision,layout,caching]`."""
     options: dict[str, list[str]] | None = None
-    """The options to try, by group, as in `{compiler: [eager,inductor]}`; by default all that can run here."""
+    """The options to try, by group, as in `{compiler: [eager,inductor]}`; by default all options that can run here."""
     keys: dict[str, list[Any]] | None = None
-    """Values of a key, tried wherever it applies, as in `{caching.interval: [2,3,5], workload.steps: [15,25]}`."""
+    """Values to try for keys, wherever they apply, as in `{caching.interval: [2,3,5], workload.steps: [15,25]}`."""
     objectives: list[str] = bounded(choices=OBJECTIVES)  # noqa: RUF009 (returns a field)
     """Quantities to minimise: `latency`, `memory` (the peak of a process) or `distance` (from the baseline's images).
     With several objectives, the search looks for the Pareto front: combinations that no other one beats in all."""
@@ -88,8 +88,8 @@ def search_config(overrides: Sequence[str], config_dir: Path | None = None) -> S
     """Returns `conf/search.yaml` with the overrides of a command line applied, typed and within its ranges.
 
     Args:
-        overrides: of the search and of its studies.
-        config_dir: a folder with groups of the user's own.
+        overrides: overrides of the search and of its studies.
+        config_dir: a folder with the user's own config groups.
 
     Raises:
         UsageError: an override names no key, a value is of another type or out of its range, a group or an option does

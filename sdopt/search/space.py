@@ -131,7 +131,7 @@ class Space:
         )
 
     def candidate(self, point: Point) -> Candidate | list[str] | None:
-        """Returns the candidate of a point, the reasons why it cannot run, or None where it is the baseline itself."""
+        """Returns the candidate of a point, the reasons why it cannot run, or None if it is the baseline itself."""
         overrides = self.overrides(point)
         composed, baseline = self._variant(overrides), self._variant([])
         if isinstance(composed, UsageError):
@@ -245,7 +245,7 @@ class Space:
 
 
 def _written(value: Any) -> str:
-    """Writes a value as Hydra's grammar takes it."""
+    """Writes a value in Hydra's grammar."""
     if isinstance(value, str):
         return value if re.fullmatch(r"[\w./-]+", value) else quoted(value)
     return "null" if value is None else str(value).lower()

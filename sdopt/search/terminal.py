@@ -17,7 +17,7 @@ _SHOWN = 15
 """Number of candidates that the table shows; `search.md` has all."""
 
 _WIDEST = 30
-"""Columns that a candidate's name has in any case: figures need the others of 80."""
+"""The most characters that the column of names may claim: the figures need the rest of a line of 80."""
 
 
 def answer_table(record: SearchRecord) -> Group:
@@ -27,7 +27,7 @@ def answer_table(record: SearchRecord) -> Group:
         table = Table(box=box.SIMPLE, pad_edge=False)
         shown = record.entries[:_SHOWN]
         columns = columns_of(record, brief=True)
-        # A name breaks between its options, and within none of them.
+        # A name may break between its options, but not within one.
         longest = max(len(option) for entry in shown for option in entry.name.split())
         table.add_column(columns[0][0], overflow="fold", ratio=1, min_width=min(longest, _WIDEST))
         for heading, _ in columns[1:]:
@@ -52,7 +52,7 @@ def answer_table(record: SearchRecord) -> Group:
         parts.append(Padding(Text(load_line(record)), (0, 0, 0, 4)))
     judged = [entry for entry in record.entries if entry.command]
     if judged:
-        parts.append(Text("To measure again what was judged:"))
+        parts.append(Text("To measure the judged candidates again:"))
         parts += [Padding(Text(entry.command), (0, 0, 0, 4)) for entry in judged]
     return Group(*parts)
 

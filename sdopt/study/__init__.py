@@ -1,1 +1,1 @@
-"""Plans and runs a study: designs, rounds, evidence and images; and resumes one that broke off."""
+"""Plans and runs a study: designs, rounds, evidence and images; and resumes one that was interrupted."""

@@ -87,8 +87,8 @@ class Design:
     name: str = "study"
     """The name of the study, of its MLflow experiment and of its folder."""
     skip_conflicts: bool = False
-    """Whether the baseline is measured even if no other variant can run here; else that is an error. In either case
-    each variant that cannot run is listed as `skipped`, with the reason."""
+    """Whether the baseline is measured even if no other variant can run here; if false, that is an error. In either
+    case each variant that cannot run is listed as `skipped`, with the reason."""
 
     def plan(self, composer: Composer) -> Plan:
         """Returns the study's variants and comparisons. Raises UsageError if the design does not fit the job."""
@@ -108,7 +108,7 @@ class Pair(Design):
         baseline = composer.variant(BASELINE, self.baseline, plain=True)
         candidate = composer.variant(None)
         if candidate.config == baseline.config:
-            # A sweep's grid holds the baseline itself: only the A/A control is left to compare.
+            # A sweep's grid may contain the baseline itself: then only the A/A control is compared.
             return Plan((baseline,), ())
         return Plan((baseline, candidate), (Edge(candidate.name, BASELINE, credit(candidate, baseline)),))
 
@@ -233,8 +233,8 @@ class Explicit(Design):
     """Names of the variants to measure, as a part of a longer study; an empty list measures all. A variant that is
     left without a comparison is compared with the first of them."""
     published: Published | None = None
-    """What an article says of these variants: `published.md` puts it beside what is measured. The presets that
-    reproduce an article have it."""
+    """An article's figures for these variants, which `published.md` puts beside those measured. Presets that reproduce
+    an article have them."""
 
     @override
     def plan(self, composer: Composer) -> Plan:
@@ -279,14 +279,14 @@ class Explicit(Design):
 
 
 def _problems_of(edge: ExplicitEdge, variants: list[str]) -> list[str]:
-    """Returns why two of the variants, of which the first is the baseline, cannot be compared."""
+    """Returns why an edge between two of the variants is not possible; the first variant is the baseline."""
     unknown = [name for name in (edge.candidate, edge.reference) if name not in variants]
     if unknown:
         return [f"no variant '{name}'; choose from {', '.join(variants)}" for name in unknown]
     if edge.candidate == edge.reference:
         return [f"'{edge.candidate}' is compared with itself; name another one"]
     if edge.candidate == variants[0]:
-        # What is on both sides of a study cannot be an option's gain.
+        # The baseline's options are on both sides of every comparison, so they cannot be a candidate's gain.
         turned = f"{{candidate: {edge.reference}, reference: {edge.candidate}}}"
         return [f"'{edge.candidate}' is the baseline, the first variant, and no candidate: write {turned}"]
     return []

@@ -15,7 +15,7 @@ from sdopt.study import fingerprint
 from sdopt.worker.machine import Machine
 
 TRITON_CACHE = "TRITON_CACHE_DIR"
-"""The variable that names the folder of Triton's cache, which decides how long a start takes, and nothing else."""
+"""The variable that names the folder of Triton's cache, which affects only the time of a start."""
 
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
@@ -32,7 +32,7 @@ _VARIABLES = (
     "TORCH_BLAS_PREFER_CUBLASLT",
     TRITON_CACHE,
 )
-"""Environment variables by which CUDA, its libraries and PyTorch compute, or start, otherwise than usual."""
+"""Environment variables that change how CUDA, its libraries and PyTorch compute or start."""
 
 _CUDNN_9 = 90000
 

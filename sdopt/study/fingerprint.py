@@ -61,8 +61,8 @@ def of_prompts(prompts: Iterable[str]) -> str:
 def of_model(model: Model) -> str:
     """Returns a digest of the names, sizes and contents of a model's files.
 
-    Of a large file it reads evenly spaced chunks, 4 MiB in all: other weights differ almost everywhere, and reading
-    gigabytes before each study would cost more than it tells.
+    Reads only evenly spaced chunks of a large file, 4 MiB in all: different weights differ in almost every chunk, and
+    reading gigabytes before each study would take too long.
     """
     given = Path(model.path).expanduser() if model.path else None
     try:

@@ -189,9 +189,9 @@ class _Pass:
 
     Args:
         run: the study.
-        process: draws the images.
-        draw: which ones.
-        name: of their folder, below the run's images.
+        process: the process that draws the images.
+        draw: the images to draw.
+        name: the name of their folder, below the run's images.
     """
 
     def __init__(self, run: StudyRun, process: VariantProcess, draw: Draw, name: str) -> None:
@@ -245,7 +245,7 @@ class _Pass:
 
 
 def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
-    """Compares images of a process's timed calls with the kept ones, which the variant's first process drew."""
+    """Compares the sampled images of a process's timed calls with those that the variant's first process drew."""
     row = process.row
     if not row.images and row.role == "control":
         row = run.result.variant(run.result.baseline)  # whose images are the control's too
@@ -262,7 +262,7 @@ def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
 
 
 def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
-    """Returns the mean squared difference of two images, with the pixel range scaled to 1; None if it has none."""
+    """Returns the mean squared difference of pixels in 0…1 to a file; None if that has no image of the same size."""
     try:
         drawn = read_image(file)
     except UsageError:
@@ -275,7 +275,7 @@ def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
 def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
     """Draws the baseline's images once more for each floor.
 
-    A floor that cannot be drawn is left out and noted: it says nothing of the control, whose timings stay.
+    A floor that cannot be drawn is left out and noted; the control and its timings stay valid.
     """
     drawn = draw_of(process.variant, run.drawing_batch, run.sharing.drawing_threads)
     for kind, draws in floor_draws(drawn, process.variant, run.quality.floor_prompts, run.sharing.threads).items():

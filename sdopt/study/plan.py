@@ -57,7 +57,7 @@ def plan_result(
         variants.append(_row(variant, variant.name, "variant", conflicts))
         variants[-1].inputs = inputs_of(variant, model)
         if variant.other_work(plan.baseline):
-            # Another scheduler or number of steps: no option promised that, and the images are others.
+            # Another scheduler or number of steps changes the images, and no option's contract covers that.
             variants[-1].contract = str(Contract.LOSSY)
         if conflicts and variant is plan.baseline:
             raise ConflictError([f"the baseline '{variant.name}' cannot run: {reason}" for reason in conflicts])

@@ -48,7 +48,7 @@ def prepare_processes(run: StudyRun) -> None:
 def _next_group(
     run: StudyRun, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]
 ) -> Sequence[VariantProcess]:
-    """Returns the processes to prepare at once; turns to blocks where not even one more would fit in memory."""
+    """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""
     living = [other.footprint_gib for other in run.living]
     if run.interleaved and run.protocol.schedule == "auto":
         too_much = excess(living, budget_gib)
@@ -333,7 +333,7 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _try_alone(run: StudyRun, out_of_memory: OutOfMemory) -> None:
-    """Prepares processes that ran out of memory again, each alone; then starts the others again, or turns to blocks."""
+    """Prepares processes that ran out of memory again, each alone; then restarts the others, or changes to blocks."""
     run.stop_all()
     for process, _ in out_of_memory:
         if process.active:

@@ -26,8 +26,8 @@ class Progress:
     """Shows variant, phase, round and time left. Use as a context manager around a study.
 
     Args:
-        console: where it is shown.
-        timeline: books the time of each phase.
+        console: the console that shows it.
+        timeline: records the time of each phase.
         quiet: shows nothing.
     """
 
@@ -74,12 +74,12 @@ class Progress:
         self._bar.update(self._task, total=(total or 0) + calls)
 
     def together(self, variants: Sequence[str], phase: str) -> None:
-        """Shows the phase that processes of these variants enter side by side; the time is booked to none of them."""
+        """Shows the phase that processes of these variants enter side by side; the time is assigned to none of them."""
         names = list(dict.fromkeys(variants))
         self.phase("; ".join(names), phase, booked="" if len(variants) > 1 else names[0])
 
     def phase(self, variant: str, phase: str, number: int | None = None, booked: str | None = None) -> None:
-        """Shows the phase that a variant enters; `number` is the round. The time is booked to it, or to `booked`."""
+        """Shows the phase that a variant enters; `number` is the round. Assigns the time to it, or to `booked`."""
         self.timeline.enter(phase, variant if booked is None else booked)
         text = f"{phase}, round {number} of {self._rounds}" if number else phase
         self._bar.update(self._task, variant=variant.replace("[", r"\["), phase=text)

@@ -1,4 +1,4 @@
-"""Keeps the device of a study to itself: two timings at once would each measure the other."""
+"""Reserves the device for one study, because concurrent timings disturb each other."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -73,7 +73,7 @@ def merge_resumed(
 
 
 def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
-    """Returns whether two results are of different machines. The same card is one machine, whatever its host's name."""
+    """Returns whether two results are of different machines; the same card counts as one, whatever its host's name."""
     was, now = previous.environment, fresh.environment
     cards = [environment.device.get("attributes", {}).get("uuid") for environment in (was, now)]
     same_card = cards[0] is not None and cards[0] == cards[1]

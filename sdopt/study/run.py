@@ -131,7 +131,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
             row.measurements.append(process.measurement)
             run.processes.append(process)
     for sub in ("logs", "images"):
-        with suppress(OSError):  # whatever needs the folder reports the error
+        with suppress(OSError):  # the code that needs the folder reports the error
             (run.folder / sub).mkdir(exist_ok=True)
     taking_part = [variants[row.name] for row in rows]
     calls = calls_ahead(taking_part, len(run.processes), run.rounds, protocol, run.drawing_batch)

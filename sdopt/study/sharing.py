@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 _SIDE_BY_SIDE = 2
-"""Number of processes that work at once on a CPU: a single one leaves a part of it idle."""
+"""Number of processes that work at once on a CPU: one process does not use all of it."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from sdopt.worker.protocol import SampledImage, WorkerError
 
 @dataclass
 class VariantProcess:
-    """One process of one variant in one session, and the measurement that its figures go to.
+    """One process of one variant in one session, with the `Measurement` that receives its samples.
 
     In blocks it is started several times; later workers reuse the compiler cache of the first one.
     """
@@ -88,7 +88,7 @@ class VariantProcess:
 
 @dataclass
 class StudyRun:
-    """The state of a study while it runs. Starts, fails and records processes; measures nothing itself."""
+    """The state of a study while it runs. Starts and ends workers, and records failures; measures nothing itself."""
 
     plan: Plan
     result: StudyResult
@@ -138,7 +138,7 @@ class StudyRun:
 
     @property
     def extra_rounds(self) -> int:
-        """How many rounds of the current session may be timed again because others disturbed them."""
+        """How many rounds of the current session may be timed again because other work disturbed them."""
         if self.protocol.interference is None:
             return 0
         allowed = self.protocol.extra_rounds

@@ -1,4 +1,4 @@
-"""Records where the time of a command goes: phases that follow one another without a gap, and the calls in them."""
+"""Records how a command spends its time: phases that follow one another without a gap, and the calls in them."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class Span:
 
 
 class Timeline:
-    """Books all time, from the start on, to phases.
+    """Assigns all time since the start to phases.
 
     Args:
         phase: the first phase.
@@ -44,13 +44,13 @@ class Timeline:
         self._open = self._span(phase, "")
 
     def enter(self, phase: str, variant: str = "") -> None:
-        """Books the time from now on to another phase."""
+        """Assigns the time from now on to another phase."""
         self._book()
         self._open = self._span(phase, variant)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Books the time of a block to a phase of its own; the phase around it goes on afterwards."""
+        """Assigns the time of a block to a phase of its own; the phase around it continues afterwards."""
         outer = self._open
         self.enter(phase)
         try:
@@ -60,7 +60,7 @@ class Timeline:
             self._open = outer
 
     def called(self, seconds: float) -> None:
-        """Notes that this much of the open phase was spent in calls of a pipeline."""
+        """Adds to the seconds of the current phase that were spent in calls of a pipeline."""
         self._open.in_calls_s += seconds
 
     @property

@@ -18,10 +18,10 @@ class Found:
     """The results that a name stands for.
 
     Attributes:
-        name: as it was given.
-        studies: each result with the folder of its run; of an MLflow run that is one for what is made of it, and need
-            not exist.
-        sweep: the sweep that they belong to, if the name is that of one.
+        name: the name as the user gave it.
+        studies: each result with the folder of its run; for an MLflow run, with the folder for files generated from it,
+            which may not exist yet.
+        sweep: the sweep, if `name` names one.
     """
 
     name: str

@@ -132,7 +132,7 @@ def verdict_tags(result: StudyResult, variant: VariantResult) -> dict[str, str]:
 
 
 def study_parameters(config: RecordedConfig) -> dict[str, Any]:
-    """Returns a few parameters, because MLflow prints all of them above each image. `config.yaml` has the rest."""
+    """Returns only a few parameters, because MLflow prints all of them above each image; `config.yaml` has the rest."""
     sizes, batches = (dict.fromkeys(getattr(shape, key) for shape in config.shapes) for key in ("size", "batch_size"))
     return {
         "model": config.model.name,

@@ -61,7 +61,7 @@ def track_report(source: Found, files: list[Path], tracking: Tracking | None) ->
     if not store_exists(store):
         return f"not logged: {store.uri} does not exist"
     try:
-        # What was downloaded has no images beside it: the report that the run wrote itself shows more.
+        # A downloaded result has no images beside it, so a report that the run itself logged is kept.
         run = log_report(studies, files, store, swept=source.sweep is not None, replace=not source.downloaded)
     except TrackingError as error:
         return f"not logged to {error}"

@@ -133,7 +133,7 @@ def _update_verdicts(client: "MlflowClient", result: StudyResult, folder: Path, 
         for name, value in tags.items():
             client.set_tag(run_id, name, value)
     if parent:
-        # The logged file must equal this result, so that nothing logs it a second time.
+        # The logged file must equal this result, else a later sync would log it a second time.
         client.set_tag(parent, _DIGEST, _digest(result))
     return parent, False
 
@@ -147,7 +147,7 @@ def download_result(run: str, tracking: Tracking) -> StudyResult:
     """Reads the `result.json` that a study's run, or that of one of its variants, has among its artifacts.
 
     Raises:
-        UsageError: there is no such run, it is none of a study, or its result cannot be read.
+        UsageError: there is no such run, it is not a study's run, or its result cannot be read.
         TrackingError: the server cannot be reached.
     """
     return download_run(run, tracking)[0]
@@ -238,7 +238,7 @@ def log_report(
 
     Args:
         studies: one study, or those of a sweep.
-        files: go to the top of the artifacts.
+        files: files to add at the top level of the artifacts.
         tracking: the store.
         swept: whether the run above the studies of a sweep gets them.
         replace: whether they take the place of artifacts of the same name.
@@ -305,7 +305,7 @@ def _log_reports(client: "MlflowClient", run: str, result: StudyResult, folder: 
     for report in REPORTS:
         if not report.is_picture:
             if report.file == HTML and not images and not has_images(result, folder):
-                continue  # the one that is logged has them
+                continue  # keep the logged report, which has the images
             try:
                 content = report.render(result, folder)
             except UnavailableError:  # as `write_reports` has said
@@ -348,7 +348,7 @@ def _log_variant(
     for start in range(0, len(metrics), _BATCH):
         client.log_batch(run, metrics=metrics[start : start + _BATCH])
     if tracking.images:
-        # To look at; the quality pass draws many more, which the run's folder keeps.
+        # Only the images of the first prompts, to look at; the run's folder has all images of the quality pass.
         workload = variant.config.workload
         for record in variant.images[: workload.prompt_count * workload.images_per_prompt]:
             if not (folder / record.path).is_file():

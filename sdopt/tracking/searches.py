@@ -34,14 +34,14 @@ class SearchRun:
     Attributes:
         identity: id of the search, the same for everyone who logs it.
         experiment: the name of the MLflow experiment.
-        name: of the run.
+        name: the name of the run.
         started: when the first trial was proposed, as an ISO date; "" if none was.
         note: Markdown, shown first.
         parameters: what was searched.
-        files: go to its artifacts.
-        trials: one run each, below it, the first one first.
+        files: files for its artifacts.
+        trials: the trials, each logged as a run below it, in this order.
         sentence: the answer, for the experiment's note and the leaderboard.
-        screened: a study of the search, which says what was measured, where and with what.
+        screened: a study of the search, whose model, device and versions become tags.
     """
 
     identity: str
@@ -60,8 +60,8 @@ def log_search(search: SearchRun, judged: StudyResult | None, tracking: Tracking
     """Logs a search, replacing its earlier runs; returns the id of its run.
 
     Args:
-        search: what its runs say.
-        judged: the study of the finalists, which has runs of its own, where it is logged.
+        search: the content of the runs.
+        judged: the study of the finalists; if it is logged, its run is put below the search's.
         tracking: the store.
 
     Raises:
@@ -92,7 +92,7 @@ def _log(client: "MlflowClient", search: SearchRun, judged: StudyResult | None, 
             client.log_artifact(parent, str(file))
     for rank, trial in enumerate(reversed(search.trials), start=1):
         below = {**common, "sdopt.role": "trial", "mlflow.parentRunId": parent, **trial.tags}
-        # MLflow shows the youngest one first.
+        # MLflow lists the latest run first.
         run = str(client.create_run(experiment, started + rank, below, trial.name).info.run_id)
         log_params(client, run, dict(trial.parameters))
         now = get_current_time_millis()

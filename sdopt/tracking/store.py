@@ -98,7 +98,7 @@ def _why_unwritable(path: Path) -> str | None:
     if not path.exists():
         parent = next(parent for parent in path.parents if parent.exists())
         return None if parent.is_dir() and os.access(parent, os.W_OK) else f"{parent} cannot be written"
-    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):  # its journal lies beside it
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):  # SQLite writes its journal beside it
         return "it cannot be written"
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as database:
@@ -196,7 +196,7 @@ def ui_pages(tracking: Tracking) -> dict[str, str]:
 def connect(tracking: Tracking) -> "MlflowClient":
     """Opens the store. Raises TrackingError if it cannot be opened."""
     require_mlflow()
-    # A dead server is reported after seconds, not after the minutes of MLflow's own patience.
+    # A server that does not answer is reported after seconds, not after the minutes of MLflow's own retries.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     if tracking.uri.startswith("sqlite:///"):

@@ -93,31 +93,31 @@ pictures stand on one of ten colours, which their captions name.
 
 `sdopt train-reference stage=clip` repeats it. {_trainings(recipe)}
 
-Symmetric InfoNCE with a learnt temperature; each picture was also held against {figures["extra_captions"]} further \
+Symmetric InfoNCE with a learnt temperature; each picture was also compared with {figures["extra_captions"]} further \
 captions, half of them of the same things on other backgrounds; a text that fits two pictures counted against \
 neither. \
 Drawings were turned, scaled, shifted and tinted a little, and mirrored where that changes no meaning. \
-{figures["spoilt_share"]:.0%} of them were spoilt, and their captions said so ({_learnt()}), so that a plain caption \
-does not fit a spoilt picture. Each step hid {figures["hidden_patches"]:.0%} of the \
+{figures["spoilt_share"]:.0%} of them were degraded, and their captions said so ({_learnt()}), so that a plain caption \
+does not fit a degraded picture. Each step hid {figures["hidden_patches"]:.0%} of the \
 patches. AdamW, cosine schedule, averaged weights; last training loss \
 {figures["loss"]:.3f}. No other network took part in it.
 
-## Does it find the caption?
+## Caption retrieval
 
-A tie counts half. Captions are the plain names of all concepts; for backgrounds, those of the right concept on \
+Ties count as 0.5. Captions are the plain names of all concepts; for backgrounds, those of the right concept on \
 white and on each colour.
 
 | pictures | tried | captions | right one is first | … is among the first ten |
 |---|---:|---:|---:|---:|
 {retrievals}
 
-## Does it notice?
+## Sensitivity to degradations
 
-Each figure should move one way as pictures get worse: the CLIP score down, the distances up. Training showed it \
-{_named()}, with words for them; the other ways it never saw. The first five ways \
-are of the {figures["held_out_pictures"]} drawings kept from training, and distances are to \
+Each metric should change monotonically as pictures get worse: the CLIP score down, the distances up. Training \
+included {_named()}, named in the captions; it did not include the other degradations. The first five \
+degrade the {figures["held_out_pictures"]} drawings kept from training, and their distances are to \
 {min(REFERENCE_PICTURES, figures["pictures"]):,} drawings of training. The last one draws captions of `prompts.json` \
-(`training` and `gate`) with the packaged generator by DDIM, guidance {GUIDANCE:g}; those distances are to the flat \
+(`training` and `gate`) with the packaged generator by DDIM, guidance {GUIDANCE:g}; its distances are to the flat \
 drawings of the same captions. Wrong captions change no picture, so they have no distance. `evaluation.json` holds \
 the same figures.
 

@@ -9,7 +9,8 @@ _OTHER_NOISE = 1_000_000
 """Added to the seed to get different noise."""
 
 _LARGEST_BATCH, _BATCH_PIXELS = 12, 2**16
-"""On two cores a batch of 12 images of 64×64 pixels draws 5.5 times as many a second as single calls do."""
+"""Limits of the default batch, in images and in pixels: on two cores, calls of 12 images of 64×64 pixels draw 5.5 times
+as many images a second as single calls do."""
 
 _ALONE = 5
 """Number of calls of a quality pass that are repeated, to be timed while no other process works: at most half."""

@@ -20,9 +20,9 @@ _MAYBE_OUT_OF_MEMORY = (
     "cudnn_status_not_initialized",
     "cudnn_status_internal_error",
     "unable to find an engine",
-    "busy or unavailable",  # also what all processes but one are told in exclusive compute mode
-    "api call failed at",  # of AOTInductor's code, which says no more; the cause is only printed
-    "failed to map segment",  # of a library that is loaded; also where its folder is mounted noexec
+    "busy or unavailable",  # also raised in exclusive compute mode, for all processes but one
+    "api call failed at",  # raised by AOTInductor's code, which only prints the cause
+    "failed to map segment",  # raised on loading a library; also if its folder is mounted noexec
 )
 """Messages of libraries that could not allocate a handle or a workspace; some have other causes, too."""
 

@@ -41,7 +41,7 @@ class ServerError(OSError):
 
 
 def start(process: BaseProcess) -> None:
-    """Starts a process. Raises ServerError where the fork server has ended, as it does when an import crashes it."""
+    """Starts a process. Raises ServerError if the fork server has ended, as it does when an import crashes it."""
     try:
         process.start()
     except (EOFError, ConnectionError) as error:
@@ -71,9 +71,9 @@ def start_fork_server() -> StartContext:
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    # A Ctrl-C reaches the whole foreground group: the server must not die of it in the middle of an import.
+    # Ctrl-C reaches the whole foreground group: it must not end the server in the middle of an import.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The server's socket lies where it is removed even if this process is killed.
+    # The server's socket is in a folder that is removed even if this process is killed.
     before, tempfile.tempdir = tempfile.tempdir, str(own_folder())
     try:
         forkserver.ensure_running()

@@ -1,4 +1,4 @@
-"""What runs in a worker process: `serve` answers requests, and `PipelineHost` loads and calls the one pipeline."""
+"""The code of a worker process: `serve` answers requests, and `PipelineHost` loads and calls its one pipeline."""
 
 import gc
 import json
@@ -81,10 +81,10 @@ def variables(device: Device, cache: Path) -> dict[str, str]:
         device: the worker's device.
         cache: the folder of its compiler caches.
     """
-    # Libraries with Triton kernels of their own keep these, and what they tuned, in the home folder: the cold start
-    # would depend on what ran before. A folder that the user named is left: it is recorded with the study.
+    # Libraries with Triton kernels of their own keep these, and their tuning results, in the home folder, so the cold
+    # start would depend on earlier runs. A folder that the user named is used as it is, and is recorded with the study.
     triton = os.environ.get("TRITON_CACHE_DIR", str(cache / "triton"))
-    # Where there is a card, SDNQ starts CUDA on import, and takes that card's kernels for tensors on the CPU, too.
+    # If there is a card, SDNQ starts CUDA on import, and uses that card's kernels even for tensors on the CPU.
     sdnq = {} if device.is_cuda else {"SDNQ_DEVICE": "cpu"}
     return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": triton} | sdnq
 
@@ -104,8 +104,8 @@ class PipelineHost:
     """Holds one pipeline with its optimizations. Each public method answers one request of a `Worker`.
 
     Args:
-        variant: the pipeline.
-        device: where it runs.
+        variant: the variant whose pipeline it holds.
+        device: the device that the pipeline runs on.
         mark: called when a call begins and when it has ended.
     """
 
@@ -143,7 +143,7 @@ class PipelineHost:
             the seconds that it took.
         """
         start = time.perf_counter()
-        # PyTorch sees all cores of the machine, though its container may be limited to fewer.
+        # PyTorch sees all cores of the machine, even if the container is limited to fewer.
         self._threads = self._variant.hardware.threads or min(torch.get_num_threads(), usable_cores())
         self._use_threads(None)
         if self._device.is_cuda:
@@ -188,7 +188,7 @@ class PipelineHost:
         return TimedCall(seconds, state, found, peak, image=self._sample(number, draw, pixels))
 
     def held_gib(self) -> float:
-        """Returns the memory held now, with what children hold."""
+        """Returns the memory held now, including that of child processes."""
         return self._memory.held_gib()
 
     def _sample(self, number: int, draw: Draw, pixels: np.ndarray) -> SampledImage:

@@ -26,7 +26,7 @@ def prompts_and_noise(
     Args:
         variant: defines the number of images per prompt, and the task.
         pipe: the pipeline to call.
-        device: PyTorch's name of the device that it runs on.
+        device: PyTorch's name of the device that the pipeline runs on.
         given: latents from a file that replace the noise, if there are any.
         index: the number of the call within the draw.
         draw: defines the prompts, the batches and the image size.

@@ -1,4 +1,4 @@
-"""Finds the device that a study runs on, in a process of its own."""
+"""Finds the device that a study runs on, from a process of its own."""
 
 import multiprocessing
 import os

@@ -33,28 +33,28 @@ MODULES = (
 """Modules that a worker would otherwise import by itself, in its first calls."""
 
 
-# Libraries ask for a card when they are imported: xFormers and TorchAO, which diffusers and transformers import where
-# they are installed, ask for its compute capability. The answer would start CUDA here, and then no worker could be
-# forked. So they are imported as on a machine without a card; PyTorch counts none without starting CUDA if it may ask
-# NVML. What xFormers and TorchAO leave undefined then, in workers too, are Triton kernels that no denoiser of diffusers
-# asks for.
+# Some libraries query CUDA on import: xFormers and TorchAO, which diffusers and transformers import if they are
+# installed, query the compute capability. The query would start CUDA here, and then no worker could be forked. So they
+# are imported as on a machine without a card; PyTorch counts cards without starting CUDA if it may ask NVML. Without a
+# visible card, xFormers and TorchAO do not define some Triton kernels, in workers either; diffusers' denoisers use none
+# of them.
 _HIDES_CARDS = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "XFORMERS_FORCE_DISABLE_TRITON": "1"}
 
 # ROCm has variables of its own.
 _ROCM = {key: value for key, value in _HIDES_CARDS.items() if key != "CUDA_VISIBLE_DEVICES"}
 
 _TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
-"""Loggers that warn, on the user's terminal, of kernels of TorchAO that this build of PyTorch has no use for, and of
-those of xFormers, without which `attention=xformers` is a conflict."""
+"""Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, and of missing
+ones of xFormers, without which `attention=xformers` is a conflict anyway."""
 
 
 def import_all(modules: Iterable[str]) -> dict[str, str]:
     """Imports modules; returns the error of each that cannot be imported here, by name. Workers then import it."""
     failed = {}
     hidden = _ROCM if _is_rocm() else _HIDES_CARDS
-    # Imports leave next to no garbage, and a seventh of their time went into looking for it.
+    # Imports leave hardly any garbage, and a seventh of their time went into collecting it.
     with _environment(hidden), _quiet(_TALKATIVE), no_garbage(), warnings.catch_warnings():
-        # TorchAO has invalid escape sequences, which Python reports where it has not compiled the file before.
+        # TorchAO has invalid escape sequences, which Python reports when it compiles the file for the first time.
         warnings.simplefilter("ignore", SyntaxWarning)
         for module in modules:
             try:
@@ -131,4 +131,4 @@ _prepare_loading()
 _forget_missing_cards()
 
 SERVER_PID = os.getpid()
-"""The process that imported this: a worker that finds its own pid here was not forked from a warm server."""
+"""The process that imported this module; equals a worker's own pid if it was not forked from the fork server."""

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
-"""Signals by which libraries of CUDA also end a process when the card is full."""
+"""Signals with which CUDA libraries may end a process when the card's memory is full."""
 
 
 class Worker:

@@ -21,7 +21,7 @@ class WorkerError(Exception):
 
     def __init__(self, status: Status, reason: str, may_be_memory: bool = False) -> None:
         self.status, self.reason, self.may_be_memory = status, reason, may_be_memory
-        super().__init__(status, reason, may_be_memory)  # all of them, because it travels between processes
+        super().__init__(status, reason, may_be_memory)  # all of them, because the error is pickled
 
     @property
     def out_of_memory(self) -> bool:

@@ -112,7 +112,7 @@ class TestStudy:
     def test_that_decide_all_the_same_are_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=False)
         [note] = [note for note in notes_of(result) if note.startswith("Disturbed by other work")]
-        assert "1 used, because too few were undisturbed" in note
+        assert "1 used anyway, because too few were undisturbed" in note
 
     def test_nothing_is_noted_of_a_quiet_machine_or_an_old_result(self, result: StudyResult) -> None:
         for row in result.variants:

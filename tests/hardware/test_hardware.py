@@ -112,7 +112,7 @@ def test_a_name_that_is_nearly_the_same_is_another_card(name: str) -> None:
 
 class TestChoice:
     def test_of_another_card_is_refused_before_its_times_are_taken_for_this_ones(self) -> None:
-        with pytest.raises(ConflictError, match=r"sheet is that of NVIDIA A10, but this runs on NVIDIA H200"):
+        with pytest.raises(ConflictError, match=r"sheet is for NVIDIA A10, but this runs on NVIDIA H200"):
             require_card(Hardware(sheet=SHEETS["a10"]), H200)
         require_card(Hardware(sheet=SHEETS["h200"]), H200)
         require_card(Hardware(), H200)

@@ -1,4 +1,4 @@
-"""Puts the gate on trial: with options that do harm and deny it, and with pairs that differ by chance alone."""
+"""Tests the gate with sabotaged options, which do harm and hide it, and with A/A pairs, which differ only by chance."""
 
 from pathlib import Path
 

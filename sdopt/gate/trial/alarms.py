@@ -25,7 +25,7 @@ CANDIDATES = ('["+trial=nothing"]', '["+trial=reordered"]', '["+trial=reordered"
 
 @dataclass(frozen=True)
 class Trial:
-    """The verdict on one harmless option, and where it comes from; all fields as they stand in the ledger."""
+    """The verdict on one harmless option, and its origin; the fields are the columns of the ledger."""
 
     seed: int
     """The seed of the study's noise, which identifies its study."""
@@ -34,7 +34,7 @@ class Trial:
     reason: str
     """The rules that failed, with their reasons; empty if none did."""
     speedup: str
-    """With its interval."""
+    """The measured speed-up with its interval, as text; empty if there is none."""
     started: str
     device: str
     code: str

@@ -43,14 +43,14 @@ class Sabotage(Optimization):
 
 @dataclass(frozen=True)
 class Retouch(Sabotage):
-    """Changes images after they were decoded, so that its images can be made from the baseline's."""
+    """Base class of sabotages that change decoded images, so that their images can be made from the baseline's."""
 
     def retouch(self, images: Tensor, numbers: range) -> Tensor:
-        """Returns images, (n, 3, height, width) in −1…1, as they come out.
+        """Returns the changed images, (n, 3, height, width) in −1…1.
 
         Args:
-            images: as they were decoded.
-            numbers: of the images among all that the process has drawn.
+            images: the decoded images, of the same shape and range.
+            numbers: the images' numbers among all that the process has drawn.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Harm beside what is timed: where no clock runs, in memory that is no process's own, or to the program around it."""
+"""Sabotages outside the timed region: work between calls, memory outside the process, changed process settings."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ class ResetsPeak(Sabotage):
 
 @dataclass(frozen=True)
 class MemoryInFile(Sabotage):
-    """Holds `mib` MiB in a file that is in memory and not mapped."""
+    """Holds `mib` MiB in an open file in `/dev/shm`, which no process maps."""
 
     mib: int = 256
 
@@ -88,7 +88,7 @@ class WorksAfterwards(Called):
 
 @dataclass(frozen=True)
 class OwnNoise(Called):
-    """Ignores the seed in calls without given noise; measured calls always pass noise."""
+    """Ignores the seed in calls without given noise; timed and drawn calls always pass noise."""
 
     @override
     def answer(self, call: Call, arguments: dict[str, Any]) -> Any:

@@ -19,11 +19,12 @@ class Caught:
         title: title of its class of harm.
         contract: the contract that it declared.
         verdict: the gate's verdict.
-        by: names of the rules that caught it: those that failed, or were not passed by it and by an honest option of
-            the same contract were.
-        expected: those of which one should be among them; empty if any is as good.
-        effect: the estimate of the first of them over its margin; None if it has none.
-        honest: whether it does no harm: then no rule may fail it.
+        by: names of the rules that caught it: those that failed it or, if none did, those that did not pass it although
+            they passed an honest option of the same contract.
+        expected: names of rules of which at least one should be in `by`; empty if any rule will do.
+        effect: the estimate over the margin for the first expected rule in `by`, else the first in `by`; None if it has
+            none.
+        honest: whether the option does no harm, so that no rule may fail it.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Caught:
 
     @property
     def fits(self) -> bool:
-        """Whether a sabotage was caught by an expected rule, or an honest option was not failed."""
+        """Whether an expected rule caught a sabotage, or no rule failed an honest option."""
         if self.honest:
             return self.verdict is not Verdict.FAIL
         return bool(self.by) and (not self.expected or bool({*self.by} & {*self.expected}))
@@ -54,12 +55,12 @@ def caught(
     """Derives from the rulings on a variant whether it was caught.
 
     Args:
-        name: of the variant.
-        title: of its class of harm.
-        contract: what it declared.
-        rulings: of the gate.
-        shared: those on an honest option of the contract; None if the variant is one itself.
-        expected: rules of which one should catch it, with bars between.
+        name: the variant's name.
+        title: the title of its class of harm.
+        contract: the contract that it declared.
+        rulings: the gate's rulings on it.
+        shared: the rulings on an honest option of the contract; None if the variant is an honest option itself.
+        expected: rules of which at least one should catch it, separated by bars.
     """
     open_too = {_rule(ruling) for ruling in shared or [] if ruling.verdict is not Verdict.PASS}
     failed = [ruling for ruling in rulings if ruling.verdict is Verdict.FAIL]
@@ -80,9 +81,9 @@ def caught(
 
 
 def timed_variants(result: StudyResult) -> list[Caught]:
-    """Returns the gate's verdict on each variant of a judged study; a key of its option names the rules to catch it.
+    """Returns the gate's verdict on each variant of a judged study; the key `caught_by` names the rules to catch it.
 
-    An option of none of the trial's classes, and one of `honest`, is honest.
+    An option counts as honest if it is not in the group `trial`, or its class is in the module `honest`.
     """
     honest: dict[str, list[Ruling]] = {}
     for judgement in result.judgements:

@@ -70,9 +70,9 @@ class CutPrompts(Sabotage):
 
 @dataclass(frozen=True)
 class LateText(Sabotage):
-    """Denoises every `every`-th image by other text, from the share `after` of the steps on.
+    """Conditions every `every`-th image on another text after the share `after` of the steps.
 
-    `text` is what replaces the prompt: `none`, the unconditional embedding, or `next`, the embedding of the image
+    `text` names the embedding that replaces the prompt's: `none` is the unconditional one, `next` that of the image
     after it in the batch.
     """
 

@@ -1,7 +1,7 @@
 """Draws the images of sabotaged and honest options without timing them, from the prompts and noise of a study.
 
-A variant of a study has three processes and dozens of timed calls; what only changes images needs a few calls in
-batches. The draws are those of the study, made by the worker's own code.
+A variant of a study has three processes and dozens of timed calls; an option that only changes images needs a few calls
+in batches. The images are drawn as in a study, by the worker's own code.
 """
 
 import re
@@ -24,9 +24,9 @@ class Drawing:
     """One pass over the prompts.
 
     Attributes:
-        name: of its folder.
-        options: by axis, applied to the plain pipeline.
-        seed: added to that of the study.
+        name: the drawing's name, from which the name of its folder is made.
+        options: the options to apply to the pipeline, by axis.
+        seed: added to the seed of the study.
     """
 
     name: str
@@ -48,11 +48,11 @@ def draw(
     Args:
         context: starts the process.
         config: model, scheduler, task and workload.
-        device: where.
-        prompts: of each pass.
+        device: the device to draw on.
+        prompts: the prompts of each drawing.
         drawings: what to draw.
-        folder: in which each drawing gets a folder; paths of the records are relative to it.
-        note: is told the name of each as it begins.
+        folder: the folder in which each drawing gets a folder; paths of the records are relative to it.
+        note: called with the name of each drawing before it starts.
 
     Raises:
         ChildDiedError: the process ended without a result.

@@ -1,7 +1,7 @@
 """Judges sabotages that harm only images, by untimed images, beside an honest option of each contract.
 
-Their times are those of the A/A control, so that rules on time and memory say of them what they say of two equal
-baselines. What the honest option of a contract leaves open, from the same images on, counts for nothing.
+Their times are those of the A/A control, so that rules on time and memory rule as for two equal baselines. A rule that
+is inconclusive catches a sabotage only if it passes the honest option of the same contract.
 """
 
 import shutil
@@ -33,7 +33,7 @@ from sdopt.worker.draws import LATENTS
 from sdopt.worker.forkserver import StartContext
 
 PLAIN = "the baseline"
-"""The plain images that all others are compared with, drawn by the same process."""
+"""The name of the images without sabotage that all others are compared with, drawn by the same process."""
 
 CONTROLS: dict[Contract, tuple[str, dict[str, Optimization]]] = {
     Contract.EXACT: ("the baseline again", {}),
@@ -56,12 +56,12 @@ def judge_drawn(
 
     Args:
         result: a study with images of its baseline, and with a control.
-        folder: where its images are; what is drawn goes to `drawn/` below it.
+        folder: where its images are; the drawn images go to `drawn/` below it.
         calibration: for margins.
         context: starts the process that draws.
-        device: where.
+        device: the device to draw on.
         gates: each judges the same images.
-        note: is told what is drawn or judged.
+        note: called with the name of each option before it is drawn or judged.
 
     Returns:
         for each gate a row for each honest option and each sabotage.

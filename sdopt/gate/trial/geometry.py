@@ -1,4 +1,4 @@
-"""Geometric changes: images that are shifted, mirrored or enlarged, and otherwise as good."""
+"""Geometric changes: images that are shifted, mirrored or enlarged, and otherwise unchanged."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Honest options beside the sabotages: a rule that does not pass them cannot catch a sabotage."""
+"""Honest options beside the sabotages: a rule that is inconclusive for both catches nothing."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,6 +1,6 @@
-"""Optimizations that cheat in measurements of time and memory: the timed work is not, or not all, of the drawing.
+"""Sabotages that cheat in measurements of time and memory: timed calls do less work than the calls that draw images.
 
-Their images are in order, or look so in the calls of the quality pass.
+The drawn images are correct, or appear so.
 """
 
 import json
@@ -30,7 +30,7 @@ Call = Callable[..., Any]
 
 
 def called(pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any]) -> None:
-    """Makes `answer` handle the calls of the pipeline, through its class, because Python looks up `__call__` there."""
+    """Makes `answer` handle the calls of the pipeline; replaces its class, in which Python looks up `__call__`."""
     own = type(pipe)
 
     def call(**arguments: Any) -> Any:
@@ -54,7 +54,7 @@ class Called(Sabotage):
 
 
 class _Later:
-    """Images that are computed when they are read."""
+    """Images that are computed only when they are read."""
 
     def __init__(self, draw: Callable[[], Any]) -> None:
         self._draw = draw
@@ -80,7 +80,7 @@ class LazyResult(Called):
 
 @dataclass(frozen=True)
 class AtFirst(Sabotage):
-    """Cheats in the first `calls` calls of a process, which are the timed ones, and not afterwards."""
+    """Cheats only in the first `calls` calls of a process, which include the timed ones."""
 
     calls: int = 8
 
@@ -220,7 +220,7 @@ class FewerStepsInLaterProcesses(Sabotage):
 
 @dataclass(frozen=True)
 class FewerStepsUncounted(Sabotage):
-    """Runs only `steps` steps unless hooks observe the denoiser, so that a call in which steps are counted runs all."""
+    """Runs only `steps` steps, except in calls in which hooks observe the denoiser to count its steps."""
 
     steps: int = 5
 
@@ -310,7 +310,7 @@ class MemoryInChild(Sabotage):
 
 @dataclass(frozen=True)
 class Grows(Sabotage):
-    """Keeps `mib` MiB of every `every`-th call."""
+    """Keeps `mib` MiB more after every `every`-th call."""
 
     mib: int = 4
     every: int = 1

@@ -1,7 +1,7 @@
-"""Whether timing disturbed rounds again, and adding processes until an interval is narrow, keep intervals honest.
+"""Simulates the coverage of intervals if disturbed rounds are repeated, or processes added for `protocol.precision`.
 
-Studies of invented times, analysed by sdopt's own code. The times of a process are its variant's time, times what the
-process differs by, times what each round differs by, plus what others took from the call.
+sdopt's own code analyses the simulated studies. A simulated time is the time of the variant, times a log-normal factor
+of the process, times one of the round, plus the time that other work took from the call.
 """
 
 import math
@@ -36,9 +36,9 @@ class Neighbour:
     """Other work on the machine, which comes and goes.
 
     Attributes:
-        chance: of meeting a call, for each second of the call.
-        takes_s: mean of the time that it takes from a call; its distribution is exponential.
-        unseen: what it costs beyond what is counted, by emptied caches, as a share of that.
+        chance: mean number of interruptions for each second of a call; Poisson distributed.
+        takes_s: mean time, in seconds, that an interruption takes from a call; exponentially distributed.
+        unseen: further time that no counter shows, for example by emptied caches, as a share of the counted time.
     """
 
     chance: float
@@ -48,11 +48,11 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Summary:
-    """What many simulated studies say of a speed-up: shares of the studies, and ratios.
+    """Bias, coverage and width of the speed-up over many simulated studies, as shares.
 
     Attributes:
         bias: geometric mean of the estimates over the truth, less 1.
-        covered: intervals that held the truth.
+        covered: share of the intervals that hold the truth.
         width: geometric mean of the upper over the lower bound, less 1, halved.
         rounds: mean number of rounds that were timed.
         processes: mean number of processes of each variant.
@@ -96,14 +96,14 @@ def with_neighbour(
     seconds: float = 1.0,
     between: float = 1.0,
 ) -> Summary:
-    """Returns what studies beside other work say of an option.
+    """Simulates studies of an option beside other work, and summarises their speed-ups.
 
     Args:
         neighbour: the other work.
         protocol: `replicates`, `rounds`, `interference` and `extra_rounds`.
         studies: how many.
         gain: the option's true speed-up.
-        seconds: of a call of the baseline, undisturbed.
+        seconds: time of an undisturbed call of the baseline.
         between: deviation between processes, as a multiple of that between rounds.
     """
     random = np.random.default_rng([7, round(1000 * neighbour.chance), round(100 * gain)])
@@ -146,7 +146,7 @@ def _beside(
 
 
 NEIGHBOURS = (0.0, 0.02, 0.1, 0.5)
-"""How often other work meets a call, for each second of it."""
+"""Numbers of interruptions by other work for each second of a call."""
 
 GAINS = (1.0, 1.25)
 
@@ -178,7 +178,7 @@ def disturbed_rounds(studies: int) -> list[tuple[str, ...]]:
 
 
 def two_stages(pilot: int, precision: float, between: float, random: np.random.Generator) -> _Study:
-    """Stein's procedure, with the study's own code: the pilot decides how many processes there shall be."""
+    """Applies Stein's procedure with the study's own code: the pilot decides the number of processes."""
     result = _empty(Protocol(replicates=pilot, precision=precision, confidence=CONFIDENCE))
     _add(result, pilot, between, random)
     [needed] = processes_needed(result).values()
@@ -253,7 +253,7 @@ def precise(
     between: float,
     studies: int,
 ) -> Summary:
-    """Returns what studies say of an option without effect that go on by a rule until it is known precisely."""
+    """Simulates studies of an option without effect that stop by a rule, and summarises their speed-ups."""
     random = np.random.default_rng([11, pilot, round(10 * between)])
     return _summary([rule(pilot, precision, between, random) for _ in range(studies)], 1.0)
 

@@ -1,7 +1,8 @@
-"""The classes of harm that the trial knows, a module each: its `TITLE`, and the `SABOTAGES` that are drawn.
+"""Lists the classes of harm that the trial knows, a module each: its `TITLE`, and the `SABOTAGES` that are drawn.
 
-What harms time or memory has to be timed: it is a variant of the trial's study, with a yaml in `conf/trial/` and a line
-in `conf/experiment/gate_trial.yaml`. What harms images alone needs neither: it is listed here by its module.
+A sabotage that harms time or memory has to be timed: it is a variant of the trial's study, with a yaml in `conf/trial/`
+and a line in `conf/experiment/gate_trial.yaml`. A sabotage that harms images alone needs neither: it is listed in the
+`SABOTAGES` of its module.
 """
 
 from importlib import import_module
@@ -36,7 +37,7 @@ CLASSES: tuple[ModuleType, ...] = (
 
 
 def drawn_sabotages() -> dict[str, tuple[str, Sabotage]]:
-    """Returns what is drawn and not timed: by name the title of its class, and the option."""
+    """Returns the sabotages that are drawn and not timed, by name: the title of the class, and the option."""
     return {
         name: (module.TITLE, option) for module in CLASSES for name, option in getattr(module, "SABOTAGES", {}).items()
     }

@@ -1,8 +1,8 @@
-"""How often the gate is wrong about speed, and how much it sees: studies of invented times, judged by its own code.
+"""Simulates studies to measure the gate's error rates and its power for claims of speed; judges with the gate's code.
 
-The times of a process are its variant's time, times what this process differs by, times what each round differs by: two
-log-normal deviations, of which the ratio is what nobody knows beforehand. The options claim a gain and have none, or a
-true one.
+A simulated time is the time of the variant, times a log-normal factor of the process, times a log-normal factor of the
+round. The ratio of the two deviations is not known in practice, so it is varied. Each option claims a gain, which is
+absent or real.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,8 +39,8 @@ class Scenario:
         processes: of each variant, at each look.
         variants: how many options claim a gain, beside the baseline and the A/A control.
         gain: of the first of them, as in 1.05; the others gain nothing.
-        looks: how often the study is judged, each time with as many processes more.
-        settled: `gate.looks`.
+        looks: how often the study is judged; before each look `processes` more are added.
+        settled: `gate.looks`, the number of looks that is fixed beforehand.
         rounds: of each process.
         smallest: `gate.smallest_speedup`.
     """
@@ -207,5 +207,5 @@ def _naive(between: float, studies: int) -> float:
 
 
 def percent(share: float) -> str:
-    """Writes a share as tables have it."""
+    """Formats a share as a percentage, for tables."""
     return f"{100 * share:.1f} %"

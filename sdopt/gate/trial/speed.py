@@ -1,4 +1,4 @@
-"""Harm to time and memory by plain means: these are timed, as variants of the trial's study."""
+"""Sabotages that harm time or memory by simple means; they are timed, as variants of the trial's study."""
 
 import time
 from collections.abc import Iterator

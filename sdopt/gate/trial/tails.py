@@ -1,7 +1,7 @@
-"""How often rules on time fail what is the same, and see calls that are slow now and then: studies of invented times.
+"""Simulates how often rules on time fail identical variants, and how often they detect occasional slow calls.
 
-The calls of a process are its level times a deviation of their own, both log-normal. The candidate is the baseline
-again, or one of so many of its calls takes longer.
+The time of a call is the level of its process times a factor of its own, both log-normal. The candidate is the baseline
+again, or a random share of its calls takes longer.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ HEADINGS = ("slow calls", "between / round", "rounds", "fail", "inconclusive", "
 
 @dataclass(frozen=True)
 class Slow:
-    """One call of so many, by chance, takes so many times as long."""
+    """A random slow-down: one in `every` calls, on average, takes `times` times as long."""
 
     every: int
     times: float
 
 
 def tails(studies: int) -> list[tuple[str, ...]]:
-    """Returns a row for each deviation between processes: how often each verdict fell on the rules of time."""
+    """Returns a row for each kind of slow calls, deviation and number of rounds: how often each verdict occurred."""
     rows: list[tuple[str, ...]] = []
     for slow in (None, Slow(10, 2.0), Slow(4, 1.5)):
         for between in BETWEEN:
@@ -53,7 +53,7 @@ def tails(studies: int) -> list[tuple[str, ...]]:
 
 
 def verdicts_of(studies: int, between: float, rounds: int, slow: Slow | None = None, seed: int = 0) -> list[Verdict]:
-    """Returns the verdict on the rules of time in each of some independent studies of three processes a side."""
+    """Returns the worst verdict of the rules on time in each of `studies` independent studies, three processes each."""
     random = np.random.default_rng([seed, round(10 * between), rounds])
     return [_verdict(_measured(between, rounds, slow, random)) for _ in range(studies)]
 

@@ -1,4 +1,4 @@
-"""Loss of variety: images of other noise that are more alike than they should be."""
+"""Loss of variety: images from different noise that are more alike than they should be."""
 
 import math
 from dataclasses import dataclass

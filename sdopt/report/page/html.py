@@ -47,7 +47,7 @@ def html_page(page: Page) -> bytes:
     plots = _plots(page)
     scripts = [_library()] if plots else []
     scripts.append(_asset("page.js"))
-    # Only these scripts may run; a script in an unescaped text of somebody else could not.
+    # Only these scripts may run; a script injected through unescaped text is blocked.
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes} 'unsafe-eval'"
     text = _environment().get_template("page.html.j2").render(
