@@ -53,7 +53,8 @@ def test_every_published_preset_is_a_part() -> None:
     presets = {o.partition("=")[2] for part in PARTS.values() for o in part.overrides if o.startswith("experiment=")}
     conf = Path(__file__).parents[2] / "conf" / "experiment"
     published = {path.stem for path in conf.glob("*.yaml") if "\n  published:" in path.read_text()}
-    assert published | {"fastest_cuda", "mlperf_sdxl"} <= presets
+    needs_a_hub = {"blade_altdiffusion"}
+    assert published - needs_a_hub | {"fastest_cuda", "mlperf_sdxl"} <= presets
 
 
 @pytest.mark.parametrize("name", ["fastest_sd15", "fastest_sdxl", "mlperf_sdxl"])
