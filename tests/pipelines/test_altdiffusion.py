@@ -30,8 +30,7 @@ PUBLISHED = {"_class_name": "AltDiffusionPipeline", "text_encoder": ["alt_diffus
 LENGTH = 16
 
 
-def index_of(folder: Path, **values: Any) -> None:
-    file = folder / "model_index.json"
+def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
@@ -62,7 +61,9 @@ def alt(tmp_path_factory: pytest.TempPathFactory) -> Path:
         project_dim=144,
     )
     RobertaSeriesModelWithTransformation(config).save_pretrained(folder / "text_encoder")
-    index_of(folder, tokenizer=["transformers", "XLMRobertaTokenizer"], **PUBLISHED)
+    # Keys of the published configuration that transformers no longer has.
+    change(folder / "text_encoder" / "config.json", model_type="roberta", output_past=True, torch_dtype="float32")
+    change(folder / "model_index.json", tokenizer=["transformers", "XLMRobertaTokenizer"], **PUBLISHED)
     return folder
 
 
@@ -143,7 +144,7 @@ class TestFolder:
 
     def test_with_code_of_its_own(self, composer: Composers, copied: Path) -> None:
         for value in (["my_code", ENCODER], ["alt_diffusion", "Mine"], ["os", "system"]):
-            index_of(copied, text_encoder=value)
+            change(copied / "model_index.json", text_encoder=value)
             assert f"names {json.dumps(value)} as its text_encoder" in problem(
                 composer, "model=folder", f"model.path={copied}"
             )
