@@ -80,7 +80,7 @@ def copied(alt: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers without AltDiffusion."""
+    """An installed diffusers without AltDiffusion."""
     monkeypatch.setitem(sys.modules, "diffusers.pipelines.deprecated.alt_diffusion.modeling_roberta_series", None)
 
 
@@ -124,7 +124,7 @@ class TestFolder:
         assert not torch.equal(fox, chinese)
 
     def test_that_diffusers_has_saved_anew_is_the_same(self, alt: Path, tmp_path: Path) -> None:
-        """diffusers then names another library, in which it does not find the text encoder either."""
+        """The index then names another library, in which diffusers does not find the text encoder either."""
         pipe = load(alt)
         pipe.save_pretrained(tmp_path)
         saved = json.loads((tmp_path / "model_index.json").read_text())
@@ -215,7 +215,6 @@ def test_a_study_measures_an_option_of_it(tmp_path: Path, chosen: list[str]) -> 
     finished = sdopt(tmp_path, "run", *SMOKE, *chosen, "workload.steps=2", "precision=bf16")
     assert finished.code == 0, finished.shown
     assert [row.status for row in finished.result.variants] == [Status.OK] * 3
-    assert finished.result.variants[1].evidence[0].engaged
     assert finished.result.variants[0].images
 
 
