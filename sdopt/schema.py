@@ -47,7 +47,7 @@ class Model:
     weights: str = bounded("packaged", choices=("packaged", "hub", "path", "random"))
     """Where the weights come from."""
     path: str | None = None
-    """For `path`: the folder of a StableDiffusionPipeline or StableDiffusionXLPipeline, or a `.safetensors` file."""
+    """For `path`: the folder of a Stable Diffusion, SDXL or AltDiffusion pipeline, or a `.safetensors` file."""
     tokenizer: str | None = None
     """For a single file, which has no vocabulary: a folder with CLIP's, like `tokenizer/` in a diffusers folder."""
     hub_id: str | None = None

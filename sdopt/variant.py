@@ -9,7 +9,8 @@ from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Context, Contract, Optimization
 from sdopt.optimizations.lora import NoLora
-from sdopt.pipelines.catalog import retired
+from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
+from sdopt.pipelines.loading import pipeline_of
 from sdopt.results.choices import as_choice
 from sdopt.results.records import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
@@ -110,7 +111,16 @@ class Variant:
         return [
             reason if len(shapes) == everywhere else f"{reason} (at {'; '.join(map(str, shapes))})"
             for reason, shapes in found.items()
-        ] + [*self.undistilled(), *retired(self.model), *self._crowded(device)]
+        ] + [*self.undistilled(), *self._unsupported(), *self._crowded(device)]
+
+    def _unsupported(self) -> list[str]:
+        """Returns the conflicts of AltDiffusion, which diffusers has deprecated, and cannot inpaint with."""
+        if pipeline_of(self.model) != ALT_DIFFUSION:
+            return []
+        found = [f"model={self.model.name}: {reason}" for reason in missing_alt_diffusion()]
+        if self.task.kind == "inpaint":
+            found.append("task=inpaint: diffusers has no inpainting with AltDiffusion; choose task=txt2img or img2img")
+        return found
 
     def _crowded(self, device: Device) -> list[str]:
         """Returns the conflict, if any, of too many threads: thousands of them would block each other indefinitely."""

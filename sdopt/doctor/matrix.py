@@ -11,7 +11,7 @@ from sdopt.doctor.options import Composer, compose_options, fit_on
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
-from sdopt.pipelines.catalog import retired
+from sdopt.pipelines.catalog import architecture_folder
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Model, Sheet
@@ -134,14 +134,14 @@ class Matrix:
 
 
 def _model(composer: Composer, name: str) -> Model | None:
-    """Returns a model that needs no hub; None if a key of it is missing, or sdopt cannot load it anywhere."""
+    """Returns a model that needs no hub; None if a key of it is missing, or only a hub has its architecture."""
     try:
         model = composer.variant(name, [f"model={name}"]).model
     except UsageError:
         return None
-    if retired(model):
-        return None
-    return replace(model, weights="random") if model.weights == "hub" else model
+    if model.weights != "hub":
+        return model
+    return None if architecture_folder(model) is None else replace(model, weights="random")
 
 
 def records_in(folder: Path) -> list[StudyResult]:

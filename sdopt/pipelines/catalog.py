@@ -1,7 +1,9 @@
-"""The models whose files come with sdopt: packaged weights, and configurations of published architectures."""
+"""What sdopt knows of models without a hub: packaged weights, published architectures, the classes of AltDiffusion."""
 
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from sdopt.schema import Model
 
@@ -9,20 +11,39 @@ PACKAGED = Path(__file__).parents[1] / "reference"
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
 
-_RETIRED = {"altdiffusion": "AltDiffusionPipeline"}
-"""Class name of the diffusers pipeline, by the model's name."""
+ALT_DIFFUSION = "AltDiffusionPipeline"
 
-RETIRED = (
-    "which diffusers has deprecated: it no longer finds the text encoder that such a folder names, so that none can be "
-    "loaded; choose a model of StableDiffusionPipeline or StableDiffusionXLPipeline, such as model=sd15 or model=sdxl"
-)
-"""Why such a model's pipeline cannot be loaded."""
+PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", ALT_DIFFUSION)
+"""Class names of the pipelines that sdopt runs, as `model_index.json` has them."""
+
+_NAMED = {"altdiffusion": ALT_DIFFUSION}
+"""Class name of the pipeline, by the name of a model whose architecture does not come with sdopt."""
+
+_DEPRECATED = "diffusers.pipelines.deprecated.alt_diffusion"
+
+_ENCODER = "RobertaSeriesModelWithTransformation"
+
+ALT_ENCODERS = (["alt_diffusion", _ENCODER], ["diffusers", _ENCODER])
+"""AltDiffusion's text encoder as `model_index.json` names it: in a published folder, and in one saved since diffusers
+moved it. diffusers finds neither, and loads such a folder only with a text encoder that it is given."""
 
 
-def retired(model: Model) -> list[str]:
-    """Returns why no supported version of diffusers can load a model; [] if no reason is known."""
-    pipeline = _RETIRED.get(model.name)
-    return [f"model={model.name}: is an {pipeline}, {RETIRED}"] if pipeline else []
+def missing_alt_diffusion() -> list[str]:
+    """Returns why AltDiffusion, which diffusers has deprecated, cannot be imported here; [] if it can."""
+    try:
+        for module in ("modeling_roberta_series", "pipeline_alt_diffusion", "pipeline_alt_diffusion_img2img"):
+            import_module(f"{_DEPRECATED}.{module}")
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        return [f"is an {ALT_DIFFUSION}, which the installed diffusers no longer imports ({reason}); choose model=sd15"]
+    return []
+
+
+def part_class(library: str, class_name: str) -> Any:
+    """Returns the class of a part by the two names that `model_index.json` gives it, which must have been checked."""
+    if [library, class_name] in ALT_ENCODERS:
+        library = f"{_DEPRECATED}.modeling_roberta_series"
+    return getattr(import_module(library), class_name)
 
 
 def names_in_folder(folder: Path) -> str:
@@ -39,3 +60,9 @@ def architecture_folder(model: Model) -> Path | None:
 def class_name_of(folder: Path) -> str:
     """Returns the class name of the pipeline in a folder."""
     return str(json.loads((folder / "model_index.json").read_text())["_class_name"])
+
+
+def class_named(model: Model) -> str | None:
+    """Returns the class name of the pipeline that a model's name stands for; None if it stands for none."""
+    folder = architecture_folder(model)
+    return _NAMED.get(model.name) if folder is None else class_name_of(folder)

@@ -7,11 +7,15 @@ from typing import Any
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import (
+    ALT_DIFFUSION,
+    ALT_ENCODERS,
     ARCHITECTURES,
     PACKAGED,
-    RETIRED,
+    PIPELINES,
     architecture_folder,
     class_name_of,
+    class_named,
+    missing_alt_diffusion,
     names_in_folder,
 )
 from sdopt.pipelines.tokenizer import has_vocabulary
@@ -102,16 +106,18 @@ def require_folder(folder: Path, model: Model) -> None:
     if not (folder / "model_index.json").is_file():
         raise UsageError(f"{at}: holds no model_index.json; save a pipeline there with save_pretrained")
     index = _read_json(folder / "model_index.json", at)
-    if str(index.get("_class_name")).startswith("AltDiffusion"):
-        raise UsageError(f"{at}: is a {index['_class_name']}, {RETIRED}")
-    if index.get("_class_name") not in ("StableDiffusionPipeline", "StableDiffusionXLPipeline"):
+    if index.get("_class_name") not in PIPELINES:
         raise UsageError(
-            f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x) and "
-            "StableDiffusionXLPipeline"
+            f"{at}: is a {index.get('_class_name')}; sdopt runs StableDiffusionPipeline (SD 1.x and 2.x), "
+            f"StableDiffusionXLPipeline and {ALT_DIFFUSION}"
         )
+    alt = index["_class_name"] == ALT_DIFFUSION
+    if alt and (missing := missing_alt_diffusion()):
+        raise UsageError([f"{at}: {reason}" for reason in missing])
     for name, library in _LIBRARIES.items():
         if not name.endswith("_2") or "XL" in index["_class_name"]:
-            _require_class(index.get(name), name, library, at)
+            if not (alt and name == "text_encoder" and index.get(name) in ALT_ENCODERS):
+                _require_class(index.get(name), name, library, at)
             if name in _NETWORKS:
                 weight_files(folder / name, model.variant, at)
     _require_architecture(
@@ -143,7 +149,10 @@ def weight_files(folder: Path, variant: str | None, at: str) -> dict[Path, dict[
     found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
     files = [path for path in found if re.fullmatch(rf"{re.escape(name)}(-\d+-of-\d+)?\.safetensors", path.name)]
     if not found:
-        raise UsageError(f"{at}: {folder.name}/ holds no .safetensors file; sdopt loads no pickled weights")
+        raise UsageError(
+            f"{at}: {folder.name}/ holds no .safetensors file; sdopt loads no pickled weights: convert them, or look "
+            "for the same model in that format"
+        )
     if not files:
         # The variant stands between the stem and the suffix.
         others = {match[1] for path in found if (match := re.match(rf"{re.escape(stem)}\.([^.-]+)[.-]", path.name))}
@@ -211,6 +220,8 @@ def _require_architecture(model: Model, at: str, kind: str, width: int | None) -
     """Raises UsageError if files do not have the architecture that the model names, which sets size and guidance."""
     folder = architecture_folder(model)
     if folder is None:
+        if (named := class_named(model)) not in (None, kind):
+            raise UsageError(f"{at}: not of the architecture model={model.name}: a {kind}, not an {named}")
         return
     expected = _read_json(folder / "unet" / "config.json", at)["cross_attention_dim"]
     if (kind, width) != (class_name_of(folder), expected):

@@ -1,15 +1,15 @@
 """Builds the parts of a model without their weights, to find their errors before a worker starts."""
 
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.catalog import part_class
 from sdopt.pipelines.checks import weight_files
 from sdopt.pipelines.loading import folder_of
-from sdopt.pipelines.tokenizer import has_vocabulary
+from sdopt.pipelines.tokenizer import lacking_vocabulary
 from sdopt.schema import Model
 
 
@@ -58,10 +58,10 @@ def _is_no_network(name: str) -> bool:
 def _problems(folder: Path, model: Model, at: str) -> Iterator[str]:
     for name, (library, class_name) in _parts(folder):
         try:
-            cls = getattr(importlib.import_module(library), class_name)
+            cls = part_class(library, class_name)
             if name.startswith("tokenizer"):
-                if not has_vocabulary(folder / name):
-                    yield f"{name}/ holds neither tokenizer.json nor vocab.json with merges.txt"
+                if lacking := lacking_vocabulary(folder / name):
+                    yield f"{name}/ {lacking}"
                     continue
                 cls.from_pretrained(folder / name, local_files_only=True)
             elif name == "scheduler":

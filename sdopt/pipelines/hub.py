@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from sdopt.errors import UsageError
+from sdopt.pipelines.tokenizer import SENTENCEPIECE
 from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
@@ -167,7 +168,7 @@ def _files(index: dict[str, object], variant: str | None) -> list[str]:
     for name, value in index.items():
         used = isinstance(value, list) and value[0] is not None
         if used and name not in ("safety_checker", "feature_extractor", "image_encoder"):
-            patterns += [f"{name}/*.json", f"{name}/*.txt"]
+            patterns += [f"{name}/*.json", f"{name}/*.txt", f"{name}/{SENTENCEPIECE}"]
             for stem in ("model", "diffusion_pytorch_model"):
                 patterns += [f"{name}/{stem}{infix}.safetensors", f"{name}/{stem}{infix}-*-of-*.safetensors"]
     return patterns

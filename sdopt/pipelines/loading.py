@@ -1,7 +1,6 @@
 """Loads the pipeline of a `Model`, or single networks of it."""
 
 import difflib
-import importlib
 import inspect
 import json
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from sdopt.schema import Model, Scheduler, Task
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
-from sdopt.pipelines.catalog import architecture_folder, class_name_of
+from sdopt.pipelines.catalog import ALT_DIFFUSION, architecture_folder, class_name_of, class_named, part_class
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,19 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
     return dict(json.loads(path.read_text())) if path.is_file() else None
 
 
+def pipeline_of(model: Model) -> str:
+    """Returns the class name of a model's pipeline; if it is not local, by the model's name, and "" if that is none."""
+    if isinstance(model, LoadedModel):
+        return model.class_name
+    try:
+        return class_name_of(folder_of(model))
+    except UsageError:
+        return class_named(model) or ""
+
+
 def is_sdxl(model: Model) -> bool:
     """Returns whether a model is of the SDXL family; if it is not local, by the name of its architecture."""
-    if isinstance(model, LoadedModel):
-        return "XL" in model.class_name
-    try:
-        folder = folder_of(model)
-    except UsageError:
-        named = architecture_folder(model)
-        return named is not None and "XL" in class_name_of(named)
-    return "XL" in class_name_of(folder)
+    return "XL" in pipeline_of(model)
 
 
 def network_config(folder: Path) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def load_part(model: Model, part: str, dtype: "torch.dtype") -> "torch.nn.Module
         from sdopt.pipelines.random_weights import random_network
 
         return random_network(folder / part, library, class_name, part, dtype)
-    cls: Any = getattr(importlib.import_module(library), class_name)
+    cls = part_class(library, class_name)
     if model.weights == "path" and file.is_file():
         return cls.from_single_file(  # type: ignore[no-any-return]
             str(file), config=str(folder), subfolder=part, torch_dtype=dtype, local_files_only=True
@@ -184,14 +186,14 @@ def load_pipeline(
     Raises:
         UsageError: the files are missing.
     """
+    import torch
+
     folder = folder_of(model)
     cls = pipeline_class(class_name_of(folder), task)
     extras = {"safety_checker": None, "requires_safety_checker": False}
     extras = {"add_watermarker": False} if "XL" in cls.__name__ else extras
     arguments = {"feature_extractor": None, **extras, **load_kwargs}
     if model.weights == "random":
-        import torch
-
         from sdopt.pipelines.random_weights import build_pipeline
 
         built_on = "cpu" if on_host else device
@@ -202,9 +204,15 @@ def load_pipeline(
         file = Path(str(model.path)).expanduser()
         pipe = cls.from_single_file(str(file), config=str(folder), local_files_only=True, **tokenizers | arguments)
     else:
+        own: dict[str, Any] = {}
+        if class_name_of(folder) == ALT_DIFFUSION:
+            # diffusers neither finds the class of its text encoder, nor accepts one in place of what it cannot find.
+            own["text_encoder"] = load_part(model, "text_encoder", arguments.get("dtype", torch.float32))
+            arguments["text_encoder"] = None
         pipe = cls.from_pretrained(
             folder, variant=model.variant, use_safetensors=True, local_files_only=True, **arguments
         )
+        pipe.register_modules(**own)
     pipe.scheduler = scheduler_like(pipe.scheduler, scheduler)
     pipe.set_progress_bar_config(disable=True)
     adapt(pipe, task)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sdopt.pipelines.catalog import part_class
 from sdopt.pipelines.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ def empty_network(folder: Path, library: str, class_name: str) -> torch.nn.Modul
     """Builds the network that a configuration describes, with parameters on the meta device and buffers in place."""
     from accelerate import init_empty_weights
 
-    cls: Any = getattr(importlib.import_module(library), class_name)
+    cls = part_class(library, class_name)
     # Buffers are computed, not learned: with the parameters they would be lost on the meta device.
     with init_empty_weights(include_buffers=False):
         network: torch.nn.Module = (
             cls(cls.config_class.from_pretrained(folder))
-            if library == "transformers"
+            if hasattr(cls, "config_class")  # a class of transformers, as AltDiffusion's text encoder is too
             else cls.from_config(cls.load_config(folder, local_files_only=True))
         )
     return network.eval()

@@ -22,7 +22,7 @@ _PIPELINES = {"txt2img": "Pipeline", "img2img": "Img2ImgPipeline", "inpaint": "I
 
 
 def pipeline_class(text_to_image: str, task: Task) -> Any:
-    """Returns the class for a task with the components of `StableDiffusionPipeline` or `StableDiffusionXLPipeline`."""
+    """Returns the class for a task with the components of a text-to-image pipeline of `catalog.PIPELINES`."""
     import diffusers
 
     return getattr(diffusers, text_to_image.removesuffix("Pipeline") + _PIPELINES[task.kind])

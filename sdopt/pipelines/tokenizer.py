@@ -1,6 +1,7 @@
-"""Loads CLIP's tokenizer, or without its files a substitute: the packaged model's words with CLIP's special tokens."""
+"""Finds a tokenizer's files. Loads CLIP's, or a substitute: the packaged model's words with CLIP's special tokens."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,22 @@ if TYPE_CHECKING:
 _SIZE = 49_408
 """Tokens of CLIP's vocabulary."""
 
+SENTENCEPIECE = "sentencepiece.bpe.model"
+"""The file of an XLM-RoBERTa's vocabulary, as AltDiffusion has it: a protocol buffer, which runs no code."""
+
 
 def has_vocabulary(folder: Path) -> bool:
     """Returns whether a folder holds a complete tokenizer, in one file or in the older format of two."""
     return (folder / "tokenizer.json").is_file() or all((folder / n).is_file() for n in ("vocab.json", "merges.txt"))
+
+
+def lacking_vocabulary(folder: Path) -> str | None:
+    """Returns why the tokenizer in a pipeline's folder cannot be read; None if it can."""
+    if has_vocabulary(folder):
+        return None
+    if not (folder / SENTENCEPIECE).is_file():
+        return "holds neither tokenizer.json nor vocab.json with merges.txt"
+    return None if find_spec("sentencepiece") else f"holds {SENTENCEPIECE}, to be read by: pip install sentencepiece"
 
 
 def load_tokenizer(folder: Path, vocabulary: Path | None = None) -> "CLIPTokenizer":

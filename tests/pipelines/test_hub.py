@@ -75,14 +75,15 @@ class TestCache:
             "unet/diffusion_pytorch_model.bin": 3000,
             "safety_checker/model.safetensors": 900,
             "sd-v1-5.ckpt": 9000,
+            "tokenizer/sentencepiece.bpe.model": 500,
         }
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
         made: Any = ModelInfo
         info = made(id="somebody/small-emoji", siblings=siblings)
         monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: info)
         model = Model(weights="hub", hub_id="somebody/small-emoji")
-        assert download_bytes(model) == 1 + 20 + 3000
-        assert download_bytes(replace(model, variant="fp16")) == 1 + 20 + 1500
+        assert download_bytes(model) == 1 + 20 + 500 + 3000
+        assert download_bytes(replace(model, variant="fp16")) == 1 + 20 + 500 + 1500
 
     def test_with_a_file_missing(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))

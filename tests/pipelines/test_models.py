@@ -18,7 +18,6 @@ from sdopt.pipelines.loading import load_pipeline, scheduler_class
 from sdopt.pipelines.random_weights import build_pipeline, empty_network
 from sdopt.pipelines.tokenizer import load_tokenizer
 from sdopt.schema import Model, Scheduler, Task
-from tests.fixtures import CPU, Compose
 from tests.pipelines.single_file import original_layout
 
 Composers = type[HydraComposer]
@@ -88,13 +87,6 @@ class TestArchitectures:
     def test_each_has_an_option_and_each_option_its_architecture(self) -> None:
         options = {path.stem for path in (CONF / "model").glob("*.yaml")} - {"emoji", "folder", "altdiffusion"}
         assert options == set(FULL) == {path.parent.name for path in ARCHITECTURES.glob("*/model_index.json")}
-
-
-def test_a_model_that_diffusers_has_retired_is_a_conflict_before_anything_is_fetched(variant: Compose) -> None:
-    [found] = variant("model=altdiffusion").conflicts(CPU)
-    assert found.startswith("model=altdiffusion: is an AltDiffusionPipeline, which diffusers has deprecated")
-    assert found.endswith("such as model=sd15 or model=sdxl")
-    assert not variant("model=sd15").conflicts(CPU)
 
 
 class TestTokenizer:

@@ -137,7 +137,8 @@ def test_every_published_preset_is_a_part() -> None:
     presets = {o.partition("=")[2] for part in PARTS.values() for o in part.overrides if o.startswith("experiment=")}
     conf = Path(__file__).parents[2] / "conf" / "experiment"
     published = {path.stem for path in conf.glob("*.yaml") if "\n  published:" in path.read_text()}
-    assert published | {"fastest_cuda", "mlperf_sdxl"} <= presets
+    needs_a_hub = {"blade_altdiffusion"}
+    assert published - needs_a_hub | {"fastest_cuda", "mlperf_sdxl"} <= presets
 
 
 def test_every_row_of_the_fastest_is_measured_with_both_models() -> None:

@@ -1,0 +1,242 @@
+"""AltDiffusion, which diffusers has deprecated: loaded from a folder, drawn, measured, and refused where it is gone."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sdopt.config.composer import HydraComposer
+from sdopt.errors import UsageError
+from sdopt.library import optimize, prove, undo
+from sdopt.pipelines.catalog import PACKAGED, missing_alt_diffusion
+from sdopt.pipelines.components import count_weights, require_parts
+from sdopt.pipelines.loading import load_pipeline
+from sdopt.pipelines.parts import networks_of
+from sdopt.pipelines.tokenizer import SENTENCEPIECE, lacking_vocabulary
+from sdopt.results.records import Status
+from sdopt.schema import Model, Scheduler, Task
+from tests.command import SMOKE, sdopt
+from tests.fixtures import CPU, Compose, Load, operations_of
+from tests.pipelines.test_tasks import calls_of
+
+Composers = type[HydraComposer]
+EMOJI = PACKAGED / "emoji"
+ENCODER = "RobertaSeriesModelWithTransformation"
+PUBLISHED = {"_class_name": "AltDiffusionPipeline", "text_encoder": ["alt_diffusion", ENCODER]}
+LENGTH = 16
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.fixture(scope="module")
+def alt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An AltDiffusion as published: the packaged denoiser and VAE with a tiny XLM-RoBERTa, untrained."""
+    from diffusers.pipelines.deprecated.alt_diffusion.modeling_roberta_series import (
+        RobertaSeriesConfig,
+        RobertaSeriesModelWithTransformation,
+    )
+    from transformers import XLMRobertaTokenizer
+
+    folder = tmp_path_factory.mktemp("alt") / "model"
+    shutil.copytree(EMOJI, folder, ignore=shutil.ignore_patterns("tokenizer", "text_encoder"))
+    special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
+    words = [(piece, -1.0) for piece in ("▁", *"abcdefghijklmnopqrstuvwxyz", "狐")]
+    tokenizer: Any = XLMRobertaTokenizer(vocab=[*special, *words, ("<mask>", 0.0)], model_max_length=LENGTH)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    torch.manual_seed(0)
+    config = RobertaSeriesConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH + 2,
+        type_vocab_size=1,
+        project_dim=144,
+    )
+    RobertaSeriesModelWithTransformation(config).save_pretrained(folder / "text_encoder")
+    # Keys of the published configuration that transformers no longer has.
+    change(folder / "text_encoder" / "config.json", model_type="roberta", output_past=True, torch_dtype="float32")
+    change(folder / "model_index.json", tokenizer=["transformers", "XLMRobertaTokenizer"], **PUBLISHED)
+    return folder
+
+
+@pytest.fixture
+def chosen(alt: Path) -> list[str]:
+    return ["model=altdiffusion", "model.weights=path", f"model.path={alt}", "model.size=64"]
+
+
+@pytest.fixture
+def copied(alt: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    return Path(shutil.copytree(alt, tmp_path / "model"))
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed diffusers without AltDiffusion."""
+    monkeypatch.setitem(sys.modules, "diffusers.pipelines.deprecated.alt_diffusion.modeling_roberta_series", None)
+
+
+def load(folder: Path, task: Task | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    model = Model("altdiffusion", "path", str(folder))
+    return load_pipeline(model, Scheduler(), task or Task(), "cpu", {"dtype": dtype})
+
+
+def latents(pipe: Any, prompt: str) -> torch.Tensor:
+    noise = torch.randn((1, 8, 8, 8), generator=torch.Generator().manual_seed(0))
+    found: torch.Tensor = pipe(prompt, num_inference_steps=2, latents=noise, output_type="latent").images
+    return found
+
+
+def problem(composer: Composers, *overrides: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        composer(list(overrides))
+    [found] = caught.value.problems
+    return found
+
+
+class TestFolder:
+    def test_has_the_weights_that_were_saved(self, alt: Path) -> None:
+        from safetensors.torch import load_file
+
+        encoder = load(alt).text_encoder
+        saved = load_file(alt / "text_encoder" / "model.safetensors")
+        assert saved.keys() == encoder.state_dict().keys()
+        assert all(torch.equal(tensor, saved[name]) for name, tensor in encoder.state_dict().items())
+        assert not encoder.training
+        # Buffers are not saved: what is computed wrongly for them spoils the states without a message.
+        assert encoder.roberta.embeddings.token_type_ids.eq(0).all()
+        assert load(alt, dtype=torch.bfloat16).text_encoder.dtype == torch.bfloat16
+
+    def test_draws_what_the_prompt_says(self, alt: Path) -> None:
+        pipe = load(alt)
+        fox, boat, chinese = (latents(pipe, prompt) for prompt in ("a fox", "a boat", "狐"))
+        assert torch.equal(fox, latents(pipe, "a fox"))
+        assert fox.isfinite().all()
+        assert not torch.equal(fox, boat)
+        assert not torch.equal(fox, chinese)
+
+    def test_that_diffusers_has_saved_anew_is_the_same(self, alt: Path, tmp_path: Path) -> None:
+        """The index then names another library, in which diffusers does not find the text encoder either."""
+        pipe = load(alt)
+        pipe.save_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "model_index.json").read_text())
+        assert saved["text_encoder"] == ["diffusers", ENCODER]
+        assert torch.equal(latents(load(tmp_path), "a fox"), latents(pipe, "a fox"))
+
+    @pytest.mark.parametrize("name", ["altdiffusion", "folder"])
+    def test_is_checked_before_anything_is_loaded(self, composer: Composers, alt: Path, name: str) -> None:
+        model = composer([f"model={name}", "model.weights=path", f"model.path={alt}"]).current.model
+        require_parts(model)
+        networks = networks_of(load(alt)).values()
+        assert count_weights(model) == sum(weight.numel() for network in networks for weight in network.parameters())
+
+    def test_of_another_kind(self, composer: Composers) -> None:
+        found = problem(composer, "model=altdiffusion", "model.weights=path", f"model.path={EMOJI}")
+        assert found.endswith("architecture model=altdiffusion: a StableDiffusionPipeline, not an AltDiffusionPipeline")
+
+    def test_with_code_of_its_own(self, composer: Composers, copied: Path) -> None:
+        for value in (["my_code", ENCODER], ["alt_diffusion", "Mine"], ["os", "system"]):
+            change(copied / "model_index.json", text_encoder=value)
+            assert f"names {json.dumps(value)} as its text_encoder" in problem(
+                composer, "model=folder", f"model.path={copied}"
+            )
+
+    def test_with_pickled_weights(self, composer: Composers, copied: Path) -> None:
+        file = copied / "text_encoder" / "model.safetensors"
+        file.rename(file.with_name("pytorch_model.bin"))
+        found = problem(composer, "model=altdiffusion", "model.weights=path", f"model.path={copied}")
+        assert "text_encoder/ holds no .safetensors file; sdopt loads no pickled weights: convert them" in found
+
+    def test_with_a_vocabulary_of_sentencepiece(self, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = copied / "tokenizer"
+        (folder / "tokenizer.json").rename(folder / SENTENCEPIECE)
+        monkeypatch.setattr("sdopt.pipelines.tokenizer.find_spec", lambda _: None)
+        assert "pip install sentencepiece" in str(lacking_vocabulary(folder))
+        monkeypatch.setattr("sdopt.pipelines.tokenizer.find_spec", lambda name: name)
+        assert lacking_vocabulary(folder) is None
+
+
+class TestCalls:
+    def test_run_their_stages(self, session: Load, chosen: list[str]) -> None:
+        loaded = session(*chosen, "workload.steps=2")
+        assert calls_of(loaded) == {"text_encoder": 2, "denoiser": 2, "vae_decoder": 1}
+
+    def test_count_their_operations(self, session: Load, chosen: list[str], variant: Compose) -> None:
+        counted = operations_of(session(*chosen)._pipe, variant(*chosen))
+        emoji = operations_of(session()._pipe, variant("workload.size=64"))
+        # The same decoder at the same size; per token a layer has 4·32² products of attention and 2·32·64 others.
+        assert counted["vae_decoder"] == emoji["vae_decoder"]
+        assert counted["text_encoder"] > 2 * LENGTH * 2 * 2 * (4 * 32**2 + 2 * 32 * 64) / 1e12
+        assert counted["denoiser"] > 0
+
+    def test_begin_with_an_image(self, session: Load, chosen: list[str], inputs: dict[str, list[str]]) -> None:
+        loaded = session(*chosen, *inputs["img2img"], "workload.steps=4", "task.strength=0.5")
+        assert calls_of(loaded) == {"text_encoder": 2, "vae_encoder": 1, "denoiser": 2, "vae_decoder": 1}
+
+    def test_cannot_inpaint(self, variant: Compose, chosen: list[str], inputs: dict[str, list[str]]) -> None:
+        [found] = variant(*chosen, *inputs["inpaint"]).conflicts(CPU)
+        assert found.startswith("task=inpaint: diffusers has no inpainting with AltDiffusion")
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            "precision=bf16",
+            "attention=math",
+            "attention=vanilla",
+            "caching=deepcache",
+            "grad_mode=inference_mode",
+            "layout=channels_last",
+            "memory=precomputed_embeddings",
+            "memory=vae_slicing",
+        ],
+    )
+    def test_prove_their_options(self, session: Load, chosen: list[str], option: str) -> None:
+        steps = ["workload.steps=4"] if option.startswith("caching") else []
+        batch = ["workload.batch_size=2", "workload.prompt_count=2"] if option == "memory=vae_slicing" else []
+        found = session(*chosen, option, *steps, *batch).prove()
+        assert all(evidence.engaged for evidence in found), found
+
+    def test_of_a_programs_own_pipeline(self, alt: Path) -> None:
+        pipe = load(alt)
+        before = latents(pipe, "a fox")
+        assert prove(optimize(pipe, attention="vanilla"), "a fox", height=32, width=32).engaged
+        assert torch.equal(latents(undo(pipe), "a fox"), before)
+
+
+def test_a_study_measures_an_option_of_it(tmp_path: Path, chosen: list[str]) -> None:
+    finished = sdopt(tmp_path, "run", *SMOKE, *chosen, "workload.steps=2", "precision=bf16")
+    assert finished.code == 0, finished.shown
+    assert [row.status for row in finished.result.variants] == [Status.OK] * 3
+    assert finished.result.variants[0].images
+
+
+class TestRefusal:
+    def test_comes_only_where_it_cannot_be_imported(self, variant: Compose) -> None:
+        assert missing_alt_diffusion() == []
+        assert variant("model=altdiffusion").conflicts(CPU) == []
+
+    @pytest.mark.usefixtures("gone")
+    def test_is_a_conflict_before_anything_is_fetched(self, variant: Compose) -> None:
+        [found] = variant("model=altdiffusion").conflicts(CPU)
+        assert found.startswith(
+            "model=altdiffusion: is an AltDiffusionPipeline, which the installed diffusers no longer imports (import of"
+        )
+        assert found.endswith("; choose model=sd15")
+        assert not variant("model=sd15").conflicts(CPU)
+
+    @pytest.mark.usefixtures("gone")
+    def test_names_the_folder(self, composer: Composers, alt: Path) -> None:
+        found = problem(composer, "model=folder", f"model.path={alt}")
+        assert found.startswith(f"model.path={alt}: is an AltDiffusionPipeline, which the installed diffusers no ")
+
+    def test_of_random_weights(self, composer: Composers) -> None:
+        found = problem(composer, "model=altdiffusion", "model.weights=random")
+        assert found.startswith("model.weights=random: the architecture of 'altdiffusion' does not come with sdopt")
