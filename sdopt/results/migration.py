@@ -14,7 +14,7 @@ def migrated(document: Any) -> Any:
 
     Version 1 kept the configuration flat, with the options' axes among the sections. Keys that a section has no more
     are dropped when it is typed, and new keys take their defaults. Rulings of earlier versions say only in their reason
-    whether an option pays.
+    whether an option pays, and their code for `attention=default` turned on another attention.
 
     Raises:
         UsageError: a later version of sdopt wrote it.
@@ -25,6 +25,8 @@ def migrated(document: Any) -> Any:
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UsageError(f"written by a later sdopt (schema {version}, this reads {SCHEMA_VERSION}); update it")
     _add_payoffs(document.get("judgements"))
+    for variant in _objects(document.get("variants")):
+        _correct_code(variant.get("snippets"))
     if version != 1:
         return document
     variants = document.get("variants")
@@ -39,6 +41,20 @@ def _add_payoffs(judgements: Any) -> None:
         if "payoff" not in ruling:
             word = str(ruling.get("reason")).partition(":")[0]
             ruling["payoff"] = word if word in {*Payoff} else None
+
+
+_WRONG = ["pipe.unet.set_default_attn_processor()"]
+"""Sets AttnProcessor on a UNet, which is `attention=vanilla`."""
+
+_RIGHT = [
+    "from diffusers.models.attention_processor import AttnProcessor2_0",
+    "pipe.unet.set_attn_processor(AttnProcessor2_0())",
+]
+
+
+def _correct_code(snippets: Any) -> None:
+    if isinstance(snippets, dict) and snippets.get("attention") == _WRONG:
+        snippets["attention"] = list(_RIGHT)
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:

@@ -115,6 +115,17 @@ def test_a_ruling_of_an_earlier_version_says_in_its_reason_whether_it_pays(resul
     assert [ruling.payoff for ruling in found] == [Payoff.NO_BENEFIT, None]
 
 
+def test_code_that_turned_on_another_attention_is_corrected(result: StudyResult, tmp_path: Path) -> None:
+    result.variant("bfloat16").snippets = {
+        "attention": ["pipe.unet.set_default_attn_processor()"],
+        "precision": ["pipe.to(torch.bfloat16)"],
+    }
+    write_result(result, tmp_path)
+    found = read_result(tmp_path).variant("bfloat16").snippets
+    assert found["attention"][-1] == "pipe.unet.set_attn_processor(AttnProcessor2_0())"
+    assert found["precision"] == ["pipe.to(torch.bfloat16)"]
+
+
 VERSION_1 = Path(__file__).parent / "version_1"
 
 
