@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from sdopt.config.composer import composer_of
 from sdopt.gate.calibration import (
     FOLDER,
     OfOtherWeights,
@@ -30,13 +31,21 @@ def config(steps: int = 25, **sections: object) -> RecordedConfig:
 
 
 def test_the_packaged_calibrations_are_of_the_packaged_weights() -> None:
-    assert {"emoji-10", "emoji-20", "emoji-25"} <= PACKAGED.keys()
+    assert {"emoji-10", "emoji-20", "emoji-25", "emoji-img2img-25", "emoji-inpaint-25"} <= PACKAGED.keys()
     for found in PACKAGED.values():
         assert found.digests == {"model": of_model(Model()), "emojiclip": feature_extractor("emojiclip").digest}
 
 
 def test_one_of_the_same_work_is_applied_without_a_word() -> None:
     assert fitting_calibration(PACKAGED["emoji-25"], config(), named=False) == (PACKAGED["emoji-25"], "")
+
+
+@pytest.mark.parametrize("kind", ["img2img", "inpaint"])
+def test_tasks_have_their_own(kind: str) -> None:
+    with composer_of([f"task={kind}"]) as composer:
+        task = composer.variant(kind).task
+    found = PACKAGED[f"emoji-{kind}-25"]
+    assert fitting_calibration(found, config(task=task), named=False) == (found, "")
 
 
 @pytest.mark.parametrize(
