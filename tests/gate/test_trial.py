@@ -26,7 +26,7 @@ from sdopt.optimizations import Contract
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.appearance import fine_detail, palette
 from sdopt.quality.metrics import FAMILIES
-from sdopt.results.records import Ruling, Verdict
+from sdopt.results.records import Payoff, Ruling, Verdict
 from sdopt.schema import Model, Scheduler, Task
 
 FAIL, OPEN, PASS = (
@@ -160,3 +160,6 @@ class TestCaught:
     def test_an_honest_option_may_be_open_and_must_not_fail(self) -> None:
         assert caught("it", "honest", "lossy", [OPEN], None).fits
         assert not caught("it", "honest", "lossy", [FAIL], None).fits
+        no_benefit = Ruling("must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT)
+        assert caught("it", "honest", "lossy", [no_benefit], None).fits
+        assert not caught("it", "honest", "lossy", [no_benefit, FAIL], None).fits

@@ -7,7 +7,7 @@ from sdopt.analysis.measures import RULED
 from sdopt.gate.judge import worst
 from sdopt.gate.trial.registry import title_of
 from sdopt.quality.metrics import family_of
-from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
+from sdopt.results.records import Payoff, Ruling, StudyResult, VariantResult, Verdict
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,12 @@ class Caught:
 
     @property
     def fits(self) -> bool:
-        """Whether an expected rule caught a sabotage, or no rule failed an honest option."""
+        """Whether an expected rule caught a sabotage, or no rule failed an honest option.
+
+        An honest option may bring no gain on this machine, and *no benefit* is then no false alarm.
+        """
         if self.honest:
-            return self.verdict is not Verdict.FAIL
+            return not self.by
         return bool(self.by) and (not self.expected or bool({*self.by} & {*self.expected}))
 
 
@@ -65,7 +68,9 @@ def caught(
     open_too = {_rule(ruling) for ruling in shared or [] if ruling.verdict is not Verdict.PASS}
     failed = [ruling for ruling in rulings if ruling.verdict is Verdict.FAIL]
     left_open = [r for r in rulings if r.verdict not in (Verdict.PASS, Verdict.FAIL) and _rule(r) not in open_too]
-    decisive = failed or ([] if shared is None else left_open)
+    decisive = failed or left_open
+    if shared is None:
+        decisive = [ruling for ruling in failed if ruling.payoff is not Payoff.NO_BENEFIT]
     wanted = tuple(filter(None, expected.split("|")))
     fitting = [ruling for ruling in decisive if _rule(ruling) in wanted] or decisive
     return Caught(
