@@ -68,6 +68,12 @@ def first_image_s(variant: VariantResult) -> float | None:
     return None
 
 
+def compiled_earlier_s(variant: VariantResult) -> float:
+    """Returns the seconds that earlier runs took to compile the packages that a variant loaded."""
+    shapes = (shape for measurement in variant.measurements for shape in measurement.shapes)
+    return sum(shape.earlier_compile_s or 0.0 for shape in shapes)
+
+
 def start_up_s(variant: VariantResult) -> float | None:
     """Returns the seconds of loading and of the first call at each shape; None where they were not measured.
 
@@ -76,8 +82,7 @@ def start_up_s(variant: VariantResult) -> float | None:
     for measurement in variant.measurements:
         calls = [shape.cold_start_s for shape in measurement.shapes]
         if measurement.load_s is not None and None not in calls:
-            earlier_s = sum(shape.earlier_compile_s or 0.0 for shape in measurement.shapes)
-            return measurement.load_s + sum(call for call in calls if call is not None) + earlier_s
+            return measurement.load_s + sum(call for call in calls if call is not None) + compiled_earlier_s(variant)
     return None
 
 

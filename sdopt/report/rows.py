@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdopt.analysis.answer import REPEATS, OptionAnswer
-from sdopt.analysis.break_even import break_even_text, start_text
+from sdopt.analysis.break_even import break_even_text, compiled_earlier_s, start_text
 from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.doubts import doubts_of
 from sdopt.analysis.figures import Figures, figures_by_variant, figures_of, floor_range, ratio_text
@@ -273,10 +273,7 @@ def _start_notes(result: StudyResult) -> list[str]:
         if (start := start_words(row.break_even)) and row.variant.role != "control"
     ]
     notes = [f"Start: {'; '.join(starts)}."] if starts else []
-    packages = {
-        variant.name: sum(shape.earlier_compile_s or 0.0 for m in variant.measurements for shape in m.shapes)
-        for variant in result.variants
-    }
+    packages = {variant.name: compiled_earlier_s(variant) for variant in result.variants}
     loaded = [f"{name} in {seconds_text(Interval(spent_s))}" for name, spent_s in packages.items() if spent_s]
     if loaded:
         notes.append(f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start counts it.")
