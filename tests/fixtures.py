@@ -49,6 +49,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that needs a card on a machine without one."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Studies of others on this machine are none of the tests' concern."""
@@ -116,9 +122,7 @@ def require_runnable(variant: Variant, device: Device) -> None:
 
 @pytest.fixture
 def on_cuda(variant: Compose, session: Load) -> Load:
-    """As `session`, on this machine's card; skips the test where there is none, or where it cannot run the variant."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+    """As `session`, on this machine's card; skips the test where it cannot run the variant."""
 
     def load(*overrides: str) -> PipelineHost:
         device = probe_device("cuda")
