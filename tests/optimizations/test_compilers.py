@@ -1,6 +1,7 @@
 """The options of the group `compiler`: what they conflict with, what they prove, and how near they come to eager."""
 
 import copy
+import inspect
 import json
 import os
 import shutil
@@ -247,6 +248,17 @@ class TestSteps:
         for number, timestep in enumerate(scheduler.timesteps):
             scheduler.step(SimpleNamespace(latents=torch.zeros(1)), timestep, torch.zeros(1))
             assert scheduler.step_index == number + 1
+
+    def test_refuse_noise_that_a_caller_asks_for(self) -> None:
+        """A pipeline passes `eta` to a step that takes it; once it was dropped without a word."""
+        scheduler = DDIMScheduler(**BETAS, clip_sample=False)
+        Steps(scheduler)
+        assert "eta" in inspect.signature(scheduler.step).parameters
+        scheduler.set_timesteps(3)
+        given = SimpleNamespace(latents=torch.zeros(1)), scheduler.timesteps[0], torch.zeros(1)
+        scheduler.step(*given, eta=0.0, return_dict=False)
+        with pytest.raises(ValueError, match=r"eta=0.5: compiler=whole_step adds no noise"):
+            scheduler.step(*given, eta=0.5, return_dict=False)
 
     @pytest.mark.parametrize(
         "scheduler",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import wraps
+from inspect import signature
 from math import cos, sin
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,7 @@ class Steps:
         """float32 (4, training timesteps): timestep, scale, keep and add of each step; NaN if unused."""
         self._tables: dict[tuple[float, ...], torch.Tensor] = {}
         set_timesteps = scheduler.set_timesteps
+        takes_eta = "eta" in signature(scheduler.step).parameters
 
         @wraps(set_timesteps)
         def set_and_read(*args: Any, **kwargs: Any) -> None:
@@ -111,7 +113,10 @@ class Steps:
                 self._tables[timesteps] = self._read(*args, **kwargs).to(scheduler.timesteps.device)
             self.table = self._tables[timesteps]
 
-        def step(prediction: Any, timestep: Any, sample: Any, return_dict: bool = True) -> tuple[torch.Tensor]:
+        def step(prediction: Any, timestep: Any, sample: Any, eta: float = 0.0, **_others: Any) -> tuple[torch.Tensor]:
+            # A pipeline passes its caller's `eta` only to a step that takes one; Euler's method never uses it.
+            if eta and takes_eta:
+                raise ValueError(f"eta={eta}: compiler=whole_step adds no noise to a step; leave eta out")
             if hasattr(scheduler, "_step_index"):
                 # Inpainting reads the scheduler's step index to add noise to the unmasked area.
                 if scheduler.step_index is None:
