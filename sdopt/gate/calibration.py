@@ -52,7 +52,7 @@ class Calibration:
         """
         theirs = work_of(config)
         mine = self.workload | {f"scheduler.{key}": value for key, value in self.scheduler.items()}
-        mine |= {f"task.{key}": value for key, value in self.task.items()}
+        mine |= {f"task.{key}": value for key, value in _named(self.task).items()}
         return {
             key if "." in key else f"workload.{key}": (mine[key], value)
             for key, value in theirs.items()
@@ -61,8 +61,9 @@ class Calibration:
 
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
-    """Returns the settings that a calibration is valid for: steps, guidance, size, scheduler and task."""
+    """Returns the settings that a calibration is valid for: steps, guidance, size, scheduler, task and its images."""
     own = config.workload.guidance_scale
+    task = _named(asdict(config.task))
     return {
         "steps": config.workload.steps,
         "guidance_scale": config.model.guidance_scale if own is None else own,
@@ -72,7 +73,14 @@ def work_of(config: RecordedConfig) -> dict[str, Any]:
         "task.kind": config.task.kind,
         # Text-to-image starts from noise alone, whatever the strength.
         "task.strength": 1.0 if config.task.kind == _TXT2IMG else config.task.strength,
+        "task.image": task["image"],
+        "task.mask": task["mask"],
     }
+
+
+def _named(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a task; a starting image or mask that is not the user's own is `packaged`."""
+    return dict(task) | {key: task.get(key) or "packaged" for key in ("image", "mask")}
 
 
 _ADAPTER = TypeAdapter(Calibration)

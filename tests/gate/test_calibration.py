@@ -46,6 +46,11 @@ def test_tasks_have_their_own(kind: str) -> None:
         task = composer.variant(kind).task
     found = PACKAGED[f"emoji-{kind}-25"]
     assert fitting_calibration(found, config(task=task), named=False) == (found, "")
+    # Images that start from another one differ by something else.
+    own = config(task=replace(task, image="photo.png"))
+    refused, why = fitting_calibration(found, own, named=False)
+    assert refused is None
+    assert "task.image=packaged (here photo.png)" in why
 
 
 @pytest.mark.parametrize(
