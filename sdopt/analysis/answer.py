@@ -283,13 +283,15 @@ def _by_gate(judged: Judgement, ratios: dict[str, Ratio], gains: Sequence[str]) 
 
 def _reasons(rulings: Sequence[Ruling]) -> str:
     """Returns the reasons of rulings, each once, without a first word that repeats the verdict beside them."""
-    return "; ".join(dict.fromkeys(" ".join(filter(None, (ruling.metric, _bare(ruling)))) for ruling in rulings))
+    return "; ".join(dict.fromkeys(map(_bare, rulings)))
 
 
 def _bare(ruling: Ruling) -> str:
+    if ruling.doubt:
+        return ruling.doubt  # whatever the metric, whose figures decide nothing
     # Results of earlier versions may begin with the answer's own word.
     word = Worth.UNPROVEN if ruling.payoff is None else ruling.payoff
-    return ruling.reason.removeprefix(f"{word}: ")
+    return " ".join(filter(None, (ruling.metric, ruling.reason.removeprefix(f"{word}: "))))
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:

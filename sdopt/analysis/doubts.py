@@ -342,9 +342,8 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     disturbed = [share for share in worst if limit is not None and share > limit]
     if 2 * len(disturbed) > len(worst):
         share = f"{100 * limit:g} %" if limit is not None else ""
-        found.append(
-            f"in {len(disturbed)} of {len(worst)} calls that decide, other programs took a share of more than {share}"
-        )
+        counted = f"{len(disturbed)} of {len(worst)} calls that decide"
+        found.append(f"other programs took more than {share} from {counted}: measure again on an idle machine")
     return found
 
 

@@ -281,7 +281,8 @@ def _belief(views: Sequence[StudyResult], pairs: Sequence[tuple[VariantResult, V
         replace(
             ruling,
             verdict=Verdict.NOT_COMPARABLE if ruling.verdict is Verdict.FAIL else ruling.verdict,
-            reason=f"in the earlier result: {ruling.reason}",
+            reason=f"in the earlier result: {ruling.text}",
+            doubt="",
         )
         for ruling in doubtful
     )

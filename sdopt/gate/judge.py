@@ -409,10 +409,10 @@ class RuleContext:
         floor = self.floor(rule.metric)
         if ruling.verdict is Verdict.FAIL and (floor is None or not exceeds(bounds.estimate, floor)):
             ruling.verdict = Verdict.INCONCLUSIVE
-            ruling.reason += f"; but two equal processes differed by {percent(floor)}"
+            ruling.doubt = f"two equal processes differed by {percent(floor)}"
         if rule.metric != MEMORY_RATIO.name and self.disturbed and ruling.verdict is not Verdict.INCONCLUSIVE:
             ruling.verdict = Verdict.INCONCLUSIVE
-            ruling.reason += f"; but {self.disturbed}"
+            ruling.doubt = self.disturbed
         return ruling
 
     def _ratio(self, metric: str, confidence: float | None) -> Bounds | None:

@@ -82,11 +82,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """The answer to one claim, and the reason in words."""
+    """The answer to one claim, the reason in words, and what disturbed its times; "" if nothing did."""
 
     claim: Claim
     answer: Answer
     reason: str
+    doubt: str = ""
 
 
 def answer_claims(claims: Sequence[Claim], confidence: float) -> list[ClaimResult]:
@@ -112,8 +113,10 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     level *= claim.share
     bounds = claim.gain.interval(1 - 2 * level)
     shown = _shown(claim, level)
-    if bounds.high is None or claim.floor is None or claim.disturbed:
-        return ClaimResult(claim, Answer.OPEN, f"{shown}{_missing(claim)}")
+    if bounds.high is None or claim.floor is None:
+        return ClaimResult(claim, Answer.OPEN, f"{shown}{_missing(bounds.high)}")
+    if claim.disturbed:
+        return ClaimResult(claim, Answer.OPEN, shown, claim.disturbed)
     deciding = claim.gains if gains else [claim.gain]
     if (gains or harms) and all(exceeds(found.ratio, claim.floor) for found in deciding):
         return ClaimResult(claim, Answer.GAIN if gains else Answer.HARM, shown)
@@ -141,11 +144,11 @@ def _shown(claim: Claim, level: float) -> str:
     return f"{shown} [{found.low:.3g}, {found.high:.3g}] (one-sided {level_of(1 - level)} bounds)"
 
 
-def _missing(claim: Claim) -> str:
+def _missing(bound: float | None) -> str:
     """Says what a claim lacks to be tested; the text follows the claim's figure."""
-    if claim.ratio is None or claim.ratio.error is None:
+    if bound is None:
         return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
-    return ", but the A/A floor is not known" if claim.floor is None else f", but {claim.disturbed}"
+    return ", but the A/A floor is not known"
 
 
 def unexplained(changes: Sequence[str] | None) -> str:
@@ -167,16 +170,18 @@ def must_pay(results: Sequence[ClaimResult], changes: Sequence[str] | None) -> R
         changes: how the option's trace differs from the reference's (`sdopt.analysis.changes`); None if not known.
     """
     reason = "; ".join(result.reason for result in results)
+    doubt = "; ".join(dict.fromkeys(result.doubt for result in results if result.doubt))
     answers = {result.answer for result in results}
+    said = f"{reason}; but {doubt}" if doubt else reason
     if Answer.HARM in answers:
-        return _ruling(Verdict.FAIL, Payoff.HARM, reason)
+        return _ruling(Verdict.FAIL, Payoff.HARM, said)
     if Answer.GAIN in answers:
         gains = {result.claim.measure for result in results if result.answer is Answer.GAIN}
         if not changes and gains == {SPEEDUP}:
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, f"{reason}; but {unexplained(changes)}")
-        return _ruling(Verdict.PASS, Payoff.PAYS, reason)
+            return Ruling("must pay", "", Verdict.INCONCLUSIVE, said, doubt=unexplained(changes))
+        return _ruling(Verdict.PASS, Payoff.PAYS, said)
     if Answer.OPEN in answers:
-        return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason)
+        return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)
     return _ruling(Verdict.FAIL, Payoff.NO_BENEFIT, reason)
 
 

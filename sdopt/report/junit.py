@@ -36,7 +36,7 @@ def junit(result: StudyResult, judgements: Sequence[Judgement]) -> bytes:
             )
             if ruling.verdict is not Verdict.PASS:
                 kind = "failure" if ruling.verdict is Verdict.FAIL else "error"
-                ElementTree.SubElement(case, kind, message=printable(ruling.reason), type=str(ruling.verdict))
+                ElementTree.SubElement(case, kind, message=printable(ruling.text), type=str(ruling.verdict))
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content

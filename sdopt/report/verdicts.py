@@ -9,6 +9,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -47,7 +48,8 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
             Text(str(judgement.verdict), STYLES[judgement.verdict]),
             escape(_because(judgement)),
         )
-    return Group(table, *(Text(f"  {note}", "dim") for note in verdict_notes(result, judgements)))
+    notes = _short_notes(result, judgements)
+    return Group(table, *(Padding(Text(note, "dim"), (0, 0, 0, 2)) for note in notes))
 
 
 VERDICT_HEADINGS = ("variant", "against", "contract", "verdict", "because")
@@ -59,15 +61,19 @@ def verdict_rows(judgements: Sequence[Judgement]) -> list[tuple[str, ...]]:
 
 
 def verdict_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
-    """Returns the notes that a reader of the verdicts needs."""
-    return [_BOUNDS, *claims_of(judgements), *spent_of(result), *floors_of(result)]
+    """Returns the notes on the verdicts, with the floors of every metric that was judged."""
+    return [*_short_notes(result, judgements), *floors_of(result)]
+
+
+def _short_notes(result: StudyResult, judgements: Sequence[Judgement]) -> list[str]:
+    return [_BOUNDS, *claims_of(judgements), *spent_of(result)]
 
 
 def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> str:
     """Returns the verdicts as Markdown, with every ruling below them."""
     summary = markdown(VERDICT_HEADINGS, verdict_rows(judgements), verdict_notes(result, judgements))
     rulings = [
-        (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.reason)
+        (j.candidate, rule_name(r), str(r.verdict), _figure(r.estimate), _interval(r), _figure(r.margin), r.text)
         for j in judgements
         for r in j.rulings
     ]
@@ -113,7 +119,7 @@ def _because(judgement: Judgement) -> str:
     """Returns the reasons of the verdict; rules with the same reason are merged."""
     by_reason: dict[str, list[str]] = {}
     for ruling in deciding(judgement):
-        by_reason.setdefault(ruling.reason, []).append(rule_name(ruling))
+        by_reason.setdefault(ruling.because, []).append(rule_name(ruling))
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     return "; ".join([*reasons, *([judgement.note] if judgement.note else [])])
 

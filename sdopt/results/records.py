@@ -613,6 +613,18 @@ class Ruling:
     margin: float | None = None
     payoff: Payoff | None = None
     """Of the rule that an option must pay; None for other rules, and where its claims are open."""
+    doubt: str = ""
+    """What keeps an inconclusive ruling open whatever its bounds say; rulings of one comparison may share it."""
+
+    @property
+    def because(self) -> str:
+        """What decided the ruling: the doubt if there is one, else the reason."""
+        return self.doubt or self.reason
+
+    @property
+    def text(self) -> str:
+        """The reason, and the doubt if there is one."""
+        return f"{self.reason}; but {self.doubt}" if self.doubt else self.reason
 
 
 @dataclass

@@ -252,6 +252,18 @@ class TestWithAGate:
         option = self.judged(study, verdict, reason, [])
         assert f"{option.worth}: {option.because}" == said
 
+    def test_what_disturbed_several_rulings_is_said_once(self, study: StudyResult) -> None:
+        self.judged(study, Verdict.INCONCLUSIVE, "speedup 1.21×", [])
+        [judgement] = study.judgements
+        judgement.rulings += [
+            Ruling("at_least", "speedup", Verdict.INCONCLUSIVE, "1.1 reaches 0.95"),
+            Ruling("at_most", "tail_ratio", Verdict.INCONCLUSIVE, "1.1 stays within 1.25"),
+        ]
+        for ruling in judgement.rulings[1:]:
+            ruling.doubt = "other work disturbed it"
+        judgement.rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, "other work disturbed it"))
+        assert only(study).because == "other work disturbed it"
+
     def test_a_claim_that_fails_the_gate_is_never_called_unproven(self, study: StudyResult) -> None:
         """More processes may settle what is unproven; the gate fails only what they would not change."""
         self.judged(study, Verdict.FAIL, "no benefit: speedup 1×", [])

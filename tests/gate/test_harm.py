@@ -112,13 +112,13 @@ class TestEvidence:
             measurement.traced = {"operators": 1.0}
         ruling = paying(judged(fast)["fast"])
         assert ruling.verdict is Verdict.INCONCLUSIVE
-        assert "sdopt's own trace shows the same" in ruling.reason
+        assert "sdopt's own trace shows the same" in ruling.because
 
     def test_a_gain_without_a_trace_is_unproven(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])
         for measurement in fast.measurements:
             measurement.traced = {}
-        assert "no trace" in paying(judged(fast)["fast"]).reason
+        assert "no trace" in paying(judged(fast)["fast"]).because
 
     def test_what_two_baselines_differ_by_explains_nothing(self) -> None:
         fast = variant("fast", seconds=0.05, claims=["latency"])

@@ -458,7 +458,10 @@ class TestDisturbed:
         rules = Rule("mse", "exact"), Rule("speedup", "at_least", limit=0.95)
         found = verdict(self.beside_another(seconds, "latency"), *rules)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "measured on this device at the same time: /runs/other" in paying(found).reason
+        said = "other studies were measured on this device at the same time: /runs/other"
+        assert {r.because for r in found.rulings if r.verdict is Verdict.INCONCLUSIVE} == {said}
+        assert paying(found).text.startswith("speedup ")
+        assert paying(found).text.endswith(f"; but {said}")
 
     def test_nothing_passes(self) -> None:
         found = verdict(self.beside_another(0.1), Rule("mse", "exact"))
