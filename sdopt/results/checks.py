@@ -115,8 +115,11 @@ def _is_moment(text: str) -> bool:
 
 
 def _ratio_problems(result: StudyResult) -> Iterator[str]:
-    """Yields the ratios and floors of comparisons that are not positive."""
+    """Yields the ratios and floors of comparisons that are not positive, and what is not finite in a break-even."""
     for index, edge in enumerate(result.comparisons):
+        for name, value in vars(edge.break_even).items() if edge.break_even else ():
+            if not _is_finite(value):
+                yield f"comparisons.{index}.break_even.{name}: {value} is not a finite number"
         for ratios in (edge, *edge.further):
             found = {"floor": ratios.floor}
             for name, interval in (

@@ -97,6 +97,7 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("comparisons", 0, "candidate"), "nobody", "comparisons.0.candidate=nobody: no variant has this name"),
         (("environment", "device"), {}, "environment.device: lacks the name or the type"),
         (("environment",), {}, "environment"),
+        (("comparisons", 0, "break_even", "extra_s"), math.inf, "break_even.extra_s: inf is not a finite number"),
         (("config", "protocol", "confidence"), 7, "config.protocol.confidence: Input should be less than 1"),
         (
             ("config", "protocol", "estimator"),
