@@ -101,13 +101,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 Load = Callable[..., PipelineHost]
 
+_SMALL_IMAGES = "workload.size=32"
+
 
 @pytest.fixture
 def session(variant: Compose) -> Load:
     """The worker's side of a variant, in this process, with the packaged pipeline loaded afresh, on small images."""
 
     def load(*overrides: str, device: Device = CPU) -> PipelineHost:
-        session = PipelineHost(variant("workload.size=32", *overrides), device)
+        session = PipelineHost(variant(_SMALL_IMAGES, *overrides), device)
         session.prepare()
         return session
 
@@ -126,7 +128,7 @@ def on_cuda(variant: Compose, session: Load) -> Load:
 
     def load(*overrides: str) -> PipelineHost:
         device = probe_device("cuda")
-        require_runnable(variant(*overrides), device)
+        require_runnable(variant(_SMALL_IMAGES, *overrides), device)
         return session(*overrides, device=device)
 
     return load

@@ -239,8 +239,12 @@ def _tests() -> Path:
 
 
 def _gpu_tests() -> list[str]:
-    """Returns the files with tests for a GPU: to import all others takes longer than some of these tests."""
-    return [str(path) for path in sorted(_tests().rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    """Returns the files with tests for a GPU, those that compile last: a limit then costs none of the short ones.
+
+    To import all other files takes longer than some of these tests.
+    """
+    found = [path for path in _tests().rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
+    return [str(path) for path in sorted(found, key=lambda path: (path.name == "test_compilers.py", path))]
 
 
 def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequence[str]]:

@@ -120,6 +120,9 @@ def _forget_missing_cards() -> None:
             if callable(clear := getattr(function, "cache_clear", None)):
                 clear()
     with suppress(Exception):
+        backends: Any = importlib.import_module("diffusers.utils.torch_utils")
+        backends.TorchDeviceBackend._detect_device_type.cache_clear()
+    with suppress(Exception):
         interfaces: Any = importlib.import_module("torch._dynamo.device_interface")
         interfaces._device_initialized = False
 

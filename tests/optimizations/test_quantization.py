@@ -90,6 +90,18 @@ class TestConflicts:
         assert variant(*chosen).conflicts(card(9, 0)) == []
         assert variant("precision=int8_torchao", "compiler=inductor").conflicts(CPU) == []
 
+    @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao")
+    @pytest.mark.parametrize("kind", ["int8", "fp8"])
+    def test_inductor_tunes_no_kernel_for_torchao(self, kind: str) -> None:
+        """TorchAO would have it tune each by coordinate descent: many minutes, whose gain is none of 8 bits."""
+        from torch._inductor import config
+
+        layer = torch.nn.Sequential(torch.nn.Linear(64, 64))
+        with config.patch(coordinate_descent_tuning=False, force_fuse_int_mm_with_mul=False):
+            TorchAo(weights={"int8": "int8", "fp8": "float8_e4m3fn"}[kind], activations=kind == "int8")._quantize(layer)
+            assert not config.coordinate_descent_tuning
+            assert config.force_fuse_int_mm_with_mul is (kind == "int8")
+
     def test_a_capture_of_inputs_that_are_read_on_the_host(self, variant: Compose) -> None:
         def conflicts(precision: str, *more: str) -> list[str]:
             return variant(f"precision={precision}", "compiler=cuda_graphs", *more).conflicts(card(9, 0))

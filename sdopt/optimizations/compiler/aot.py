@@ -136,6 +136,11 @@ def _compile_s(package: Path) -> float:
 
 def _compile(call: Tensors, package: Path) -> None:
     """Exports and compiles a call to `package`, which is replaced atomically."""
+    from torch.utils.cpp_extension import CUDA_HOME  # imports setuptools
+
+    if torch.cuda.is_available() and CUDA_HOME:
+        # Inductor finds the toolkit's stub of the driver, which it links, only through the variable.
+        os.environ.setdefault("CUDA_HOME", CUDA_HOME)
     exported = torch.export.export(call, tuple(call.inputs), strict=False)
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         made = Path(folder) / package.name
