@@ -541,5 +541,9 @@ def test_no_option_that_cheats_passes(tmp_path: Path, preset: str) -> None:
     assert found.code in (1, 3), found.shown
     caught = timed_variants(found.result)
     assert len(caught) == len(found.result.comparisons) - 1  # all but that of the A/A control
+    assert [one for one in caught if one.verdict is Verdict.PASS and not one.honest] == []
+    # On a busy machine no honest gain shows either: the rule that leaves it open then catches no cheat.
+    unshown = {one.contract for one in caught if one.honest and one.verdict is Verdict.INCONCLUSIVE}
+    missed = [one for one in caught if not one.fits]
+    assert [one for one in missed if one.verdict is not Verdict.INCONCLUSIVE or one.contract not in unshown] == []
     assert any(one.honest for one in caught)
-    assert [one for one in caught if not one.fits] == []
