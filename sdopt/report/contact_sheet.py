@@ -7,7 +7,8 @@ from pathlib import Path
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.report.rows import compared, memory_text, metric_text, quality_heading, seconds_text
+from sdopt.report.quality import metric_text, quality_heading
+from sdopt.report.words import compared, memory_text, seconds_text
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import StudyResult, VariantResult

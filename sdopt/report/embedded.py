@@ -13,17 +13,9 @@ from sdopt.analysis.figures import figures_of
 from sdopt.errors import UsageError
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
-from sdopt.report.rows import (
-    compared,
-    has_intervals,
-    intervals_text,
-    metric_text,
-    quality_columns,
-    quality_heading,
-    rows_of,
-    sampling_text,
-    speedup_headings,
-)
+from sdopt.report.quality import metric_text, quality_columns, quality_heading
+from sdopt.report.rows import rows_of, speedup_headings
+from sdopt.report.words import compared, has_intervals, intervals_text, sampling_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 

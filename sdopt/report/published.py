@@ -20,7 +20,7 @@ from sdopt.analysis.published import (
     shown_claims,
 )
 from sdopt.report.markdown import markdown
-from sdopt.report.rows import seconds_text
+from sdopt.report.words import seconds_text
 from sdopt.results.records import Interval, StudyResult
 
 _STYLES = {

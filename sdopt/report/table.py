@@ -12,23 +12,10 @@ from rich.text import Text
 
 from sdopt.analysis.answer import Worth, answer_of
 from sdopt.report.header import header_of
+from sdopt.report.notes import SWEEP_NOTE, notes_of
 from sdopt.report.published import published_tables
-from sdopt.report.rows import (
-    EFFECT_HEADINGS,
-    SWEEP_NOTE,
-    Row,
-    answer_cells,
-    effect_cells,
-    headline_columns,
-    notes_of,
-    quality_columns,
-    quality_heading,
-    quality_notes,
-    quality_rows,
-    rows_of,
-    shape_of,
-    speedup_headings,
-)
+from sdopt.report.quality import headline_columns, quality_columns, quality_heading, quality_notes, quality_rows
+from sdopt.report.rows import EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, shape_of, speedup_headings
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import Effect, Status, StudyResult
 

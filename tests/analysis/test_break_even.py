@@ -8,8 +8,8 @@ from sdopt.analysis.break_even import break_even, break_even_text, start_text
 from sdopt.analysis.figures import flat_figures
 from sdopt.analysis.ratios import compare
 from sdopt.report.charts.comparisons import break_even_plot
+from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
-from sdopt.report.rows import notes_of
 from sdopt.results.records import BreakEven, Interval, ShapeSamples, StudyResult
 
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from sdopt.analysis.answer import answer_of
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_markdown
-from sdopt.report.rows import quality_heading, quality_rows, rows_of
+from sdopt.report.quality import quality_heading, quality_rows
+from sdopt.report.rows import rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
 from sdopt.results.records import Comparison, Evidence, Interval, Schedule, Score, Status, StudyResult
 from sdopt.tracking.projection import study_tags

@@ -26,7 +26,8 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.rows import memory_text, metric_text, quality_heading, seconds_text
+from sdopt.report.quality import metric_text, quality_heading
+from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}

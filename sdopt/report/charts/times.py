@@ -22,7 +22,7 @@ from sdopt.report.charts.spec import (
     Spec,
     tooltips,
 )
-from sdopt.report.rows import seconds_text
+from sdopt.report.words import seconds_text
 from sdopt.results.records import StudyResult
 
 _CALL_KINDS = {"decides": "circle", "disturbed, but decides": "diamond", "disturbed, left out": "cross"}

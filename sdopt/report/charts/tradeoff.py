@@ -23,15 +23,8 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import (
-    compared,
-    gib_text,
-    known_family,
-    metric_text,
-    quality_columns,
-    quality_heading,
-    seconds_text,
-)
+from sdopt.report.quality import known_family, metric_text, quality_columns, quality_heading
+from sdopt.report.words import compared, gib_text, seconds_text
 from sdopt.results.records import StudyResult
 
 _BASELINE = "baseline"

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
-from sdopt.report.rows import known_family
+from sdopt.report.quality import known_family
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult

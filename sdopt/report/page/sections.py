@@ -13,27 +13,15 @@ from sdopt.report.charts.comparisons import break_even_plot, forest, interaction
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
+from sdopt.report.notes import SWEEP_NOTE, notes_of
 from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.page.gallery import gallery_of, has_images
 from sdopt.report.published import claims_table
-from sdopt.report.rows import (
-    ANSWER_HEADINGS,
-    EFFECT_HEADINGS,
-    SWEEP_NOTE,
-    Row,
-    answer_cells,
-    effect_cells,
-    headline_columns,
-    intervals_text,
-    notes_of,
-    quality_heading,
-    quality_notes,
-    quality_rows,
-    rows_of,
-    table_of,
-)
+from sdopt.report.quality import headline_columns, quality_heading, quality_notes, quality_rows
+from sdopt.report.rows import ANSWER_HEADINGS, EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, table_of
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.report.verdicts import VERDICT_HEADINGS, verdict_notes, verdict_rows
+from sdopt.report.words import intervals_text
 from sdopt.results.records import BreakEven, StudyResult
 
 IMAGES_BYTES = 3_000_000
