@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.report.quality import metric_text, quality_heading
+from sdopt.report.quality import metric_text, pair_metric, quality_heading
 from sdopt.report.words import compared, memory_text, seconds_text
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
@@ -62,7 +62,7 @@ def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> byt
         if len(columns) > 1:
             differences = [_difference(images[column.variant.name], images.get(column.reference)) for column in columns]
             rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
-    return _draw([compared(result, column) for column in columns], rows, _feet(columns))
+    return _draw([compared(result, column) for column in columns], rows, _feet(columns, pair_metric(result)))
 
 
 def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
@@ -90,13 +90,13 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
     return _draw(["baseline", "broken"], drawn, [])
 
 
-def _feet(columns: Sequence[Figures]) -> list[tuple[str, list[str]]]:
+def _feet(columns: Sequence[Figures], metric: str) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
     lines = [
         ("latency", [seconds_text(column.latency) if column.latency else "" for column in columns]),
         ("speed-up", [column.speedup.text if column.speedup else "" for column in columns]),
         ("memory", [memory_text(column) for column in columns]),
-        (quality_heading("psnr_db"), [metric_text(column, "psnr_db") for column in columns]),
+        (quality_heading(metric), [metric_text(column, metric) for column in columns]),
     ]
     return [(title, cells) for title, cells in lines if any(cells)]
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.errors import UsageError
-from sdopt.quality.metrics import Family, family_of
+from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.report.words import compared
 from sdopt.results.records import StudyResult
 
@@ -13,10 +12,17 @@ BROKEN = "broken"
 
 
 def quality_columns(result: StudyResult) -> list[str]:
-    """Returns the metrics that some variant has. The PSNR stands for the squared error, from which it is computed."""
-    names = [name for v in result.variants for name in v.quality] + [n for c in result.comparisons for n in c.quality]
-    shown = [name for name in dict.fromkeys(names) if name not in ("mse", "brightness", "contrast")]
+    """Returns the metrics that some variant has and that tables show, and the count of broken images; [] for none."""
+    scores = [*(variant.quality for variant in result.variants), *(edge.quality for edge in result.comparisons)]
+    families = {name: known_family(name) for name in in_reading_order(name for quality in scores for name in quality)}
+    shown = [name for name, family in families.items() if family is None or family.tabulated]
     return [*shown, BROKEN] if shown else []
+
+
+def pair_metric(result: StudyResult) -> str:
+    """Returns the metric of image pairs that is read first, for reports with room for one; "" if there is none."""
+    measured = in_reading_order(name for comparison in result.comparisons for name in comparison.quality)
+    return measured[0] if measured else ""
 
 
 def headline_columns(result: StudyResult) -> list[str]:
@@ -41,14 +47,6 @@ def quality_notes(names: Sequence[str]) -> list[str]:
     families = {family.name: family for name in names if (family := known_family(name)) is not None}
     meanings = "; ".join(f"{family.name}: {family.meaning}" for family in families.values())
     return [f"↑ more is better, ↓ less is better. {meanings}."] if families else []
-
-
-def known_family(name: str) -> Family | None:
-    """Returns the family of a metric; None for the count of broken images, and for a metric unknown to this version."""
-    try:
-        return family_of(name)
-    except UsageError:
-        return None
 
 
 def quality_rows(result: StudyResult, names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from sdopt.analysis.answer import answer_of
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_markdown
-from sdopt.report.quality import quality_heading, quality_rows
+from sdopt.report.quality import quality_columns, quality_heading, quality_rows
 from sdopt.report.rows import rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
 from sdopt.results.records import Comparison, Evidence, Interval, Schedule, Score, Status, StudyResult
@@ -240,6 +240,12 @@ class TestQuality:
             row.quality["clip_score_emojiclip"] = Score(25.0)
         for text in (markdown_table(result), rendered(result, 120)):
             assert "↑ more is better, ↓ less is better. clip_score: 100 · cosine" in " ".join(text.split())
+
+    def test_columns_are_in_the_order_of_reading_and_leave_out_what_is_not_tabulated(self, result: StudyResult) -> None:
+        for row in result.variants[:2]:
+            row.quality = {"contrast": Score(0.1), "cmmd_emojiclip": Score(1.0), "clip_score_emojiclip": Score(25.0)}
+        result.comparisons[0].quality = {"mse": Score(0.1), "ssim": Score(0.9), "psnr_db": Score(40.0)}
+        assert quality_columns(result) == ["psnr_db", "ssim", "clip_score_emojiclip", "cmmd_emojiclip", "broken"]
 
     def test_a_comparison_with_another_reference_has_a_row_that_names_it(self, result: StudyResult) -> None:
         twice_compared(result)

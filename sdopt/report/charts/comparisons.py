@@ -26,7 +26,7 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.quality import metric_text, quality_heading
+from sdopt.report.quality import metric_text, pair_metric, quality_heading
 from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
@@ -87,7 +87,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
         return None
     verdicts = {(option.variant, option.reference): str(option.worth) for option in answer_of(result).options}
     references, several = {row.reference for row in rows}, len(result.shapes) > 1
-    [metric, *_] = [*_metrics_of_pairs(result), ""]
+    metric = pair_metric(result)
     data = []
     for row in sorted(rows, key=lambda row: (row.variant.role == "control", -_estimate(row.speedup))):
         assert row.speedup is not None
@@ -114,11 +114,6 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}
     layers += _dots(Rows(data), encoding["x"], tooltip)
     return Rows(data, columns).spec(layers, f"Speed-ups with intervals{against}: {_listed(data)}")
-
-
-def _metrics_of_pairs(result: StudyResult) -> list[str]:
-    names = [name for edge in result.comparisons for name in edge.quality]
-    return [name for name in ("psnr_db", *dict.fromkeys(names)) if name in names]
 
 
 def _estimate(ratio: Ratio | None) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sdopt.analysis.answer import Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.quality.metrics import family_of
+from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.charts.spec import (
     AMBER,
     ARIA_TEXT,
@@ -23,7 +23,7 @@ from sdopt.report.charts.spec import (
     ratio_axis,
     tooltips,
 )
-from sdopt.report.quality import known_family, metric_text, quality_columns, quality_heading
+from sdopt.report.quality import metric_text, quality_columns, quality_heading
 from sdopt.report.words import compared, gib_text, seconds_text
 from sdopt.results.records import StudyResult
 
@@ -38,10 +38,6 @@ _KINDS: dict[str, tuple[str, str]] = {
     Worth.BROKEN: (PURPLE, "cross"),
 }
 """Colour and shape by verdict."""
-
-_FIRST = ("psnr_db", "perceptual", "lpips", "ssim", "clip_score", "cmmd")
-"""Metrics in the order in which a reader may choose them, by how their names begin."""
-
 
 _FACTS = {
     "name": "variant",
@@ -77,10 +73,9 @@ def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
         named: whether points bear their names, for a picture, in place of numbers.
     """
     rows = [row for row in figures_of(result) if row.variant.role != "control" and row.latency]
-    families = {name: family for name in quality_columns(result) if (family := known_family(name))}
-    directed = [name for name, family in families.items() if family.higher_is_better is not None]
-    ordered = [name for first in _FIRST for name in directed if name.startswith(first)]
-    found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys([*ordered, *directed])]
+    families = {name: known_family(name) for name in quality_columns(result)}
+    directed = [name for name, family in families.items() if family and family.higher_is_better is not None]
+    found = [_tradeoff(result, rows, name, named) for name in directed]
     return [plot for plot in found if plot is not None]
 
 

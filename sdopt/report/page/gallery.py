@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
-from sdopt.report.quality import known_family
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
 from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult
@@ -21,9 +21,6 @@ _EDGE = 384
 """Edge that larger images are scaled to."""
 
 _PROMPTS = 12
-
-_ORDER = ("lpips", "perceptual", "mse")
-"""Prefixes of the names of distances to the reference; the first one available orders the prompts."""
 
 
 def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
@@ -87,8 +84,7 @@ def _losses(
     scores: dict[str, dict[str, Score]] = {
         variant.name: edge.quality for variant in variants if (edge := result.first_comparison(variant.name))
     }
-    names = [name for quality in scores.values() for name in quality]
-    metric = next((name for first in _ORDER for name in names if name.startswith(first)), "")
+    metric = next(filter(_is_distance, in_reading_order(name for quality in scores.values() for name in quality)), "")
     losses = {}
     for variant, quality in scores.items():
         values = quality[metric].per_prompt if metric in quality else []
@@ -97,6 +93,12 @@ def _losses(
                 losses[variant, prompt] = value
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
+
+
+def _is_distance(metric: str) -> bool:
+    """Returns whether a metric has values by prompt that grow with the difference from the reference."""
+    family = known_family(metric)
+    return family is not None and family.needs_pair and family.higher_is_better is False
 
 
 def _worst(losses: dict[tuple[str, int], float], prompt: int) -> float:
