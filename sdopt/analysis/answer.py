@@ -95,6 +95,11 @@ class Answer:
     """Of the options that are worth it, the one whose speed-up has the largest lower bound."""
     notes: tuple[str, ...]
 
+    def on(self, row: Figures) -> OptionAnswer | None:
+        """Returns the verdict on the option of a row of `figures_of`; None for the baseline and the A/A control."""
+        sides = row.variant.name, row.reference
+        return next((option for option in self.options if (option.variant, option.reference) == sides), None)
+
 
 def answer_of(result: StudyResult) -> Answer:
     """Derives the verdict on each option of a study, and the sentence that sums them up."""

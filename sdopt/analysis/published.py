@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from sdopt.analysis.article import Printed, Published, PublishedTable, other_setup, read_figure
-from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.figures import Figures, figures_of, first_rows
 from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.results.records import Interval, Status, StudyResult, VariantResult
 
@@ -112,7 +112,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
         return []
     found: list[Claim] = []
     rows = figures_of(result)
-    first = {row.variant.name: row for row in reversed(rows)}
+    first = first_rows(rows)
     for figures in rows:
         if figures.variant.role == "control":
             continue

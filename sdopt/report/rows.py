@@ -34,10 +34,11 @@ SPEEDUP_HEADING = "speed-up"
 
 def rows_of(result: StudyResult) -> list[Row]:
     """Returns a row for the baseline, then one for each comparison; variants without a comparison last."""
-    return [_row(result, figures) for figures in figures_of(result)]
+    return [row_of(result, figures) for figures in figures_of(result)]
 
 
-def _row(result: StudyResult, figures: Figures) -> Row:
+def row_of(result: StudyResult, figures: Figures) -> Row:
+    """Returns the row of one of a study's figures."""
     return Row(
         variant=figures.variant.name,
         status=figures.variant.status,

@@ -85,12 +85,13 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     rows = [at for row in figures_of(result) for at in row.shapes if at.speedup]
     if not rows:
         return None
-    verdicts = {(option.variant, option.reference): str(option.worth) for option in answer_of(result).options}
+    answer = answer_of(result)
     references, several = {row.reference for row in rows}, len(result.shapes) > 1
     metric = pair_metric(result)
     data = []
     for row in sorted(rows, key=lambda row: (row.variant.role == "control", -_estimate(row.speedup))):
         assert row.speedup is not None
+        verdict = answer.on(row)
         against = "" if len(references) == 1 else f" against {row.reference}"
         data.append({
             "name": f"{row.variant.name}{f', {row.shape}' if several else ''}{against}",
@@ -100,7 +101,7 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
             "latency": seconds_text(row.latency) if row.latency else "",
             "memory": memory_text(row),
             "quality": metric_text(row, metric),
-            "worth": verdicts.get((row.variant.name, row.reference), ""),
+            "worth": str(verdict.worth) if verdict else "",
         })  # fmt: skip
     heading = Column(quality_heading(metric), "quality", 96)
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS

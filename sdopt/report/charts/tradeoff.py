@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdopt.analysis.answer import Worth, answer_of
+from sdopt.analysis.answer import Answer, Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.charts.spec import (
@@ -75,12 +75,14 @@ def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
     rows = [row for row in figures_of(result) if row.variant.role != "control" and row.latency]
     families = {name: known_family(name) for name in quality_columns(result)}
     directed = [name for name, family in families.items() if family and family.higher_is_better is not None]
-    found = [_tradeoff(result, rows, name, named) for name in directed]
+    answer = answer_of(result)
+    found = [_tradeoff(result, answer, rows, name, named) for name in directed]
     return [plot for plot in found if plot is not None]
 
 
-def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: bool) -> Tradeoff | None:
-    verdicts = {(option.variant, option.reference): option.worth for option in answer_of(result).options}
+def _tradeoff(
+    result: StudyResult, answer: Answer, rows: Sequence[Figures], metric: str, named: bool
+) -> Tradeoff | None:
     against = {row.reference for row in rows if row.reference}
     relative = against == {result.baseline}
     points: list[dict[str, Any]] = []
@@ -90,7 +92,8 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
         speed = _speed(row, relative, is_baseline)
         if loss is None or speed is None:
             continue
-        kind = _BASELINE if is_baseline else str(verdicts.get((row.variant.name, row.reference), Worth.UNPROVEN))
+        verdict = answer.on(row)
+        kind = _BASELINE if is_baseline or verdict is None else str(verdict.worth)
         memory = row.headline_memory[1] if row.headline_memory else None
         points.append({
             "number": number,
