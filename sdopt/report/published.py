@@ -20,15 +20,9 @@ from sdopt.analysis.published import (
     shown_claims,
 )
 from sdopt.report.markdown import markdown
+from sdopt.report.tones import RICH, TONES
 from sdopt.report.words import seconds_text
 from sdopt.results.records import Interval, StudyResult
-
-_STYLES = {
-    Reproduction.REPRODUCED: "green",
-    Reproduction.NOT_REPRODUCED: "red",
-    Reproduction.UNDECIDED: "yellow",
-    Reproduction.NOT_COMPARABLE: "yellow",
-}
 
 _WORDS = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
 
@@ -75,7 +69,7 @@ def published_tables(result: StudyResult, wide: bool) -> list[Table | Text]:
             escape("\n".join([*([subject] if subject != before else []), f"  {figure}"])),
             "\n".join(filter(None, [claim.published_text, *claim.printed.split("; ")])),
             *(escape(text if wide else text.replace(" [", "\n[")) for text in (claim.measured_text, claim.ratio_text)),
-            Text(str(claim.verdict), _STYLES.get(claim.verdict, "dim")),
+            Text(str(claim.verdict), RICH[TONES[claim.verdict]]),
         )
         before = subject
     others = sorted({claim.gpu for claim in claims} - {claim.gpu for claim in shown})

@@ -9,35 +9,30 @@ from sdopt.analysis.answer import Answer, Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.charts.spec import (
-    AMBER,
     ARIA_TEXT,
-    BLUE,
     FEW_TICKS,
     GREY,
-    INK,
     MUTED,
-    PURPLE,
-    VERMILION,
     ZOOM,
     Spec,
     ratio_axis,
     tooltips,
 )
 from sdopt.report.quality import metric_text, quality_columns, quality_heading
+from sdopt.report.tones import BASELINE, COLOUR, TONES
 from sdopt.report.words import compared, gib_text, seconds_text
 from sdopt.results.records import StudyResult
 
-_BASELINE = "baseline"
-
-_KINDS: dict[str, tuple[str, str]] = {
-    _BASELINE: (INK, "square"),
-    Worth.WORTH_IT: (BLUE, "circle"),
-    Worth.UNPROVEN: (GREY, "diamond"),
-    Worth.NO_BENEFIT: (AMBER, "triangle-left"),
-    Worth.HARMFUL: (VERMILION, "triangle-down"),
-    Worth.BROKEN: (PURPLE, "cross"),
+_SHAPES: dict[str, str] = {
+    BASELINE: "square",
+    Worth.WORTH_IT: "circle",
+    Worth.UNPROVEN: "diamond",
+    Worth.NO_BENEFIT: "triangle-left",
+    Worth.HARMFUL: "triangle-down",
+    Worth.BROKEN: "cross",
+    Worth.NOT_MEASURED: "triangle-up",
 }
-"""Colour and shape by verdict."""
+"""Shape by verdict: two verdicts may have one colour."""
 
 _FACTS = {
     "name": "variant",
@@ -93,7 +88,7 @@ def _tradeoff(
         if loss is None or speed is None:
             continue
         verdict = answer.on(row)
-        kind = _BASELINE if is_baseline or verdict is None else str(verdict.worth)
+        kind = BASELINE if is_baseline or verdict is None else str(verdict.worth)
         memory = row.headline_memory[1] if row.headline_memory else None
         points.append({
             "number": number,
@@ -109,7 +104,7 @@ def _tradeoff(
             "latency": seconds_text(row.latency) if row.latency else "",
             "loss_text": _loss_text(row, metric, is_baseline),
         })  # fmt: skip
-    if sum(point["kind"] != _BASELINE for point in points) == 0:
+    if sum(point["kind"] != BASELINE for point in points) == 0:
         return None
     heading = quality_heading(metric)
     return Tradeoff(
@@ -181,10 +176,10 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
             "scale": {"type": "log", "reverse": True, "domain": [0.9 * min(speeds), 1.1 * max(speeds)], "nice": False},
             "axis": {"tickCount": 5, "format": "~g"},
         }
-    kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
+    kinds = [kind for kind in _SHAPES if any(point["kind"] == kind for point in points)]
     colour = {"field": "kind", "type": "nominal", "title": None,
-              "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
-    shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
+              "scale": {"domain": kinds, "range": [COLOUR[TONES[kind]] for kind in kinds]}}  # fmt: skip
+    shape = {**colour, "scale": {"domain": kinds, "range": [_SHAPES[kind] for kind in kinds]}}
     largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
     in_mib = largest < 1
     size: Spec = {
