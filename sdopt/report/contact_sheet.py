@@ -11,7 +11,7 @@ from sdopt.report.quality import metric_text, pair_metric, quality_heading
 from sdopt.report.words import compared, memory_text, seconds_text
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.records import ImageRecord, StudyResult
 
 _CELL = 160
 
@@ -55,7 +55,7 @@ def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> byt
     rows: list[_Row] = []
     for record in columns[0].variant.images[:prompts]:
         images = {
-            column.variant.name: _opened(folder, _find(column.variant, record.prompt_index, record.image_index))
+            column.variant.name: _opened(folder, column.variant.image(record.prompt_index, record.image_index))
             for column in columns
         }
         rows.append((record.prompt, list(map(_cell, images.values()))))
@@ -82,11 +82,11 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
         for record in variant.images:
             wires = [trip.wire for trip in variant.trips if trip.path == record.path]
             if wires:
-                beside = _find(baseline, record.prompt_index, record.image_index)
-                shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record.path]))
+                beside = baseline.image(record.prompt_index, record.image_index)
+                shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record]))
     if not shown:
         return None
-    drawn = [(title, [_cell(_opened(folder, path)) for path in paths]) for title, paths in shown[:rows]]
+    drawn = [(title, [_cell(_opened(folder, record)) for record in pair]) for title, pair in shown[:rows]]
     return _draw(["baseline", "broken"], drawn, [])
 
 
@@ -130,15 +130,8 @@ def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, 
     return stream.getvalue()
 
 
-def _find(variant: VariantResult, prompt_index: int, image_index: int) -> str:
-    for record in variant.images:
-        if (record.prompt_index, record.image_index) == (prompt_index, image_index):
-            return record.path
-    return ""
-
-
-def _opened(folder: Path, path: str) -> Image.Image | None:
-    return open_image(inside(folder, path)).convert("RGB") if path else None
+def _opened(folder: Path, record: ImageRecord | None) -> Image.Image | None:
+    return open_image(inside(folder, record.path)).convert("RGB") if record else None
 
 
 def _difference(image: Image.Image | None, other: Image.Image | None) -> Image.Image | None:

@@ -107,9 +107,9 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    # Each shape, and each set of sessions, has a floor of its own, which decides the colours.
-    low, high = floor_range(result) or (None, None)
-    floor = low if low == high and not several else None
+    # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
+    floors = floor_range(result)
+    floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_band_ends(floor)])}
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}

@@ -104,7 +104,7 @@ def _tradeoff(
             "latency": seconds_text(row.latency) if row.latency else "",
             "loss_text": _loss_text(row, metric, is_baseline),
         })  # fmt: skip
-    if sum(point["kind"] != BASELINE for point in points) == 0:
+    if all(point["kind"] == BASELINE for point in points):
         return None
     heading = quality_heading(metric)
     return Tradeoff(

@@ -12,7 +12,7 @@ from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult
+from sdopt.results.records import Score, StudyResult, VariantResult
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""
@@ -113,11 +113,11 @@ def _row(
     against: dict[str, str],
     folder: Path,
 ) -> PromptImages:
-    [first, *_] = [record for record in baseline.images if record.prompt_index == prompt]
+    first = next(record for record in baseline.images if record.prompt_index == prompt)
     plain = inside(folder, first.path).read_bytes()
     pictures = []
     for variant in variants:
-        record = _find(variant, first)
+        record = variant.image(prompt, first.image_index)
         if record is None or not inside(folder, record.path).is_file():
             continue
         loss = losses.get((variant.name, prompt))
@@ -128,11 +128,6 @@ def _row(
         broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
         pictures.append(Picture(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
     return PromptImages(first.prompt, Picture(baseline.name, _uri(inside(folder, first.path))), pictures)
-
-
-def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
-    wanted = like.prompt_index, like.image_index
-    return next((record for record in variant.images if (record.prompt_index, record.image_index) == wanted), None)
 
 
 def _uri(path: Path) -> str:
