@@ -270,7 +270,7 @@ class Figures:
 
 
 def ratio_text(interval: Interval) -> str:
-    """Writes a ratio with its bounds."""
+    """Returns a ratio with its bounds."""
     known = interval.low is not None and interval.high is not None
     bounds = f" [{interval.low:.2f}, {interval.high:.2f}]" if known else ""
     return f"{interval.estimate:.2f}×{bounds}"

@@ -1,4 +1,4 @@
-"""Writes the notes below a result table: what its figures include, and what disturbed or limits them."""
+"""Derives the notes below a result table: what its figures include, and what disturbed or limits them."""
 
 from sdopt.analysis.break_even import compiled_earlier_s
 from sdopt.analysis.disturbance import count_rounds
@@ -70,7 +70,7 @@ def _floor_notes(result: StudyResult) -> list[str]:
 
 
 def _floor_text(low: float, high: float) -> str:
-    """Writes the floors of all comparisons; they differ between sessions."""
+    """Returns the floors of all comparisons; they differ between sessions."""
     first, last = (f"{100 * (floor - 1):.1f}" for floor in (low, high))
     return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
 
@@ -144,17 +144,19 @@ def _rounds_note(result: StudyResult) -> str:
 
 
 def _start_notes(result: StudyResult) -> list[str]:
-    """Returns notes on the extra time of options at the start, if it is large."""
+    """Returns notes on the extra start-up time of options, if it is large."""
     starts = [
-        f"{row.variant.name} {start[0]} more than {row.reference} {start[1]}, {start[2]}"
+        f"{row.variant.name} takes {start[0]} longer than {row.reference} {start[1]}, {start[2]}"
         for row in figures_of(result)
         if (start := start_words(row.break_even)) and row.variant.role != "control"
     ]
-    notes = [f"Start: {'; '.join(starts)}."] if starts else []
+    notes = [f"Start-up: {'; '.join(starts)}."] if starts else []
     packages = {variant.name: compiled_earlier_s(variant) for variant in result.variants}
     loaded = [f"{name} in {seconds_text(Interval(spent_s))}" for name, spent_s in packages.items() if spent_s]
     if loaded:
-        notes.append(f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start counts it.")
+        notes.append(
+            f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start-up includes this."
+        )
     return notes
 
 

@@ -106,7 +106,7 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
 
 
 def _amounts_text(claim: Claim) -> str:
-    """Writes the two amounts of a measured ratio, as in `458 ms → 210 ms`, like `printed` for the published ratio."""
+    """Returns the two amounts of a measured ratio, as in `458 ms → 210 ms`, like `printed` for the published ratio."""
     if claim.measure == SPEEDUP.name:
         return " → ".join(seconds_text(Interval(amount)) for amount in claim.amounts)
     return " → ".join(f"{amount:.2f} GB" for amount in claim.amounts)

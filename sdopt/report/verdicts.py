@@ -83,7 +83,7 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
 
 
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:
-    """Says which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
+    """Returns which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
     claims = [(j, metric) for j in judgements for metric in j.claims]
     kept = [f"{j.candidate} ({_claim(metric)})" for j, metric in claims if metric in j.gains]
     if not claims:

@@ -8,7 +8,7 @@ from sdopt.results.records import BreakEven, Interval, StudyResult
 
 
 def seconds_text(interval: Interval) -> str:
-    """Writes a time with its bounds, in milliseconds below one second, to three digits."""
+    """Returns a time with its bounds, in milliseconds below one second, to three digits."""
     unit, scale = ("ms", 1e3) if interval.estimate < 1 else ("s", 1.0)
     digits = max(0, 3 - len(str(int(interval.estimate * scale))))
     text = f"{interval.estimate * scale:.{digits}f} {unit}"
@@ -18,12 +18,12 @@ def seconds_text(interval: Interval) -> str:
 
 
 def gib_text(gib: float) -> str:
-    """Writes an amount of memory, in MiB below one GiB."""
+    """Returns an amount of memory, in MiB below one GiB."""
     return f"{1024 * gib:.0f} MiB" if gib < 1 else f"{gib:.2f} GiB"
 
 
 def memory_text(figures: Figures) -> str:
-    """Writes the peak of memory, with its ratio; "" if it was not measured."""
+    """Returns the peak of memory, with its ratio; "" if it was not measured."""
     if figures.headline_memory is None:
         return ""
     ratio = figures.ratios.get(MEMORY_RATIO.name)
@@ -42,14 +42,14 @@ def has_intervals(result: StudyResult) -> bool:
 
 
 def intervals_text(result: StudyResult) -> str:
-    """Writes which intervals the figures of a study have."""
+    """Returns which intervals the figures of a study have."""
     if has_intervals(result):
         return f"two-sided {100 * result.confidence:g} % intervals"
-    return f"no intervals: protocol.replicates={MINIMUM_PROCESSES} would give some"
+    return f"no intervals (needs protocol.replicates={MINIMUM_PROCESSES} or more)"
 
 
 def sampling_text(result: StudyResult) -> str:
-    """Writes the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
+    """Returns the rounds and processes of a study, and the intervals that they give; "" if nothing was timed."""
     samples = [len(times) for variant in result.variants for times in variant.samples.values()]
     if not samples:
         return ""
@@ -62,7 +62,7 @@ def sampling_text(result: StudyResult) -> str:
 
 
 def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
-    """Returns in words a variant's extra time at the start, when it is spent, and after how many images it is repaid.
+    """Returns in words a variant's extra start-up time, when it is spent, and after how many images it is repaid.
 
     Returns:
         such as "31.2 s", "before the first image" and "repaid after 310 images"; None if the time is no more than a

@@ -128,9 +128,9 @@ class TestWithoutAGate:
     @pytest.mark.parametrize(
         ("memory", "because"),
         [
-            ((0.6, None, None), "no interval: protocol.replicates=3 would give one"),
+            ((0.6, None, None), "no interval, which needs protocol.replicates=3 or more"),
             ((0.6, 0.58, 0.62), "less memory"),
-            ((0.97, 0.96, 0.98), "speed: no interval: protocol.replicates=3 would give one; memory: {small}"),
+            ((0.97, 0.96, 0.98), "speed: no interval, which needs protocol.replicates=3 or more; memory: {small}"),
         ],
     )
     def test_a_gain_of_memory_that_is_unproven_says_why(

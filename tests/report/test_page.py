@@ -112,7 +112,7 @@ class TestOrder:
             "Distance to the hardware's limit",
             "Break-even",
             "Images",
-            "How it was measured, and how to do it again",
+            "Method and reproduction",
             "Environment",
         ]
         links = [link.get("href") for link in every(root, "a")]
@@ -273,7 +273,7 @@ class TestMissing:
         page = study_page(result, finished.folder)
         found = titles(parsed(html_page(page)))
         assert not set(absent) & set(found)
-        assert {"Answer", "Results", "How it was measured, and how to do it again", "Environment"} <= set(found)
+        assert {"Answer", "Results", "Method and reproduction", "Environment"} <= set(found)
         assert markdown_page(page).startswith(b"# shared\n")
 
     def test_images_that_are_elsewhere_are_said_to_be(self, result: StudyResult, tmp_path: Path) -> None:

@@ -255,10 +255,8 @@ class TestQuality:
 
     def test_two_processes_have_no_intervals(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", replicates=2)
-        assert "no intervals: protocol.replicates=3 would give some" in markdown_table(result)
+        assert "no intervals (needs protocol.replicates=3 or more)" in markdown_table(result)
         result.schedule = Schedule("blocks", "memory")
-        note = (
-            "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals: protocol.replicates=3"
-        )
+        note = "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals (needs protocol"
         assert note in markdown_table(result)
         assert "two-sided 95 %" not in markdown_table(result)

@@ -354,7 +354,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
         "axis": {"tickCount": FEW_TICKS, "format": "~s"},
     }
     rows = Rows(data, (Column("images", "figure", 136),))
-    tooltip = {"name": "variant", "figure": "repaid after", "extra": "more at the start"}
+    tooltip = {"name": "variant", "figure": "repaid after", "extra": "extra start-up time"}
     layers: list[Spec] = [
         {
             "transform": [{"filter": "isValid(datum.reach)"}, {"calculate": "datum.low || 1", "as": "from"}],

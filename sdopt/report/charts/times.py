@@ -323,7 +323,7 @@ def limit_plot(result: StudyResult) -> Spec | None:
     title = "share of the device's peak rate (%)" if shares_known else "achieved rate (TFLOP/s)"
     domain = {"domain": [0, 100]} if shares_known else {"domainMin": 0}
     plot = Rows(data, (Column("of the peak" if shares_known else "achieved", "figure", 116),))
-    tooltip = {"name": "variant", "rate": "achieved", "peak": "peak", "work": "work of an image"}
+    tooltip = {"name": "variant", "rate": "achieved", "peak": "peak", "work": "work per image"}
     bars: Spec = {
         "mark": {"type": "rule", "strokeWidth": 14, "color": BLUE},
         "encoding": {

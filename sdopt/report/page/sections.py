@@ -110,7 +110,10 @@ def _results(result: StudyResult) -> Section:
         blocks.append(Table(SHAPE_HEADINGS, at_shapes))
     plot = forest(result)
     if plot is not None:
-        caption = "Each dot is a speed-up, with its interval. The band is what two baselines differed by."
+        caption = (
+            "Each dot is a speed-up, with its interval. The shaded band is the A/A floor: the difference between two "
+            "identical baselines."
+        )
         blocks.append(Chart([("", plot)], caption, file=_file_of(forest, result)))
     if columns := headline_columns(result):
         blocks.append(Table(("images", *map(quality_heading, columns)), quality_rows(result, columns)))
@@ -264,8 +267,8 @@ def _method(result: StudyResult) -> Section:
     commit = environment.sdopt_commit
     checkout = [f"git checkout {commit}"] if commit else []
     changed = ["The checkout had changes that were not committed."] if environment.sdopt_dirty else []
-    again = Code("Do it again", [*checkout, shlex.join(environment.command)])
-    return Section("method", "How it was measured, and how to do it again",
+    again = Code("Reproduce", [*checkout, shlex.join(environment.command)])
+    return Section("method", "Method and reproduction",
                    [again, Notes([*changed, *notes_of(result)]), Facts(facts)])  # fmt: skip
 
 
