@@ -95,6 +95,11 @@ class Answer:
     """Of the options that are worth it, the one whose speed-up has the largest lower bound."""
     notes: tuple[str, ...]
 
+    def on(self, row: Figures) -> OptionAnswer | None:
+        """Returns the verdict on the option of a row of `figures_of`; None for the baseline and the A/A control."""
+        sides = row.variant.name, row.reference
+        return next((option for option in self.options if (option.variant, option.reference) == sides), None)
+
 
 def answer_of(result: StudyResult) -> Answer:
     """Derives the verdict on each option of a study, and the sentence that sums them up."""
@@ -230,7 +235,7 @@ def _without_benefit(claims: Collection[str], ratios: dict[str, Ratio]) -> tuple
 
 
 def _why_unproven(ratios: dict[str, Ratio]) -> str:
-    """Says why the speed-up is unproven, and why less memory is where the estimate exceeds the A/A floor."""
+    """Returns why the speed-up is unproven, and why less memory is where the estimate exceeds the A/A floor."""
     speedup = next((ratio for ratio in ratios.values() if ratio.measure is SPEEDUP), None)
     reasons = {"speed": "it was not timed" if speedup is None else _why_open(speedup)}
     for ratio in ratios.values():
@@ -243,7 +248,7 @@ def _why_unproven(ratios: dict[str, Ratio]) -> str:
 
 
 def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
-    """Says in which direction measures differ, as in `faster` or `more memory`."""
+    """Returns in which direction measures differ, as in `faster` or `more memory`."""
     parts = []
     for name in names:
         measure, shape = ratios[name].measure, name.partition("/")[2]
@@ -255,7 +260,7 @@ def _in_words(ratios: dict[str, Ratio], names: Sequence[str]) -> str:
 def _why_open(ratio: Ratio) -> str:
     low, high = ratio.gain_bounds
     if low is None or high is None:
-        return f"no interval: protocol.replicates={MINIMUM_PROCESSES} would give one"
+        return f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
     if ratio.floor is None:
         return "the study has no A/A floor to compare it with"
     if ratio.within_floor:
@@ -295,7 +300,7 @@ def _bare(ruling: Ruling) -> str:
 
 
 def _images(row: Figures, judged: Judgement | None) -> str:
-    """Says what is known of the images; only a gate judges whether a difference matters."""
+    """Returns what is known of the images; only a gate judges whether a difference matters."""
     error = row.scores.get("mse")
     if error is not None and error.per_prompt and not any(value != 0 for value in error.per_prompt):
         return "images identical"

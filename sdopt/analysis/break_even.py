@@ -87,14 +87,14 @@ def start_up_s(variant: VariantResult) -> float | None:
 
 
 def start_text(found: BreakEven) -> str:
-    """Writes what the start-up is, as in "before the first image"."""
+    """Returns what the start-up is, as in "before the first image"."""
     if found.shapes == 1:
         return "before the first image"
     return f"in loading and the first calls at {found.shapes} shapes"
 
 
 def break_even_text(found: BreakEven) -> str:
-    """Writes when the start is repaid, as in "after 310 images [220, 520]"."""
+    """Returns when the start is repaid, as in "after 310 images [220, 520]"."""
     if found.within_floor:
         return "and its calls differ by no more than the A/A floor"
     if found.images is None:
@@ -103,7 +103,7 @@ def break_even_text(found: BreakEven) -> str:
 
 
 def images_text(found: BreakEven, unit: str = "") -> str:
-    """Writes after how many images the start is repaid, with its bounds; "never" where it never is."""
+    """Returns after how many images the start is repaid, with its bounds; "never" where it never is."""
     if found.within_floor:
         return "not known (A/A floor)"
     if found.images is None:

@@ -5,7 +5,7 @@ trackers, data frames and a sweeper's objective all read these rows, so that the
 estimates from `analysis.measures`, with one-sided bounds of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -270,7 +270,7 @@ class Figures:
 
 
 def ratio_text(interval: Interval) -> str:
-    """Writes a ratio with its bounds."""
+    """Returns a ratio with its bounds."""
     known = interval.low is not None and interval.high is not None
     bounds = f" [{interval.low:.2f}, {interval.high:.2f}]" if known else ""
     return f"{interval.estimate:.2f}×{bounds}"
@@ -296,8 +296,13 @@ def _figures_at(result: StudyResult) -> list[Figures]:
 
 def figures_by_variant(result: StudyResult) -> dict[str, Figures]:
     """Returns each variant's first row, in the order of the variants."""
-    first = {row.variant.name: row for row in reversed(figures_of(result))}
+    first = first_rows(figures_of(result))
     return {variant.name: first[variant.name] for variant in result.variants}
+
+
+def first_rows(rows: Sequence[Figures]) -> dict[str, Figures]:
+    """Returns the first of the rows of each variant, by the variant's name."""
+    return {row.variant.name: row for row in reversed(rows)}
 
 
 def floor_range(result: StudyResult) -> tuple[float, float] | None:

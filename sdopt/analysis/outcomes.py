@@ -102,13 +102,13 @@ def _alone(result: StudyResult, row: Figures) -> str | None:
 
 
 def _nothing_gained(row: Figures, axis: str) -> str:
-    """Says that an option has none of the gains that it claims; "" if it claims none, or may have one."""
+    """Returns why an option counts as refuted: the figures rule out each gain that it claims; "" if they do not."""
     claims = row.variant.promises[axis].claims
     ratios = [ratio for ratio in row.ratios.values() if ratio.measure.claim in claims]
     if not ratios or not all(ratio.excludes_gain for ratio in ratios):
         return ""
     shares = busy_share(row.variant)
-    idle = f"; the device worked for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
+    idle = f"; the device was busy for {100 * shares:.0f} % of a step" if shares and shares < LAUNCH_BOUND else ""
     return f"took effect, but brought no gain{_figures_text(row)}{idle}"
 
 

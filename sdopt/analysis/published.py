@@ -12,8 +12,9 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from sdopt.analysis.article import Printed, Published, PublishedTable, other_setup, read_figure
-from sdopt.analysis.figures import Figures, figures_of
+from sdopt.analysis.figures import Figures, figures_of, first_rows
 from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
+from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.results.records import Interval, Status, StudyResult, VariantResult
 
 _GIB_IN_GB = 2**30 / 1e9
@@ -112,7 +113,7 @@ def claims_of(result: StudyResult) -> list[Claim]:
         return []
     found: list[Claim] = []
     rows = figures_of(result)
-    first = {row.variant.name: row for row in reversed(rows)}
+    first = first_rows(rows)
     for figures in rows:
         if figures.variant.role == "control":
             continue
@@ -380,7 +381,7 @@ def _why_not_run(side: VariantResult) -> str:
 
 
 def _compared(measure: str, published: Printed, measured: Interval | None) -> _Reasoned:
-    """Says whether a published figure lies within the measured interval, widened by its rounding, or is exceeded."""
+    """Returns whether a published figure lies in the measured interval, widened by its rounding, or is exceeded."""
     if measured is None:
         return Reproduction.NOT_RUN, "it was not measured"
     if measure == MEMORY:
@@ -391,7 +392,7 @@ def _compared(measure: str, published: Printed, measured: Interval | None) -> _R
             else (Reproduction.NOT_REPRODUCED, "more is needed here")
         )
     if measured.low is None or measured.high is None:
-        return Reproduction.UNDECIDED, "no interval: protocol.replicates=3 gives one"
+        return Reproduction.UNDECIDED, f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more"
     if measure == SPEEDUP.name:
         reached, exceeded = measured.high >= published.low, measured.low > published.high
     else:  # less memory is better

@@ -4,7 +4,7 @@ A metric over features carries their name in its own, everywhere: `fid_emojiclip
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,8 @@ class Family:
         least: the least number of images for a figure.
         decides_from: the least number of images for a gate to decide by it; with fewer, it is only reported.
         on_random_weights: whether it means anything for a model with random weights.
-        headline: whether the terminal and the page show it; `result.json`, `table.md` and MLflow have all metrics.
+        headline: whether the terminal and the page show it.
+        tabulated: whether tables show it at all; `result.json` and MLflow have all metrics.
         equal_text: what a table shows where it has no figure because the images are identical; "" if it has one.
     """
 
@@ -57,6 +58,7 @@ class Family:
     decides_from: int = 1
     on_random_weights: bool = False
     headline: bool = False
+    tabulated: bool = True
     equal_text: str = ""
 
 
@@ -172,17 +174,18 @@ _LAYERED = ("clip", "effnet")
 _ALL = ("clip", "effnet", "inception")
 
 FAMILIES = (
+    # The PSNR, which is computed from it, stands for it in tables.
     Family(
         "mse", "mean squared error of pixel values in 0…1", False, _mse,
-        needs_pair=True, on_random_weights=True,
+        needs_pair=True, on_random_weights=True, tabulated=False,
     ),
     Family(
         "psnr_db", "peak signal-to-noise ratio", True, _psnr_db,
         unit="dB", needs_pair=True, on_random_weights=True, headline=True, equal_text="same",
     ),
     Family("ssim", "structural similarity", True, _ssim, needs_pair=True, on_random_weights=True),
-    Family("brightness", "mean luminance", None, _brightness),
-    Family("contrast", "standard deviation of the luminance", None, _contrast),
+    Family("brightness", "mean luminance", None, _brightness, tabulated=False),
+    Family("contrast", "standard deviation of the luminance", None, _contrast, tabulated=False),
     Family("fine_detail", "mean response to Immerkær's mask", True, _fine_detail),
     Family("colour_error", "distance of mean colours and their spread", False, _colour_error, needs_pair=True),
     Family("brightness_error", "change of mean luminance, either way", False, _brightness_error, needs_pair=True),
@@ -207,12 +210,35 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def family_of(name: str) -> Family:
-    """Returns the family of a metric, named with or without its features. Raises UsageError if there is none."""
+READ_FIRST = ("psnr_db", "perceptual", "lpips_alex", "ssim", "clip_score", "cmmd")
+"""Families in the order in which every report shows their metrics; the others follow in the order of `FAMILIES`."""
+
+
+def known_family(name: str) -> Family | None:
+    """Returns the family of a metric, named with or without its features; None if this version does not know it."""
     for family in FAMILIES:
         if name == family.name or (family.over and name.startswith(f"{family.name}_")):
             return family
-    raise UsageError(f"{name}: unknown metric; choose from {', '.join(family.name for family in FAMILIES)}")
+    return None
+
+
+def family_of(name: str) -> Family:
+    """Returns the family of a metric, as `known_family` does. Raises UsageError if there is none."""
+    family = known_family(name)
+    if family is None:
+        raise UsageError(f"{name}: unknown metric; choose from {', '.join(family.name for family in FAMILIES)}")
+    return family
+
+
+def in_reading_order(names: Iterable[str]) -> list[str]:
+    """Returns names of metrics, each once, in the order of `READ_FIRST`; metrics that are not known come last."""
+    order = [*READ_FIRST, *(family.name for family in FAMILIES)]
+
+    def place(name: str) -> int:
+        family = known_family(name)
+        return order.index(family.name) if family else len(order)
+
+    return sorted(dict.fromkeys(names), key=place)
 
 
 def features_of(quality: Quality, model: Model) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from sdopt.analysis.figures import Figures, figures_by_variant, ratio_text
 from sdopt.analysis.ratios import speedup_drift
 from sdopt.gate.drift import changed_choices, differences
 from sdopt.report.header import header_of
-from sdopt.report.rows import memory_text, seconds_text
+from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.records import StudyResult
 
 _OWN = ("study", "tracking", "gate", "quality.cache", "hydra", "dry_run", "objective")

@@ -7,10 +7,11 @@ from pathlib import Path
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.report.rows import compared, memory_text, metric_text, quality_heading, seconds_text
+from sdopt.report.quality import metric_text, pair_metric, quality_heading
+from sdopt.report.words import compared, memory_text, seconds_text
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.records import ImageRecord, StudyResult
 
 _CELL = 160
 
@@ -54,14 +55,14 @@ def comparison_sheet(result: StudyResult, folder: Path, prompts: int = 6) -> byt
     rows: list[_Row] = []
     for record in columns[0].variant.images[:prompts]:
         images = {
-            column.variant.name: _opened(folder, _find(column.variant, record.prompt_index, record.image_index))
+            column.variant.name: _opened(folder, column.variant.image(record.prompt_index, record.image_index))
             for column in columns
         }
         rows.append((record.prompt, list(map(_cell, images.values()))))
         if len(columns) > 1:
             differences = [_difference(images[column.variant.name], images.get(column.reference)) for column in columns]
             rows.append((f"difference, amplified {_AMPLIFIED} times", list(map(_cell, differences))))
-    return _draw([compared(result, column) for column in columns], rows, _feet(columns))
+    return _draw([compared(result, column) for column in columns], rows, _feet(columns, pair_metric(result)))
 
 
 def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | None:
@@ -81,21 +82,21 @@ def broken_sheet(result: StudyResult, folder: Path, rows: int = 12) -> bytes | N
         for record in variant.images:
             wires = [trip.wire for trip in variant.trips if trip.path == record.path]
             if wires:
-                beside = _find(baseline, record.prompt_index, record.image_index)
-                shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record.path]))
+                beside = baseline.image(record.prompt_index, record.image_index)
+                shown.append((f"{variant.name}: {', '.join(wires)}: {record.prompt}", [beside, record]))
     if not shown:
         return None
-    drawn = [(title, [_cell(_opened(folder, path)) for path in paths]) for title, paths in shown[:rows]]
+    drawn = [(title, [_cell(_opened(folder, record)) for record in pair]) for title, pair in shown[:rows]]
     return _draw(["baseline", "broken"], drawn, [])
 
 
-def _feet(columns: Sequence[Figures]) -> list[tuple[str, list[str]]]:
+def _feet(columns: Sequence[Figures], metric: str) -> list[tuple[str, list[str]]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
     lines = [
         ("latency", [seconds_text(column.latency) if column.latency else "" for column in columns]),
         ("speed-up", [column.speedup.text if column.speedup else "" for column in columns]),
         ("memory", [memory_text(column) for column in columns]),
-        (quality_heading("psnr_db"), [metric_text(column, "psnr_db") for column in columns]),
+        (quality_heading(metric), [metric_text(column, metric) for column in columns]),
     ]
     return [(title, cells) for title, cells in lines if any(cells)]
 
@@ -129,15 +130,8 @@ def _draw(heads: Sequence[str], rows: Sequence[_Row], feet: Sequence[tuple[str, 
     return stream.getvalue()
 
 
-def _find(variant: VariantResult, prompt_index: int, image_index: int) -> str:
-    for record in variant.images:
-        if (record.prompt_index, record.image_index) == (prompt_index, image_index):
-            return record.path
-    return ""
-
-
-def _opened(folder: Path, path: str) -> Image.Image | None:
-    return open_image(inside(folder, path)).convert("RGB") if path else None
+def _opened(folder: Path, record: ImageRecord | None) -> Image.Image | None:
+    return open_image(inside(folder, record.path)).convert("RGB") if record else None
 
 
 def _difference(image: Image.Image | None, other: Image.Image | None) -> Image.Image | None:

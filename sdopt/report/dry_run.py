@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sdopt.report.rows import gib_text
+from sdopt.report.words import gib_text
 from sdopt.results.choices import listed
 from sdopt.results.records import StudyResult
 from sdopt.study.designs import difference
@@ -43,7 +43,7 @@ def show_plan(result: StudyResult, expected: Forecast, console: Console) -> None
 def expectations(expected: Forecast) -> list[str]:
     """Returns the expected effort of a study, a line for each kind."""
     time = "unknown" if expected.seconds is None else f"about {_duration(expected.seconds)}"
-    memory = "unknown" if expected.memory_gib is None else f"about {gib_text(expected.memory_gib)} a process"
+    memory = "unknown" if expected.memory_gib is None else f"about {gib_text(expected.memory_gib)} per process"
     lines = [
         f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes",
         f"time: {time}; memory: {memory} ({expected.based_on})",

@@ -13,17 +13,9 @@ from sdopt.analysis.figures import figures_of
 from sdopt.errors import UsageError
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
-from sdopt.report.rows import (
-    compared,
-    has_intervals,
-    intervals_text,
-    metric_text,
-    quality_columns,
-    quality_heading,
-    rows_of,
-    sampling_text,
-    speedup_headings,
-)
+from sdopt.report.quality import metric_text, quality_columns, quality_heading
+from sdopt.report.rows import row_of, speedup_headings
+from sdopt.report.words import compared, has_intervals, intervals_text, sampling_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 
@@ -65,13 +57,12 @@ def embed(page: Path) -> str:
 
 def _table(result: StudyResult, folder: str) -> str:
     """Returns the header of a study, and a row for each comparison: time, memory, first quality scores, and verdict."""
-    rows = rows_of(result)
-    verdicts = {(option.variant, option.reference): option for option in answer_of(result).options}
+    answer, rows = answer_of(result), [(figures, row_of(result, figures)) for figures in figures_of(result)]
     metrics = [name for name in quality_columns(result) if name.startswith(("psnr_db", "clip_score"))]
-    speedups = speedup_headings(rows)
+    speedups = speedup_headings([row for _, row in rows])
     cells = []
-    for row, figures in zip(rows, figures_of(result), strict=True):
-        verdict = verdicts.get((row.variant, row.reference))
+    for figures, row in rows:
+        verdict = answer.on(figures)
         verdict_text = f"**{verdict.worth}**, {verdict.images}" if verdict else str(row.status)
         scores = [metric_text(figures, name) for name in metrics]
         times = [row.speedups.get(heading, "") for heading in speedups]

@@ -1,4 +1,4 @@
-"""Says what was measured: the work, the device and the versions."""
+"""Describes what was measured: the work, the device and the versions."""
 
 from rich.console import Console
 
@@ -33,7 +33,7 @@ def work_of(config: RecordedConfig) -> str:
     sampler = config.scheduler.class_name.removesuffix("Scheduler").removesuffix("Multistep")
     source = {"random": " (random weights)", "hub": f" ({model.hub_id})", "path": f" ({model.path})"}
     steps = f"{workload.steps} steps ({sampler})"
-    images = [f"{workload.images_per_prompt} images a prompt"] if workload.images_per_prompt > 1 else []
+    images = [f"{workload.images_per_prompt} images per prompt"] if workload.images_per_prompt > 1 else []
     task = [config.task.kind] if config.task.kind != "txt2img" else []
     name = f"{model.name}{source.get(model.weights, '')}"
     if len(shapes) > 1:

@@ -5,21 +5,9 @@ from collections.abc import Sequence
 
 from sdopt.analysis.answer import Answer, answer_of
 from sdopt.report.header import header_of
-from sdopt.report.rows import (
-    ANSWER_HEADINGS,
-    EFFECT_HEADINGS,
-    SWEEP_NOTE,
-    Row,
-    answer_cells,
-    effect_cells,
-    notes_of,
-    quality_columns,
-    quality_heading,
-    quality_notes,
-    quality_rows,
-    rows_of,
-    table_of,
-)
+from sdopt.report.notes import SWEEP_NOTE, notes_of
+from sdopt.report.quality import quality_columns, quality_heading, quality_notes, quality_rows
+from sdopt.report.rows import ANSWER_HEADINGS, EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, table_of
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.results.records import StudyResult
 

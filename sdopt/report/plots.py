@@ -1,5 +1,7 @@
 """Pictures of a study that stand alone, as a tracker shows them: the same plots as in the report, with more figures."""
 
+from collections.abc import Callable
+
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec, picture
 from sdopt.report.charts.times import stages_plot
@@ -7,14 +9,19 @@ from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.results.records import StudyResult
 
 
-def study_plot(result: StudyResult) -> bytes | None:
-    """Draws the main plot of a study as a PNG: the map of a factorial study, a waterfall, or the speed-ups.
+def main_plot(result: StudyResult) -> Callable[[StudyResult], Spec | None]:
+    """Returns which plot is the main one of a study: the map of its interactions, its waterfall, or the speed-ups."""
+    if interactions(result):
+        return interactions
+    if result.design == "cumulative" and waterfall(result):
+        return waterfall
+    return forest
 
-    Returns:
-        None if no comparison has a figure.
-    """
-    steps = waterfall(result) if result.design == "cumulative" else None
-    return _picture(result, interactions(result) or steps or forest(result, detailed=True))
+
+def study_plot(result: StudyResult) -> bytes | None:
+    """Draws the main plot of a study as a PNG, the speed-ups with more details; None if no comparison has a figure."""
+    plot = main_plot(result)
+    return _picture(result, forest(result, detailed=True) if plot is forest else plot(result))
 
 
 def tradeoff_picture(result: StudyResult) -> bytes | None:

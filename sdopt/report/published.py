@@ -20,15 +20,9 @@ from sdopt.analysis.published import (
     shown_claims,
 )
 from sdopt.report.markdown import markdown
-from sdopt.report.rows import seconds_text
+from sdopt.report.tones import RICH, TONES
+from sdopt.report.words import seconds_text
 from sdopt.results.records import Interval, StudyResult
-
-_STYLES = {
-    Reproduction.REPRODUCED: "green",
-    Reproduction.NOT_REPRODUCED: "red",
-    Reproduction.UNDECIDED: "yellow",
-    Reproduction.NOT_COMPARABLE: "yellow",
-}
 
 _WORDS = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
 
@@ -75,7 +69,7 @@ def published_tables(result: StudyResult, wide: bool) -> list[Table | Text]:
             escape("\n".join([*([subject] if subject != before else []), f"  {figure}"])),
             "\n".join(filter(None, [claim.published_text, *claim.printed.split("; ")])),
             *(escape(text if wide else text.replace(" [", "\n[")) for text in (claim.measured_text, claim.ratio_text)),
-            Text(str(claim.verdict), _STYLES.get(claim.verdict, "dim")),
+            Text(str(claim.verdict), RICH[TONES[claim.verdict]]),
         )
         before = subject
     others = sorted({claim.gpu for claim in claims} - {claim.gpu for claim in shown})
@@ -112,7 +106,7 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
 
 
 def _amounts_text(claim: Claim) -> str:
-    """Writes the two amounts of a measured ratio, as in `458 ms → 210 ms`, like `printed` for the published ratio."""
+    """Returns the two amounts of a measured ratio, as in `458 ms → 210 ms`, like `printed` for the published ratio."""
     if claim.measure == SPEEDUP.name:
         return " → ".join(seconds_text(Interval(amount)) for amount in claim.amounts)
     return " → ".join(f"{amount:.2f} GB" for amount in claim.amounts)

@@ -1,7 +1,7 @@
 """Derives the table of a study with several shapes: time and memory at each, and the cost of a new shape."""
 
 from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.report.rows import memory_text, seconds_text
+from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.records import Interval, StudyResult
 
 SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compiled in it", "compiled later")

@@ -10,50 +10,21 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sdopt.analysis.answer import Worth, answer_of
+from sdopt.analysis.answer import answer_of
 from sdopt.report.header import header_of
+from sdopt.report.notes import SWEEP_NOTE, notes_of
 from sdopt.report.published import published_tables
-from sdopt.report.rows import (
-    EFFECT_HEADINGS,
-    SWEEP_NOTE,
-    Row,
-    answer_cells,
-    effect_cells,
-    headline_columns,
-    notes_of,
-    quality_columns,
-    quality_heading,
-    quality_notes,
-    quality_rows,
-    rows_of,
-    shape_of,
-    speedup_headings,
-)
+from sdopt.report.quality import headline_columns, quality_columns, quality_heading, quality_notes, quality_rows
+from sdopt.report.rows import EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, shape_of, speedup_headings
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
-from sdopt.results.records import Effect, Status, StudyResult
+from sdopt.report.tones import RICH, TONES
+from sdopt.results.records import Effect, StudyResult
 
 _WIDE = 130
 """Width of a terminal from which on intervals stand beside their figures, and evidence in the table."""
 
 _BESIDE_SPEEDUPS, _SPEEDUP_WIDE, _SPEEDUP_NARROW = 40, 22, 15
 """Width of a table of several shapes without its speed-ups, and width of a speed-up."""
-
-_STYLES = {
-    Status.OK: "green",
-    Status.NOT_ENGAGED: "yellow",
-    Status.SKIPPED: "dim",
-    Status.PENDING: "dim",
-    Status.INTERRUPTED: "yellow",
-}
-
-_WORTH_STYLES = {
-    Worth.WORTH_IT: "bold green",
-    Worth.UNPROVEN: "yellow",
-    Worth.NO_BENEFIT: "yellow",
-    Worth.HARMFUL: "red",
-    Worth.BROKEN: "red",
-    Worth.NOT_MEASURED: "dim",
-}
 
 
 def terminal_table(result: StudyResult, width: int) -> Group:
@@ -160,7 +131,7 @@ def _table(
             escape(
                 row.variant if against or beside or not row.reference else f"{row.variant}\n against {row.reference}"
             ),
-            Text(str(row.status), _STYLES.get(row.status, "red")),
+            Text(str(row.status), RICH[TONES[row.status]]),
             *([latency] if one else []),
             *speedups,
             *([escape(row.reference)] if beside else []),
@@ -176,7 +147,7 @@ def answer_group(result: StudyResult) -> Group:
     table = Table.grid(padding=(0, 2))
     for option in answer.options:
         verdict, name, figure, because = answer_cells(option)
-        table.add_row("", Text(verdict, _WORTH_STYLES[option.worth]), Text(f"{name}  {figure}\n{because}"))
+        table.add_row("", Text(verdict, RICH[TONES[option.worth]]), Text(f"{name}  {figure}\n{because}"))
     parts: list[RenderableType] = [Text(f"\nAnswer: {answer.sentence}", "bold"), *([table] if answer.options else [])]
     parts += [Text(f"  {note}", "dim") for note in answer.notes]
     if (best := answer.best) is not None:

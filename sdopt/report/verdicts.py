@@ -17,10 +17,9 @@ from sdopt.analysis.measures import measure_named, with_shape
 from sdopt.gate.looks import spent_of
 from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import escaped, markdown
+from sdopt.report.tones import RICH, TONES
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
-
-STYLES = {Verdict.PASS: "green", Verdict.INCONCLUSIVE: "yellow", Verdict.NOT_COMPARABLE: "yellow", Verdict.FAIL: "red"}
 
 _BOUNDS = (
     "A gate's bounds are one-sided, each at its rule's confidence: "
@@ -45,7 +44,7 @@ def verdict_table(result: StudyResult, judgements: Sequence[Judgement]) -> Group
         table.add_row(
             escape(judgement.candidate),
             escape(judgement.contract),
-            Text(str(judgement.verdict), STYLES[judgement.verdict]),
+            Text(str(judgement.verdict), RICH[TONES[judgement.verdict]]),
             escape(_because(judgement)),
         )
     notes = _short_notes(result, judgements)
@@ -84,7 +83,7 @@ def verdict_markdown(result: StudyResult, judgements: Sequence[Judgement]) -> st
 
 
 def claims_of(judgements: Sequence[Judgement]) -> list[str]:
-    """Says which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
+    """Returns which of the study's claims of a gain hold together; those alone let a candidate pass `must pay`."""
     claims = [(j, metric) for j in judgements for metric in j.claims]
     kept = [f"{j.candidate} ({_claim(metric)})" for j, metric in claims if metric in j.gains]
     if not claims:

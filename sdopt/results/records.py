@@ -482,6 +482,11 @@ class VariantResult:
         mine, theirs = self.choices, other.choices
         return [promise for axis, promise in self.promises.items() if mine.get(axis) != theirs.get(axis)]
 
+    def image(self, prompt_index: int, image_index: int) -> ImageRecord | None:
+        """Returns one image of a prompt; None if it was not drawn."""
+        place = prompt_index, image_index
+        return next((record for record in self.images if (record.prompt_index, record.image_index) == place), None)
+
     @property
     def broken_images(self) -> int:
         """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""

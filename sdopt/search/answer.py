@@ -11,7 +11,7 @@ from sdopt.analysis.answer import OptionAnswer, Worth, answer_of
 from sdopt.analysis.figures import figures_of, ratio_text
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
-from sdopt.report.rows import gib_text, start_words
+from sdopt.report.words import gib_text, start_words
 from sdopt.results.files import write_atomically
 from sdopt.results.records import Interval, StudyResult
 from sdopt.schema import Gate

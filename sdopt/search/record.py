@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from sdopt.report.rows import start_words
+from sdopt.report.words import start_words
 from sdopt.results.records import BreakEven
 
 

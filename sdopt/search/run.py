@@ -15,7 +15,7 @@ from functools import cached_property
 from sdopt.config.composer import composer_of
 from sdopt.gate.rule_checks import decidable
 from sdopt.optimizations.base import Contract
-from sdopt.report.rows import gib_text
+from sdopt.report.words import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate

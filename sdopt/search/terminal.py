@@ -7,11 +7,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from sdopt.report.tones import RICH, Tone
 from sdopt.search.answer import columns_of, load_line
 from sdopt.search.record import Entry, Fate, SearchRecord, shortened, start_said
 from sdopt.search.space import Space
 
-_STYLES = {Fate.WINNER: "bold green", Fate.PASSED: "green", Fate.NOT_PASSED: "red", Fate.RULED_OUT: "dim"}
+_STYLES = {
+    Fate.WINNER: f"bold {RICH[Tone.GOOD]}",
+    Fate.PASSED: RICH[Tone.GOOD],
+    Fate.NOT_PASSED: RICH[Tone.BAD],
+    Fate.RULED_OUT: RICH[Tone.PLAIN],
+}
 
 _SHOWN = 15
 """Number of candidates that the table shows; `search.md` has all."""

@@ -9,7 +9,7 @@ from sdopt.analysis.figures import Figures, figures_of, ratio_text
 from sdopt.analysis.noise import noise_of
 from sdopt.analysis.outcomes import option_of, outcomes_of
 from sdopt.errors import UsageError
-from sdopt.report.rows import gib_text
+from sdopt.report.words import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import Status, StudyResult, VariantResult
 from sdopt.suite.options import row_of

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sdopt.analysis.adoption import PLAIN, command_of, lines_of
 from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, _in_words, answer_of
-from sdopt.analysis.figures import Ratio
+from sdopt.analysis.figures import Ratio, figures_of
 from sdopt.analysis.measures import RULED, Measure
 from sdopt.config.paths import CONF
 from sdopt.gate.judge import exit_code
@@ -54,6 +54,15 @@ def study(recorded: StudyResult) -> StudyResult:
     found.comparisons[0].floor = 1.02
     found.comparisons[0].memory_ratio = Interval(1.0, 0.99, 1.01, 0.95, 3, "process")
     return found
+
+
+def test_a_row_has_the_verdict_on_its_own_comparison(study: StudyResult) -> None:
+    [edge, *_] = [edge for edge in study.comparisons if edge.candidate == NAME]
+    study.comparisons.append(replace(edge, reference=next(v.name for v in study.variants if v.role == "control")))
+    answer, rows = answer_of(study), figures_of(study)
+    assert [option for row in rows if (option := answer.on(row))] == list(answer.options)
+    assert [row.reference for row in rows if answer.on(row)] == [option.reference for option in answer.options]
+    assert len(answer.options) == 2
 
 
 @pytest.mark.parametrize("measure", RULED.values(), ids=lambda measure: measure.name)
@@ -119,9 +128,9 @@ class TestWithoutAGate:
     @pytest.mark.parametrize(
         ("memory", "because"),
         [
-            ((0.6, None, None), "no interval: protocol.replicates=3 would give one"),
+            ((0.6, None, None), "no interval, which needs protocol.replicates=3 or more"),
             ((0.6, 0.58, 0.62), "less memory"),
-            ((0.97, 0.96, 0.98), "speed: no interval: protocol.replicates=3 would give one; memory: {small}"),
+            ((0.97, 0.96, 0.98), "speed: no interval, which needs protocol.replicates=3 or more; memory: {small}"),
         ],
     )
     def test_a_gain_of_memory_that_is_unproven_says_why(

@@ -8,8 +8,8 @@ from sdopt.analysis.break_even import break_even, break_even_text, start_text
 from sdopt.analysis.figures import flat_figures
 from sdopt.analysis.ratios import compare
 from sdopt.report.charts.comparisons import break_even_plot
+from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
-from sdopt.report.rows import notes_of
 from sdopt.results.records import BreakEven, Interval, ShapeSamples, StudyResult
 
 
@@ -65,7 +65,8 @@ class TestBreakEven:
         assert found.images == pytest.approx(1 + 40.5 / 0.4)
         compare(result)
         told = " ".join(notes_of(result))
-        assert "Earlier runs compiled packages that were loaded here: bfloat16 in 40.0 s. The start counts it." in told
+        loaded = "Earlier runs compiled packages that were loaded here: bfloat16 in 40.0 s. The start-up includes this."
+        assert loaded in told
 
     def test_a_loss_is_never_repaid(self, result: StudyResult) -> None:
         started(result, "baseline", 1.0, 2.0)
@@ -95,18 +96,18 @@ class TestBreakEven:
         comparison = result.first_comparison("bfloat16")
         assert comparison is not None
         assert comparison.break_even is not None
-        said = "bfloat16 198 s more than baseline before the first image, "
+        said = "bfloat16 takes 198 s longer than baseline before the first image, "
         # Which of the two was faster is chance: both run the same kernels here.
         comparison.speedup, comparison.floor = Interval(1.5, 1.4, 1.6, 0.95), 1.0001
         comparison.break_even = level(result, comparison.speedup)
-        [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
+        [note] = [note for note in notes_of(result) if note.startswith("Start-up: ")]
         assert f"{said}{break_even_text(comparison.break_even)}" in note
         flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s == pytest.approx(198.0)
         assert flat["break_even/images"] == comparison.break_even.images == pytest.approx(1 + 198.0 * 1.5)
         assert break_even_plot(result) is not None
         comparison.floor = 2.0
-        [note] = [note for note in notes_of(result) if note.startswith("Start: ")]
+        [note] = [note for note in notes_of(result) if note.startswith("Start-up: ")]
         assert f"{said}and its calls differ by no more than the A/A floor" in note
         flat = flat_figures(result, result.variant("bfloat16"))
         assert flat["start/extra_s"] == comparison.break_even.extra_s

@@ -6,7 +6,7 @@ import pytest
 from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_out, shares, worst_by_round
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.ratios import log_speedup, paired_rounds
-from sdopt.report.rows import notes_of
+from sdopt.report.notes import notes_of
 from sdopt.results.records import GpuState, Interference, Measurement, StudyResult
 from tests.records import reconfigure
 

@@ -9,8 +9,10 @@ from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
 from sdopt.analysis.noise import noise_of
 from sdopt.analysis.ratios import compare
 from sdopt.report.dataframe import to_dataframe
+from sdopt.report.notes import notes_of
 from sdopt.report.outcome import Outcome
-from sdopt.report.rows import notes_of, rows_of, seconds_text
+from sdopt.report.rows import rows_of
+from sdopt.report.words import seconds_text
 from sdopt.results.records import Interval, Judgement, Memory, Status, StudyResult, Verdict
 from sdopt.tracking.projection import logged_metrics
 from tests.records import reconfigure

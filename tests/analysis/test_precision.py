@@ -11,7 +11,7 @@ from sdopt.analysis.precision import processes_needed, require_precision
 from sdopt.analysis.ratios import log_speedup
 from sdopt.errors import UsageError
 from sdopt.gate.trial.noise import precise, two_stages, until_narrow
-from sdopt.report.rows import notes_of
+from sdopt.report.notes import notes_of
 from sdopt.results.records import Measurement, Precision, StudyResult
 from sdopt.schema import Gate, Protocol
 from tests.records import reconfigure

@@ -27,7 +27,7 @@ from sdopt.hardware.cards import (
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import runs_on, usable_cores
 from sdopt.measure.memory import cap_memory
-from sdopt.report.rows import notes_of
+from sdopt.report.notes import notes_of
 from sdopt.results.records import Status, StudyResult
 from sdopt.schema import Hardware, Rates, Sheet
 from tests.command import ROOT, SMALL, SMOKE, sdopt

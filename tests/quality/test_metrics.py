@@ -8,7 +8,15 @@ from sdopt.analysis.figures import figures_by_variant
 from sdopt.errors import UsageError
 from sdopt.quality import metrics
 from sdopt.quality.inputs import Inputs, Networks, Pictures
-from sdopt.quality.metrics import FAMILIES, Family, family_of, measured_metrics, slug
+from sdopt.quality.metrics import (
+    FAMILIES,
+    READ_FIRST,
+    Family,
+    family_of,
+    in_reading_order,
+    measured_metrics,
+    slug,
+)
 from sdopt.results.records import ImageRecord, Score
 from sdopt.schema import Model, Quality
 from tests.command import SMOKE, sdopt
@@ -31,6 +39,16 @@ def test_the_needs_and_limits_of_each_metric_fit() -> None:
         assert family.decides_from == 1 or family.least <= family.decides_from, family.name
         # Parity with the reference is all that random weights can show.
         assert not family.on_random_weights or (family.needs_pair and not family.over), family.name
+
+
+def test_the_reading_order_begins_with_what_is_read_first_and_ends_with_the_unknown() -> None:
+    assert set(READ_FIRST) <= {family.name for family in FAMILIES}
+    measured = ["of_another_version", *(metric.name for metric in measured_metrics(Quality(lpips=True), PACKAGED))]
+    found = in_reading_order([*measured, "mse"])
+    assert found[:4] == ["psnr_db", "perceptual_emojiclip", "lpips_alex", "ssim"]
+    assert found[4:7] == ["clip_score_emojiclip", "cmmd_emojiclip", "mse"]
+    assert found[-1] == "of_another_version"
+    assert sorted(found) == sorted(measured)
 
 
 class TestMeasured:

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdopt.report.charts.comparisons import forest, interactions, waterfall
+from sdopt.report.charts.spec import Spec
 from sdopt.report.page import html
+from sdopt.report.page.blocks import Chart
 from sdopt.report.page.gallery import gallery_of
 from sdopt.report.page.html import html_page
 from sdopt.report.page.markdown import markdown_page
 from sdopt.report.page.sections import study_page, sweep_page
+from sdopt.report.plots import main_plot
 from sdopt.report.rows import rows_of
 from sdopt.results.records import (
     BreakEven,
@@ -108,7 +112,7 @@ class TestOrder:
             "Distance to the hardware's limit",
             "Break-even",
             "Images",
-            "How it was measured, and how to do it again",
+            "Method and reproduction",
             "Environment",
         ]
         links = [link.get("href") for link in every(root, "a")]
@@ -147,6 +151,33 @@ class TestOrder:
     ) -> None:
         written = html_page(study_page(full, finished.folder)).decode()
         assert "sdopt doctor --save my_conf/hardware/mine.yaml" in written
+
+
+class TestMainPlot:
+    @pytest.mark.parametrize(
+        ("design", "options", "plot"),
+        [
+            ("one_at_a_time", [], forest),
+            ("cumulative", [], waterfall),
+            # Rivals of one axis exclude each other, so they have effects and no interaction.
+            ("factorial", [("attention=math",), ("attention=flash",)], forest),
+            ("factorial", [("precision=bf16",), ("precision=bf16", "attention=math")], interactions),
+        ],
+    )
+    def test_the_picture_stands_where_the_page_has_the_same_plot(
+        self,
+        result: StudyResult,
+        finished: Finished,
+        design: str,
+        options: list[tuple[str, ...]],
+        plot: Callable[[StudyResult], Spec | None],
+    ) -> None:
+        result.design, result.effects = design, [Effect(of, Interval(1.2)) for of in options]
+        assert main_plot(result) is plot
+        page = study_page(result, finished.folder)
+        charts = [block for section in page.sections for block in section.blocks if isinstance(block, Chart)]
+        assert [chart.views[0][1] for chart in charts if chart.file == "plot.png"] == [plot(result)]
+        assert markdown_page(page).count(b"](plot.png)") == 1
 
 
 class TestClosed:
@@ -242,7 +273,7 @@ class TestMissing:
         page = study_page(result, finished.folder)
         found = titles(parsed(html_page(page)))
         assert not set(absent) & set(found)
-        assert {"Answer", "Results", "How it was measured, and how to do it again", "Environment"} <= set(found)
+        assert {"Answer", "Results", "Method and reproduction", "Environment"} <= set(found)
         assert markdown_page(page).startswith(b"# shared\n")
 
     def test_images_that_are_elsewhere_are_said_to_be(self, result: StudyResult, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from rich.console import Console
 from sdopt.analysis.answer import answer_of
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_markdown
-from sdopt.report.rows import quality_heading, quality_rows, rows_of
+from sdopt.report.quality import quality_columns, quality_heading, quality_rows
+from sdopt.report.rows import rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
 from sdopt.results.records import Comparison, Evidence, Interval, Schedule, Score, Status, StudyResult
 from sdopt.tracking.projection import study_tags
@@ -240,6 +241,12 @@ class TestQuality:
         for text in (markdown_table(result), rendered(result, 120)):
             assert "↑ more is better, ↓ less is better. clip_score: 100 · cosine" in " ".join(text.split())
 
+    def test_columns_are_in_the_order_of_reading_and_leave_out_what_is_not_tabulated(self, result: StudyResult) -> None:
+        for row in result.variants[:2]:
+            row.quality = {"contrast": Score(0.1), "cmmd_emojiclip": Score(1.0), "clip_score_emojiclip": Score(25.0)}
+        result.comparisons[0].quality = {"mse": Score(0.1), "ssim": Score(0.9), "psnr_db": Score(40.0)}
+        assert quality_columns(result) == ["psnr_db", "ssim", "clip_score_emojiclip", "cmmd_emojiclip", "broken"]
+
     def test_a_comparison_with_another_reference_has_a_row_that_names_it(self, result: StudyResult) -> None:
         twice_compared(result)
         shown = {row[0]: row[1] for row in quality_rows(result, ["psnr_db"])}
@@ -248,10 +255,8 @@ class TestQuality:
 
     def test_two_processes_have_no_intervals(self, result: StudyResult) -> None:
         reconfigure(result, "protocol", replicates=2)
-        assert "no intervals: protocol.replicates=3 would give some" in markdown_table(result)
+        assert "no intervals (needs protocol.replicates=3 or more)" in markdown_table(result)
         result.schedule = Schedule("blocks", "memory")
-        note = (
-            "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals: protocol.replicates=3"
-        )
+        note = "Measured in blocks (memory), 6 rounds, 2 to 3 processes per variant, no intervals (needs protocol"
         assert note in markdown_table(result)
         assert "two-sided 95 %" not in markdown_table(result)

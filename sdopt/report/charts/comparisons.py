@@ -26,7 +26,8 @@ from sdopt.report.charts.spec import (
     shortened,
     tooltips,
 )
-from sdopt.report.rows import memory_text, metric_text, quality_heading, seconds_text
+from sdopt.report.quality import metric_text, pair_metric, quality_heading
+from sdopt.report.words import memory_text, seconds_text
 from sdopt.results.records import Effect, Interval, StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
@@ -84,12 +85,13 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
     rows = [at for row in figures_of(result) for at in row.shapes if at.speedup]
     if not rows:
         return None
-    verdicts = {(option.variant, option.reference): str(option.worth) for option in answer_of(result).options}
+    answer = answer_of(result)
     references, several = {row.reference for row in rows}, len(result.shapes) > 1
-    [metric, *_] = [*_metrics_of_pairs(result), ""]
+    metric = pair_metric(result)
     data = []
     for row in sorted(rows, key=lambda row: (row.variant.role == "control", -_estimate(row.speedup))):
         assert row.speedup is not None
+        verdict = answer.on(row)
         against = "" if len(references) == 1 else f" against {row.reference}"
         data.append({
             "name": f"{row.variant.name}{f', {row.shape}' if several else ''}{against}",
@@ -99,25 +101,20 @@ def forest(result: StudyResult, detailed: bool = False) -> Spec | None:
             "latency": seconds_text(row.latency) if row.latency else "",
             "memory": memory_text(row),
             "quality": metric_text(row, metric),
-            "worth": verdicts.get((row.variant.name, row.reference), ""),
+            "worth": str(verdict.worth) if verdict else "",
         })  # fmt: skip
     heading = Column(quality_heading(metric), "quality", 96)
     columns = (*_DETAILS[:2], *([heading] if metric else []), _DETAILS[-1]) if detailed else _NUMBERS
     against = f" against {shortened(references.pop())}" if len(references) == 1 else ""
     ends = [end for row in data for end in (row["estimate"], row["low"], row["high"]) if isinstance(end, float)]
-    # Each shape, and each set of sessions, has a floor of its own, which decides the colours.
-    low, high = floor_range(result) or (None, None)
-    floor = low if low == high and not several else None
+    # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
+    floors = floor_range(result)
+    floor = floors[0] if floors and floors[0] == floors[1] and not several else None
     layers = _floor_layers(floor) if floor else []
     encoding = {"x": ratio_axis(f"speed-up{against}, log scale (right is faster)", [*ends, *_band_ends(floor)])}
     tooltip = {"name": "variant", "figure": "speed-up", "latency": "latency", "memory": "memory"}
     layers += _dots(Rows(data), encoding["x"], tooltip)
     return Rows(data, columns).spec(layers, f"Speed-ups with intervals{against}: {_listed(data)}")
-
-
-def _metrics_of_pairs(result: StudyResult) -> list[str]:
-    names = [name for edge in result.comparisons for name in edge.quality]
-    return [name for name in ("psnr_db", *dict.fromkeys(names)) if name in names]
 
 
 def _estimate(ratio: Ratio | None) -> float:
@@ -357,7 +354,7 @@ def _break_even_rows(data: list[dict[str, object]]) -> Spec:
         "axis": {"tickCount": FEW_TICKS, "format": "~s"},
     }
     rows = Rows(data, (Column("images", "figure", 136),))
-    tooltip = {"name": "variant", "figure": "repaid after", "extra": "more at the start"}
+    tooltip = {"name": "variant", "figure": "repaid after", "extra": "extra start-up time"}
     layers: list[Spec] = [
         {
             "transform": [{"filter": "isValid(datum.reach)"}, {"calculate": "datum.low || 1", "as": "from"}],

@@ -22,10 +22,13 @@ from sdopt.report.charts.spec import (
     Spec,
     tooltips,
 )
-from sdopt.report.rows import seconds_text
+from sdopt.report.words import seconds_text
 from sdopt.results.records import StudyResult
 
-_CALL_KINDS = {"decides": "circle", "disturbed, but decides": "diamond", "disturbed, left out": "cross"}
+_DECIDES, _DISTURBED, _LEFT_OUT = "decides", "disturbed, but decides", "disturbed, left out"
+
+_CALL_KINDS = {_DECIDES: "circle", _DISTURBED: "diamond", _LEFT_OUT: "cross"}
+"""Shapes of calls, by whether they decide."""
 
 _CALL_FACTS = {
     "variant": "variant",
@@ -174,7 +177,7 @@ def _calls(result: StudyResult) -> list[dict[str, object]]:
                 "text": f"{seconds:.3f} s",
                 "aria_text": f"{variant.name}, round {begins[measurement.session] + round_index + 1}: {seconds:.3f} s",
                 "others": "" if share is None else f"{100 * share:.1f} %",
-                "kind": list(_CALL_KINDS)[2 if left_out else 1 if disturbed else 0],
+                "kind": _LEFT_OUT if left_out else _DISTURBED if disturbed else _DECIDES,
             })  # fmt: skip
     return calls
 
@@ -320,7 +323,7 @@ def limit_plot(result: StudyResult) -> Spec | None:
     title = "share of the device's peak rate (%)" if shares_known else "achieved rate (TFLOP/s)"
     domain = {"domain": [0, 100]} if shares_known else {"domainMin": 0}
     plot = Rows(data, (Column("of the peak" if shares_known else "achieved", "figure", 116),))
-    tooltip = {"name": "variant", "rate": "achieved", "peak": "peak", "work": "work of an image"}
+    tooltip = {"name": "variant", "rate": "achieved", "peak": "peak", "work": "work per image"}
     bars: Spec = {
         "mark": {"type": "rule", "strokeWidth": 14, "color": BLUE},
         "encoding": {

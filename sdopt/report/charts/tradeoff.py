@@ -5,50 +5,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdopt.analysis.answer import Worth, answer_of
+from sdopt.analysis.answer import Answer, Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
-from sdopt.quality.metrics import family_of
+from sdopt.quality.metrics import family_of, known_family
 from sdopt.report.charts.spec import (
-    AMBER,
     ARIA_TEXT,
-    BLUE,
     FEW_TICKS,
     GREY,
-    INK,
     MUTED,
-    PURPLE,
-    VERMILION,
     ZOOM,
     Spec,
     ratio_axis,
     tooltips,
 )
-from sdopt.report.rows import (
-    compared,
-    gib_text,
-    known_family,
-    metric_text,
-    quality_columns,
-    quality_heading,
-    seconds_text,
-)
+from sdopt.report.quality import metric_text, quality_columns, quality_heading
+from sdopt.report.tones import BASELINE, COLOUR, TONES
+from sdopt.report.words import compared, gib_text, seconds_text
 from sdopt.results.records import StudyResult
 
-_BASELINE = "baseline"
-
-_KINDS: dict[str, tuple[str, str]] = {
-    _BASELINE: (INK, "square"),
-    Worth.WORTH_IT: (BLUE, "circle"),
-    Worth.UNPROVEN: (GREY, "diamond"),
-    Worth.NO_BENEFIT: (AMBER, "triangle-left"),
-    Worth.HARMFUL: (VERMILION, "triangle-down"),
-    Worth.BROKEN: (PURPLE, "cross"),
+_SHAPES: dict[str, str] = {
+    BASELINE: "square",
+    Worth.WORTH_IT: "circle",
+    Worth.UNPROVEN: "diamond",
+    Worth.NO_BENEFIT: "triangle-left",
+    Worth.HARMFUL: "triangle-down",
+    Worth.BROKEN: "cross",
+    Worth.NOT_MEASURED: "triangle-up",
 }
-"""Colour and shape by verdict."""
-
-_FIRST = ("psnr_db", "perceptual", "lpips", "ssim", "clip_score", "cmmd")
-"""Metrics in the order in which a reader may choose them, by how their names begin."""
-
+"""Shape by verdict: two verdicts may have one colour."""
 
 _FACTS = {
     "name": "variant",
@@ -84,15 +68,16 @@ def tradeoffs(result: StudyResult, named: bool = False) -> list[Tradeoff]:
         named: whether points bear their names, for a picture, in place of numbers.
     """
     rows = [row for row in figures_of(result) if row.variant.role != "control" and row.latency]
-    families = {name: family for name in quality_columns(result) if (family := known_family(name))}
-    directed = [name for name, family in families.items() if family.higher_is_better is not None]
-    ordered = [name for first in _FIRST for name in directed if name.startswith(first)]
-    found = [_tradeoff(result, rows, name, named) for name in dict.fromkeys([*ordered, *directed])]
+    families = {name: known_family(name) for name in quality_columns(result)}
+    directed = [name for name, family in families.items() if family and family.higher_is_better is not None]
+    answer = answer_of(result)
+    found = [_tradeoff(result, answer, rows, name, named) for name in directed]
     return [plot for plot in found if plot is not None]
 
 
-def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: bool) -> Tradeoff | None:
-    verdicts = {(option.variant, option.reference): option.worth for option in answer_of(result).options}
+def _tradeoff(
+    result: StudyResult, answer: Answer, rows: Sequence[Figures], metric: str, named: bool
+) -> Tradeoff | None:
     against = {row.reference for row in rows if row.reference}
     relative = against == {result.baseline}
     points: list[dict[str, Any]] = []
@@ -102,7 +87,8 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
         speed = _speed(row, relative, is_baseline)
         if loss is None or speed is None:
             continue
-        kind = _BASELINE if is_baseline else str(verdicts.get((row.variant.name, row.reference), Worth.UNPROVEN))
+        verdict = answer.on(row)
+        kind = BASELINE if is_baseline or verdict is None else str(verdict.worth)
         memory = row.headline_memory[1] if row.headline_memory else None
         points.append({
             "number": number,
@@ -118,7 +104,7 @@ def _tradeoff(result: StudyResult, rows: Sequence[Figures], metric: str, named: 
             "latency": seconds_text(row.latency) if row.latency else "",
             "loss_text": _loss_text(row, metric, is_baseline),
         })  # fmt: skip
-    if sum(point["kind"] != _BASELINE for point in points) == 0:
+    if all(point["kind"] == BASELINE for point in points):
         return None
     heading = quality_heading(metric)
     return Tradeoff(
@@ -190,10 +176,10 @@ def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
             "scale": {"type": "log", "reverse": True, "domain": [0.9 * min(speeds), 1.1 * max(speeds)], "nice": False},
             "axis": {"tickCount": 5, "format": "~g"},
         }
-    kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
+    kinds = [kind for kind in _SHAPES if any(point["kind"] == kind for point in points)]
     colour = {"field": "kind", "type": "nominal", "title": None,
-              "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
-    shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
+              "scale": {"domain": kinds, "range": [COLOUR[TONES[kind]] for kind in kinds]}}  # fmt: skip
+    shape = {**colour, "scale": {"domain": kinds, "range": [_SHAPES[kind] for kind in kinds]}}
     largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
     in_mib = largest < 1
     size: Spec = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
-from sdopt.report.rows import known_family
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import ImageRecord, Score, StudyResult, VariantResult
+from sdopt.results.records import Score, StudyResult, VariantResult
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""
@@ -21,9 +21,6 @@ _EDGE = 384
 """Edge that larger images are scaled to."""
 
 _PROMPTS = 12
-
-_ORDER = ("lpips", "perceptual", "mse")
-"""Prefixes of the names of distances to the reference; the first one available orders the prompts."""
 
 
 def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None:
@@ -87,8 +84,7 @@ def _losses(
     scores: dict[str, dict[str, Score]] = {
         variant.name: edge.quality for variant in variants if (edge := result.first_comparison(variant.name))
     }
-    names = [name for quality in scores.values() for name in quality]
-    metric = next((name for first in _ORDER for name in names if name.startswith(first)), "")
+    metric = next(filter(_is_distance, in_reading_order(name for quality in scores.values() for name in quality)), "")
     losses = {}
     for variant, quality in scores.items():
         values = quality[metric].per_prompt if metric in quality else []
@@ -97,6 +93,12 @@ def _losses(
                 losses[variant, prompt] = value
     family = known_family(metric)
     return f"{metric}, {family.meaning}" if family else metric, losses
+
+
+def _is_distance(metric: str) -> bool:
+    """Returns whether a metric has values by prompt that grow with the difference from the reference."""
+    family = known_family(metric)
+    return family is not None and family.needs_pair and family.higher_is_better is False
 
 
 def _worst(losses: dict[tuple[str, int], float], prompt: int) -> float:
@@ -111,11 +113,11 @@ def _row(
     against: dict[str, str],
     folder: Path,
 ) -> PromptImages:
-    [first, *_] = [record for record in baseline.images if record.prompt_index == prompt]
+    first = next(record for record in baseline.images if record.prompt_index == prompt)
     plain = inside(folder, first.path).read_bytes()
     pictures = []
     for variant in variants:
-        record = _find(variant, first)
+        record = variant.image(prompt, first.image_index)
         if record is None or not inside(folder, record.path).is_file():
             continue
         loss = losses.get((variant.name, prompt))
@@ -126,11 +128,6 @@ def _row(
         broken = ", ".join(trip.wire for trip in variant.trips if trip.path in ("", record.path))
         pictures.append(Picture(variant.name, "" if same else _uri(inside(folder, record.path)), caption, broken))
     return PromptImages(first.prompt, Picture(baseline.name, _uri(inside(folder, first.path))), pictures)
-
-
-def _find(variant: VariantResult, like: ImageRecord) -> ImageRecord | None:
-    wanted = like.prompt_index, like.image_index
-    return next((record for record in variant.images if (record.prompt_index, record.image_index) == wanted), None)
 
 
 def _uri(path: Path) -> str:

@@ -14,32 +14,9 @@ from markupsafe import Markup, escape
 
 from sdopt.report.charts.spec import VEGA_LITE, Spec, engine, whole
 from sdopt.report.page.blocks import Chart, Page
+from sdopt.report.tones import GLYPH, TONES
 from sdopt.results.files import write_atomically
 from sdopt.scratch import cache_folder
-
-_GLYPHS = {
-    "worth it": "✓",
-    "pass": "✓",
-    "ok": "✓",
-    "reproduced": "✓",
-    "unproven": "?",
-    "inconclusive": "?",
-    "not comparable": "?",
-    "undecided": "?",
-    "no gain": "✗",
-    "harmful": "✗",
-    "fail": "✗",
-    "baseline": "■",
-    "broken": "⚠",
-    "skipped": "–",
-    "not measured": "–",
-    "pending": "–",
-    "not run": "–",
-    "no figure": "–",
-}
-"""Symbols that show a verdict besides its colour; a status without a symbol is a failure."""
-
-_KINDS = {"✓": "good", "?": "open", "✗": "bad", "⚠": "broken", "■": "plain", "–": "plain"}
 
 
 def html_page(page: Page) -> bytes:
@@ -86,8 +63,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["glyph"] = lambda verdict: _GLYPHS.get(verdict, "✗")
-    environment.filters["kind"] = lambda verdict: _KINDS[_GLYPHS.get(verdict, "✗")]
+    environment.filters["tone"] = TONES.__getitem__
+    environment.filters["glyph"] = GLYPH.__getitem__
     environment.filters["figure"] = _figure
     environment.filters["code"] = _code
     environment.filters["type"] = lambda block: type(block).__name__

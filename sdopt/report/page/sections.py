@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sdopt.analysis.answer import Answer, OptionAnswer, answer_of
@@ -10,30 +10,20 @@ from sdopt.analysis.break_even import images_text, start_text
 from sdopt.analysis.figures import figures_of
 from sdopt.analysis.published import Claim, claims_of, notes_of_published, shown_claims
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, waterfall
+from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
+from sdopt.report.notes import SWEEP_NOTE, notes_of
 from sdopt.report.page.blocks import Block, Chart, Code, Facts, Fold, Notes, Page, Prose, Section, Table
 from sdopt.report.page.gallery import gallery_of, has_images
+from sdopt.report.plots import main_plot
 from sdopt.report.published import claims_table
-from sdopt.report.rows import (
-    ANSWER_HEADINGS,
-    EFFECT_HEADINGS,
-    SWEEP_NOTE,
-    Row,
-    answer_cells,
-    effect_cells,
-    headline_columns,
-    intervals_text,
-    notes_of,
-    quality_heading,
-    quality_notes,
-    quality_rows,
-    rows_of,
-    table_of,
-)
+from sdopt.report.quality import headline_columns, quality_heading, quality_notes, quality_rows
+from sdopt.report.rows import ANSWER_HEADINGS, EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, table_of
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.report.verdicts import VERDICT_HEADINGS, verdict_notes, verdict_rows
+from sdopt.report.words import intervals_text
 from sdopt.results.records import BreakEven, StudyResult
 
 IMAGES_BYTES = 3_000_000
@@ -120,9 +110,11 @@ def _results(result: StudyResult) -> Section:
         blocks.append(Table(SHAPE_HEADINGS, at_shapes))
     plot = forest(result)
     if plot is not None:
-        caption = "Each dot is a speed-up, with its interval. The band is what two baselines differed by."
-        shown_first = not result.effects and result.design != "cumulative"
-        blocks.append(Chart([("", plot)], caption, file="plot.png" if shown_first else ""))
+        caption = (
+            "Each dot is a speed-up, with its interval. The shaded band is the A/A floor: the difference between two "
+            "identical baselines."
+        )
+        blocks.append(Chart([("", plot)], caption, file=_file_of(forest, result)))
     if columns := headline_columns(result):
         blocks.append(Table(("images", *map(quality_heading, columns)), quality_rows(result, columns)))
         blocks.append(Notes(quality_notes(columns)))
@@ -131,6 +123,11 @@ def _results(result: StudyResult) -> Section:
         notes = Notes(verdict_notes(result, result.judgements))
         blocks.append(Fold(f"What the gate says (gate={result.gate})", [table, notes]))
     return Section("results", "Results", blocks)
+
+
+def _file_of(plot: Callable[[StudyResult], Spec | None], result: StudyResult) -> str:
+    """Returns the picture that shows the same as a plot; "" if the study's picture shows another one."""
+    return "plot.png" if main_plot(result) is plot else ""
 
 
 def _published(result: StudyResult) -> Section:
@@ -168,7 +165,7 @@ def _design(result: StudyResult) -> Iterator[Section]:
     steps = waterfall(result) if result.design == "cumulative" else None
     if steps is not None:
         caption = "Each bar begins where the step before it ended. The interval is that of the step alone."
-        yield Section("steps", "Step by step", [Chart([("", steps)], caption, file="plot.png")])
+        yield Section("steps", "Step by step", [Chart([("", steps)], caption, file=_file_of(waterfall, result))])
     blocks: list[Block] = []
     effects, pairs = main_effects(result), interactions(result)
     if effects is not None:
@@ -179,7 +176,7 @@ def _design(result: StudyResult) -> Iterator[Section]:
                 [("", pairs)],
                 "Diagonal: an option, averaged over the others. Below: the interaction of two; above 1 they are faster "
                 "together than the product of their separate effects.",
-                file="plot.png",
+                file=_file_of(interactions, result),
             )
         )
     if result.effects:
@@ -270,8 +267,8 @@ def _method(result: StudyResult) -> Section:
     commit = environment.sdopt_commit
     checkout = [f"git checkout {commit}"] if commit else []
     changed = ["The checkout had changes that were not committed."] if environment.sdopt_dirty else []
-    again = Code("Do it again", [*checkout, shlex.join(environment.command)])
-    return Section("method", "How it was measured, and how to do it again",
+    again = Code("Reproduce", [*checkout, shlex.join(environment.command)])
+    return Section("method", "Method and reproduction",
                    [again, Notes([*changed, *notes_of(result)]), Facts(facts)])  # fmt: skip
 
 

@@ -1,0 +1,207 @@
+"""Derives the notes below a result table: what its figures include, and what disturbed or limits them."""
+
+from sdopt.analysis.break_even import compiled_earlier_s
+from sdopt.analysis.disturbance import count_rounds
+from sdopt.analysis.doubts import doubts_of
+from sdopt.analysis.figures import figures_by_variant, figures_of, floor_range
+from sdopt.analysis.gpu import gpu_notes
+from sdopt.analysis.measures import TAIL_RATIO
+from sdopt.analysis.precision import kept_going
+from sdopt.report.words import compared, sampling_text, seconds_text, start_words
+from sdopt.results.records import Interval, Status, StudyResult
+
+SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
+
+
+def notes_of(result: StudyResult) -> list[str]:
+    """Returns the notes that a reader of the table needs."""
+    notes = [
+        *_shape_notes(result),
+        *_floor_notes(result),
+        *_sampling_notes(result),
+        *_start_notes(result),
+        *_tail_notes(result),
+        *_memory_notes(result),
+        *(f"Doubtful: {doubt}." for doubt in doubts_of(result)),
+        *_card_notes(result),
+        *gpu_notes(result),
+    ]
+    if result.effects:
+        notes.append(
+            "Effects: a main effect is averaged over the other options; an interaction above 1 means that two options "
+            "are faster (or larger) together than the product of their separate effects."
+        )
+    if any(variant.config.random_weights for variant in result.variants):
+        notes.append(
+            "Random weights: speed and memory are those of the real model; images show only how far variants agree."
+        )
+    if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
+        notes.append(
+            "not_engaged: the option ran without evidence of taking effect; its figures are not credited to the option."
+        )
+    return notes
+
+
+def _shape_notes(result: StudyResult) -> list[str]:
+    """Returns notes on the figures that a study with several shapes has only for the main one."""
+    if len(result.shapes) == 1:
+        return []
+    note = (
+        f"Shapes: each process runs all {len(result.shapes)} in every round. The first call of a shape comes after the "
+        "first calls of the shapes before it, so it includes only the start-up work that they left to do. Images, "
+        f"stages and energy are those of {result.shapes[0]}."
+    )
+    return [note]
+
+
+def _floor_notes(result: StudyResult) -> list[str]:
+    if result.control is not None and floor_range(result) is not None:
+        several = len(result.shapes) > 1
+        floors = [(shape, floor_range(result.at(index))) for index, shape in enumerate(result.shapes)]
+        share = "; ".join(
+            f"{_floor_text(*ends)}{f' at {shape}' if several else ''}" for shape, ends in floors if ends is not None
+        )
+        return [
+            f"A/A floor: two identical baselines differed by {share}; ≈ marks a speed-up that is no larger than that."
+        ]
+    if any(variant.status.timed and variant.samples for variant in result.variants):
+        return ["No A/A floor: the control or the baseline failed; no speed-up can be told from chance (≈)."]
+    return []
+
+
+def _floor_text(low: float, high: float) -> str:
+    """Returns the floors of all comparisons; they differ between sessions."""
+    first, last = (f"{100 * (floor - 1):.1f}" for floor in (low, high))
+    return f"{first} %" if first == last else f"{first} to {last} %, by the sessions of a comparison"
+
+
+def _sampling_notes(result: StudyResult) -> list[str]:
+    """Returns notes on the samples behind the intervals, and on disturbances of the measurement."""
+    notes = []
+    if samples := sampling_text(result):
+        drift = "".join(f" Drift of the baseline over a block: at most {100 * d:.1f} %." for d in _worst(result))
+        notes.append(f"{samples}.{drift}")
+        sessions = len(result.sessions)
+        where = "" if sessions <= 1 else f"Measured in {sessions} sessions with processes of their own. "
+        rounds = "the same rounds" if sessions <= 1 else "rounds of the same session"
+        notes.append(
+            f"{where}A speed-up is a ratio of geometric means over {rounds}, "
+            "so it need not be the ratio of the two latencies shown."
+        )
+    notes += [note] if (note := _rounds_note(result)) else []
+    notes += [note] if (note := _precision_note(result)) else []
+    disturbing = sorted({other for session in result.sessions for other in session.disturbed_by})
+    if disturbing:
+        notes.append(
+            f"Disturbed: other studies were measured on this device at the same time: {', '.join(disturbing)}."
+        )
+    return notes
+
+
+def _precision_note(result: StudyResult) -> str:
+    """Returns which speed-ups needed more processes for `protocol.precision`, and whether all reached it; or ""."""
+    precision, found = result.config.protocol.precision, result.precision
+    if precision is None or found is None:
+        return ""
+    going = kept_going(result)
+    listed = ", ".join(
+        f"{name} ({there} of {needed} processes)" if there < needed else f"{name} ({needed} processes)"
+        for name, (there, needed) in going.items()
+    )
+    short = [name for name, (there, needed) in going.items() if there < needed]
+    asked = f"±{100 * precision:g} % for every speed-up, from the deviation of {result.config.replicates} processes"
+    kept = f"more processes were needed for {listed}" if going else "no more processes were needed"
+    ended = f"; not reached by {', '.join(short)}{f': {found.stopped}' if found.stopped else ''}" if short else ""
+    return f"Precision: {asked}; {kept}{ended}."
+
+
+def _rounds_note(result: StudyResult) -> str:
+    """Returns how many rounds other work on the machine disturbed, and how they were handled; "" if none was."""
+    counts, limit = count_rounds(result), result.config.protocol.interference
+    if counts is None or limit is None or not counts.disturbed:
+        return ""
+    causes = {
+        "waiting for a core": counts.waited,
+        "time that the hypervisor gave to other machines": counts.stolen,
+        "time outside the worker's clock": counts.unaccounted,
+        "other processes on the GPU": counts.on_gpu,
+    }
+    # Several causes together may exceed the limit that none of them does alone.
+    least = limit if max(causes.values()) > limit else 0.0
+    named = [f"{cause} up to {100 * share:.{int(share < 0.1)}f} %" for cause, share in causes.items() if share > least]
+    uses = [
+        f"{number} {use}"
+        for number, use in (
+            (counts.left_out, "left out"),
+            (counts.undecided, "used anyway, because too few were undisturbed (raise protocol.extra_rounds)"),
+        )
+        if number
+    ]
+    return (
+        f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "
+        f"({', '.join([*named, f'limit {100 * limit:g} %'])}); {', '.join(uses)}."
+    )
+
+
+def _start_notes(result: StudyResult) -> list[str]:
+    """Returns notes on the extra start-up time of options, if it is large."""
+    starts = [
+        f"{row.variant.name} takes {start[0]} longer than {row.reference} {start[1]}, {start[2]}"
+        for row in figures_of(result)
+        if (start := start_words(row.break_even)) and row.variant.role != "control"
+    ]
+    notes = [f"Start-up: {'; '.join(starts)}."] if starts else []
+    packages = {variant.name: compiled_earlier_s(variant) for variant in result.variants}
+    loaded = [f"{name} in {seconds_text(Interval(spent_s))}" for name, spent_s in packages.items() if spent_s]
+    if loaded:
+        notes.append(
+            f"Earlier runs compiled packages that were loaded here: {'; '.join(loaded)}. The start-up includes this."
+        )
+    return notes
+
+
+def _tail_notes(result: StudyResult) -> list[str]:
+    """Returns a note on largest calls that are shown to differ from those of the reference, at any shape."""
+    shown = [
+        f"{compared(result, row)} {ratio.text}{f' at {at.shape}' if row.further else ''}"
+        for row in figures_of(result)
+        for at in row.shapes
+        if (ratio := at.ratios.get(TAIL_RATIO.name)) and ratio.gain and row.variant.role != "control"
+    ]
+    return [f"Largest call of a process, over that of the reference's: {'; '.join(shown)}."] if shown else []
+
+
+def _memory_notes(result: StudyResult) -> list[str]:
+    names = {m.peak[0] for variant in result.variants for m in variant.measurements if m.peak}
+    memory = {
+        "peak_allocated_gib": "peak that PyTorch allocated on the device, including that of CUDA graphs and DeepSpeed",
+        "peak_process_gib": "peak resident set of the process and its child processes during a call, minus that "
+        "before loading",
+    }
+    return [f"Memory: {memory[name]}; the geometric mean of a variant's processes." for name in sorted(names)]
+
+
+def _card_notes(result: StudyResult) -> list[str]:
+    """Returns notes on the card whose memory was emulated, and on the share of its peak rate that variants reached."""
+    notes = []
+    hardware, sheet = result.config.hardware, result.environment.sheet
+    if hardware.emulate_memory and hardware.sheet is not None:
+        notes.append(
+            f"Memory of an {hardware.sheet.name} ({hardware.sheet.memory_gib:g} GiB) emulated: PyTorch's allocator was "
+            f"capped; times are those of {result.environment.device['name']}."
+        )
+    shares: dict[tuple[str, float], list[str]] = {}
+    for name, figures in figures_by_variant(result).items():
+        compute = figures.compute
+        if compute is not None and compute.peak is not None and figures.variant.status.measured:
+            shares.setdefault(compute.peak, []).append(f"{name} {100 * (compute.of_peak or 0):.0f} %")
+    if shares and sheet is not None:
+        reached = "; ".join(
+            f"of {kind}'s {rate:g} TFLOP/s {', '.join(variants)}" for (kind, rate), variants in shares.items()
+        )
+        notes.append(f"Reached of the dense peak of {sheet.name}, denoiser, VAE and text encoder together: {reached}.")
+    return notes
+
+
+def _worst(result: StudyResult) -> list[float]:
+    return [max(abs(drift - 1) for drift in result.schedule.drift.values())] if result.schedule.drift else []

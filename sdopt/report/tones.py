@@ -1,0 +1,84 @@
+"""Gives every verdict and status a tone, and every tone its look: in a terminal, on a page and in a plot.
+
+A page receives verdicts as text. Their enums are strings, so `TONES` finds a text like its member; two enums with the
+same text give it one tone.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from sdopt.analysis.answer import Worth
+from sdopt.analysis.published import Reproduction
+from sdopt.report.charts.spec import BLUE, GREY, INK, PURPLE, VERMILION
+from sdopt.results.records import Status, Verdict
+
+
+class Tone(StrEnum):
+    """How a reader should take a verdict; the values are classes of the page's style sheet."""
+
+    GOOD = "good"
+    OPEN = "open"
+    """More measurements may decide it."""
+    BAD = "bad"
+    BROKEN = "broken"
+    PLAIN = "plain"
+    """It judges nothing."""
+
+
+BASELINE = "baseline"
+"""Stands where the other variants have a verdict."""
+
+_MEMBERS: Mapping[Tone, tuple[str, ...]] = {
+    Tone.GOOD: (Status.OK, Worth.WORTH_IT, Verdict.PASS, Reproduction.REPRODUCED),
+    Tone.OPEN: (
+        Status.INTERRUPTED,
+        Worth.UNPROVEN,
+        Verdict.INCONCLUSIVE,
+        Verdict.NOT_COMPARABLE,
+        Reproduction.UNDECIDED,
+        Reproduction.NOT_COMPARABLE,
+    ),
+    Tone.BAD: (
+        Status.NOT_ENGAGED,
+        Status.FAILED,
+        Status.OUT_OF_MEMORY,
+        Status.KILLED,
+        Status.TIMEOUT,
+        Worth.NO_BENEFIT,
+        Worth.HARMFUL,
+        Verdict.FAIL,
+        Reproduction.NOT_REPRODUCED,
+    ),
+    Tone.BROKEN: (Worth.BROKEN,),
+    Tone.PLAIN: (
+        BASELINE,
+        Status.PENDING,
+        Status.SKIPPED,
+        Worth.NOT_MEASURED,
+        Reproduction.NOT_RUN,
+        Reproduction.NO_FIGURE,
+    ),
+}
+
+TONES: Mapping[str, Tone] = {member: tone for tone, members in _MEMBERS.items() for member in members}
+
+RICH: Mapping[Tone, str] = {
+    Tone.GOOD: "green",
+    Tone.OPEN: "yellow",
+    Tone.BAD: "red",
+    Tone.BROKEN: "red",
+    Tone.PLAIN: "dim",
+}
+"""Styles of a terminal."""
+
+GLYPH: Mapping[Tone, str] = {Tone.GOOD: "✓", Tone.OPEN: "?", Tone.BAD: "✗", Tone.BROKEN: "⚠", Tone.PLAIN: "–"}
+"""Symbols of a page, which say the same as the colours of its badges."""
+
+COLOUR: Mapping[Tone, str] = {
+    Tone.GOOD: BLUE,
+    Tone.OPEN: GREY,
+    Tone.BAD: VERMILION,
+    Tone.BROKEN: PURPLE,
+    Tone.PLAIN: INK,
+}
+"""Colours of a plot."""

@@ -1,0 +1,45 @@
+"""Every verdict has a tone, and every tone a look."""
+
+from enum import StrEnum
+from importlib.resources import files
+
+import pytest
+
+from sdopt.analysis.answer import Worth
+from sdopt.analysis.published import Reproduction
+from sdopt.report.charts.tradeoff import _SHAPES
+from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
+from sdopt.results.records import Status, Verdict
+
+
+@pytest.mark.parametrize("verdicts", [Status, Worth, Verdict, Reproduction])
+def test_every_verdict_has_a_tone(verdicts: type[StrEnum]) -> None:
+    assert not [verdict for verdict in verdicts if verdict not in TONES]
+
+
+def test_every_tone_has_a_look() -> None:
+    style = (files("sdopt.report.page") / "templates" / "page.css").read_text(encoding="utf-8")
+    for tone in Tone:
+        assert tone in RICH
+        assert tone in COLOUR
+        assert f".badge.{tone} " in style
+    assert len({GLYPH[tone] for tone in Tone}) == len(Tone)
+
+
+def test_verdicts_of_one_colour_differ_in_their_shapes() -> None:
+    assert {*_SHAPES} == {BASELINE, *Worth}
+    assert len({*_SHAPES.values()}) == len(_SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tone"),
+    [
+        (Status.INTERRUPTED, Tone.OPEN),
+        (Status.NOT_ENGAGED, Tone.BAD),
+        (Worth.NO_BENEFIT, Tone.BAD),
+        ("not comparable", Tone.OPEN),
+        ("baseline", Tone.PLAIN),
+    ],
+)
+def test_of_a_member_and_of_its_text(verdict: str, tone: Tone) -> None:
+    assert TONES[verdict] is TONES[str(verdict)] is tone
