@@ -18,7 +18,7 @@ from sdopt.config.parse import SECTIONS
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.probe import probe_device
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Context, Optimization, Stage
+from sdopt.optimizations.base import Context, Optimization
 from sdopt.optimizations.layout import Layout
 from sdopt.optimizations.lora import Loaded, lora_layers
 from sdopt.optimizations.memory import TinyVae
@@ -248,7 +248,7 @@ def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, 
         each = call.get("num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1))
         prompt = optimized.prompts_that_show(each)
     arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
-    if any(option.stage is Stage.COMPILE for option in optimized.assembly.options.values()):
+    if any(option.compiles for option in optimized.assembly.options.values()):
         # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
         # when a module runs for the second time (`CUDAGraphTreeManager._run`).
         for _ in range(2):

@@ -144,6 +144,13 @@ class TestOptimize:
         assert found.facts["graphs_run"] == found.facts["calls"]
         assert pipe.unet.runs == 3 * found.facts["calls"]
 
+    def test_an_eager_pipeline_is_called_once(self, pipe: StableDiffusionPipeline) -> None:
+        sdopt.optimize(pipe, compiler="eager")
+        steps: list[int] = []
+        pipe.unet.register_forward_hook(lambda *_: steps.append(1))
+        assert sdopt.prove(pipe).engaged
+        assert len(steps) == 2
+
     def test_as_many_steps_are_traced_as_an_option_needs(self, pipe: StableDiffusionPipeline) -> None:
         sdopt.optimize(pipe, caching="pyramid_attention")
         assert sdopt.prove(pipe).engaged

@@ -98,6 +98,11 @@ class Optimization:
     loads_on_host: ClassVar[bool] = False
 
     @property
+    def compiles(self) -> bool:
+        """Whether the option replaces modules by compiled ones, which the first calls build."""
+        return self.stage is Stage.COMPILE
+
+    @property
     def traced_calls(self) -> int:
         """Number of denoiser calls that a trace must contain to show that the option took effect."""
         return 2

@@ -18,9 +18,8 @@ def missing_packages(ctx: Context, extra: str, *modules: str) -> list[str]:
 
 def compiles(ctx: Context, *fitting: type[Optimization]) -> bool:
     """Returns whether the variant compiles the denoiser with a compiler other than the `fitting` ones."""
-    from sdopt.optimizations.compiler import Eager  # compilers build on this module
-
-    return not isinstance(ctx.chosen.get("compiler", Eager()), (Eager, *fitting))
+    compiler = ctx.chosen.get("compiler")
+    return compiler is not None and compiler.compiles and not isinstance(compiler, fitting)
 
 
 def records_autograd(ctx: Context, what: str) -> list[str]:
