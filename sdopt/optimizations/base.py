@@ -1,6 +1,6 @@
 """Defines `Optimization`: a frozen dataclass that changes a pipeline and then proves that the change took effect."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -140,6 +140,10 @@ class Optimization:
         """
         return []
 
+    def obstacles(self, ctx: Context) -> list[str]:
+        """Returns everything that keeps the option from running: the keys to set, and the conflicts."""
+        return [*self.lacking(ctx), *self.conflicts(ctx)]
+
     def ineffective(self, ctx: Context) -> list[str]:
         """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""
         return []
@@ -217,3 +221,12 @@ class Optimization:
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         """Changes the pipeline; returns a proof that checks, from a traced call, whether the change took effect."""
         raise NotImplementedError
+
+
+def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:
+    """Returns the keyword arguments of all options for `from_pretrained`.
+
+    Args:
+        options: in the order in which they are applied; of an argument that several give, the last one counts.
+    """
+    return {key: value for option in options for key, value in option.load_kwargs().items()}
