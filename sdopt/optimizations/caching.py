@@ -13,6 +13,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
+from sdopt.optimizations.deepspeed import Attention as DeepSpeedAttention
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
@@ -170,7 +171,7 @@ class PyramidAttention(Caching):
         found = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
             found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
-        if getattr(ctx.chosen.get("attention"), "replaces_layers", False):
+        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
             found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
         return found
 

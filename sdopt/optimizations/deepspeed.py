@@ -57,8 +57,6 @@ class Attention(EquivalentAttention):
 
     # Another batch size would free and reallocate the workspace.
     fixed_batch: ClassVar[bool] = True
-    replaces_layers: ClassVar[bool] = True
-    """Whether the option removes hooks and patches on diffusers' attention layers."""
 
     @property
     @override

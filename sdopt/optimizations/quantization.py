@@ -15,7 +15,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import CudaGraphs, Regional
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
-from sdopt.optimizations.conflicts import missing_packages, records_autograd
+from sdopt.optimizations.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
 from sdopt.schema import bounded
@@ -208,7 +208,7 @@ class Sdnq(Quantized):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
-        if self.convolutions and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
+        if self.convolutions and is_channels_last(ctx):
             found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
         if isinstance(ctx.chosen.get("lora"), Loaded):
             found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao")
