@@ -29,7 +29,7 @@ def records_autograd(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of `what`, which drops autograd's graph, with `grad_mode=enabled`."""
     if not keeps_gradients(ctx):
         return []
-    return [f"{what} records nothing for autograd: choose grad_mode=no_grad or inference_mode"]
+    return [f"{what} does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode"]
 
 
 def grad_mode_of(ctx: Context) -> str | None:

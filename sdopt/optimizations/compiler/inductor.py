@@ -107,21 +107,31 @@ class Inductor(Compiler):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets)
-        batches = getattr(ctx.chosen.get("caching"), "batch_sizes", 1) if "denoiser" in self.targets else 1
-        of_images = not {"denoiser", "decoder"}.isdisjoint(self.targets)  # text encoders see no image size
-        # Half of one batch may be the whole of another.
-        graphs = {
-            (shape.size if of_images else None, n * shape.batch_size)
-            for shape in ctx.shapes
-            for n in range(1, batches + 1)
-        }
-        found += too_many_graphs(ctx, self.dynamic, len(graphs))
+        found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
-        if of_images and (self.dynamic or (self.dynamic is None and len(sizes) > 1)):
+        if self._sees_images and (self.dynamic or (self.dynamic is None and len(sizes) > 1)):
             found += records_any_shape(ctx)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
             found += unfit_for_graphs(ctx, self.targets)
+        return found
+
+    @property
+    def _sees_images(self) -> bool:
+        """Whether the inputs of a target depend on the image size, as those of a text encoder do not."""
+        return "denoiser" in self.targets or "decoder" in self.targets
+
+    def _inputs(self, ctx: Context) -> set[tuple[int | None, int]]:
+        """Returns the distinct (image size, batch size) of the targets' inputs; each of them needs a static graph.
+
+        Batch sizes are relative: with `caching=guidance_interval` some steps run half of a batch, which counts as 1,
+        and half of one batch may be the whole of another.
+        """
+        parts = getattr(ctx.chosen.get("caching"), "batch_sizes", 1) if "denoiser" in self.targets else 1
+        found: set[tuple[int | None, int]] = set()
+        for shape in ctx.shapes:
+            size = shape.size if self._sees_images else None
+            found |= {(size, part * shape.batch_size) for part in range(1, parts + 1)}
         return found
 
     @override
@@ -283,14 +293,14 @@ def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.dev
     if not facts["graphs"]:
         # TorchDynamo keeps graphs by the code of a module's class: another pipeline of this process compiled them.
         graphs = "graphs that this process compiled before"
-    shown = ", ".join(f"{target} {count}" for target, count in regions.items()) if len(regions) > 1 else ""
-    summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run{shown and f' ({shown})'}"
+    summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run"
+    if len(regions) > 1:
+        facts["regions"] = dict(regions)
+        summary += f" ({', '.join(f'{target} {count}' for target, count in regions.items())})"
     fewer = [target for target, stage in stages.items() if not regions[target] >= stage.calls > 0]
     if any(regions.values()) and fewer:
         told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
         summary += f", which are not all of {told}"
-    if len(regions) > 1:
-        facts["regions"] = dict(regions)
     if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
         facts["templates"] = False
         summary += "; Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
