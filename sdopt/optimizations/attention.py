@@ -83,11 +83,7 @@ class EquivalentAttention(Optimization):
     """The base class of other implementations of the same attention, whose results differ only by rounding."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
 
 
 @dataclass(frozen=True)
@@ -197,10 +193,7 @@ class Sliced(EquivalentAttention):
     `slice_size` is the number of (batch × head) rows per slice.
     """
 
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1, le=1_000_000)
     """Number of (batch × head) rows per slice; null is half of the heads (`auto` in diffusers)."""
@@ -243,10 +236,7 @@ class Sliced(EquivalentAttention):
 class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency", "memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
 
     @property
     @override
@@ -295,15 +285,8 @@ the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
-
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.unet.fuse_qkv_projections()",)
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.unet.fuse_qkv_projections()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -83,6 +83,9 @@ Inputs = dict[str, Any]
 class Optimization:
     """One option of one axis. Its fields are the keys of its yaml file; a subclass overrides only what it needs.
 
+    `contract`, `claims` and `diffusers_lines` are class variables of most subclasses, and properties of those where a
+    field decides.
+
     Attributes:
         stage: when the option is applied.
         fixed_batch: whether another batch size would be compiled or captured again, or would give visibly different

@@ -51,20 +51,12 @@ class Caching(Optimization):
 
     stage: ClassVar[Stage] = Stage.CACHING
     saves_operations: ClassVar[bool] = True
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
     batch_sizes: ClassVar[int] = 1
     """Number of batch sizes of the denoiser in one image."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

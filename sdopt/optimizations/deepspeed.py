@@ -57,11 +57,7 @@ class Attention(EquivalentAttention):
 
     # Another batch size would free and reallocate the workspace.
     fixed_batch: ClassVar[bool] = True
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -38,11 +38,7 @@ class Offload(Optimization):
 
     stage: ClassVar[Stage] = Stage.OFFLOAD
     loads_on_host: ClassVar[bool] = True
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -62,10 +58,7 @@ class ModelOffload(Offload):
     This is diffusers' `enable_model_cpu_offload`: the device holds one of text encoder, denoiser and VAE at a time.
     """
 
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.enable_model_cpu_offload()",)
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.enable_model_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -93,10 +86,7 @@ class SequentialOffload(Offload):
     This is diffusers' `enable_sequential_cpu_offload`, which needs the least memory and is by far the slowest.
     """
 
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.enable_sequential_cpu_offload()",)
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.enable_sequential_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

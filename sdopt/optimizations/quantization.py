@@ -35,6 +35,7 @@ class Quantized(Optimization):
     """The base class of options that store weights of the denoiser in 8 bits, and all other weights in another type."""
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
+    contract: ClassVar[Contract] = Contract.LOSSY
     # Rounding to 8 bits amplifies the small differences between batch sizes.
     fixed_batch: ClassVar[bool] = True
     package: ClassVar[str]
@@ -50,11 +51,6 @@ class Quantized(Optimization):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of layers to quantize; of each kind, some layers may be too small."""
         return ("Linear",)
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
 
     @property
     @override
