@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, TorchScript
+from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.optimizations.deepspeed import Attention as DeepSpeedAttention
 from sdopt.pipelines.loading import part_config
@@ -84,6 +84,7 @@ class DeepCaching(Caching):
 
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {
         "inductor": Inductor,
+        "regional": Regional,
         "trace": TorchScript,
         "aot": Aot,
         "cuda_graphs": CudaGraphs,

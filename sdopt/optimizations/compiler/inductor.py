@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -188,12 +188,18 @@ class Regional(Compiler):
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
         def proof(trace: Trace) -> Finding:
-            blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
-            regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
-            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
-            everywhere = regions >= len(blocks) * calls > 0
-            summary = f"{found.summary}, for {len(blocks)} blocks in {calls} calls"
-            return Finding(found.engaged and everywhere, summary, found.facts | {"blocks": len(blocks)})
+            blocks = [name for name, m in denoiser.named_modules() if type(m).__name__ in denoiser._repeated_blocks]
+            seen = trace.denoiser
+            # A step may leave blocks out (`caching=deepcache`), so their runs are not counted. A trace shows each layer
+            # that runs eagerly, as those between the blocks do.
+            eager = [name for name in seen.ran if name.startswith(tuple(f"{block}." for block in blocks))]
+            summary, facts = _regions(trace, ["denoiser"])
+            summary += f", for {len(blocks)} blocks in {seen.calls} calls"
+            if eager:
+                summary += f"; layers of them that ran eagerly: {len(eager)}"
+            engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
+            found = Finding(engaged, summary, facts | {"blocks": len(blocks), "eager_layers": len(eager)})
+            return _with_templates(found, self.mode, device_of(pipe))
 
         return proof
 
@@ -276,14 +282,22 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
 def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.device) -> Finding:
     """Checks whether each call of each target ran regions compiled by TorchDynamo.
 
-    Beyond its recompilation limit, TorchDynamo runs a call eagerly and reports that only in a log. The summary adds
-    what the mode does not do on this device.
+    Beyond its recompilation limit, TorchDynamo runs a call eagerly and reports that only in a log.
     """
-    from torch._dynamo.utils import counters
-    from torch._inductor import utils as inductor_utils
-
+    summary, facts = _regions(trace, targets)
     stages = {target: trace.stages[STAGE_OF[target]] for target in targets}
-    regions = {target: stage.compiled_regions for target, stage in stages.items()}
+    fewer = [target for target, stage in stages.items() if not stage.compiled_regions >= stage.calls > 0]
+    if fewer and facts["compiled_regions_run"]:
+        told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
+        summary += f", which are not all of {told}"
+    return _with_templates(Finding(not fewer, summary, facts), mode, device)
+
+
+def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Returns a summary of the graphs and of the regions compiled by TorchDynamo that targets ran, and the facts."""
+    from torch._dynamo.utils import counters
+
+    regions = {target: trace.stages[STAGE_OF[target]].compiled_regions for target in targets}
     facts: dict[str, Any] = {
         "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
@@ -297,14 +311,17 @@ def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.dev
     if len(regions) > 1:
         facts["regions"] = dict(regions)
         summary += f" ({', '.join(f'{target} {count}' for target, count in regions.items())})"
-    fewer = [target for target, stage in stages.items() if not regions[target] >= stage.calls > 0]
-    if any(regions.values()) and fewer:
-        told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
-        summary += f", which are not all of {told}"
-    if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
-        facts["templates"] = False
-        summary += "; Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
-    return Finding(not fewer, summary, facts)
+    return summary, facts
+
+
+def _with_templates(found: Finding, mode: str, device: torch.device) -> Finding:
+    """Extends a finding if Inductor tried no Triton templates on this device, although the mode asks for them."""
+    from torch._inductor import utils as inductor_utils
+
+    if not mode.startswith("max-autotune") or device.type != "cuda" or inductor_utils.is_big_gpu(device):
+        return found
+    none = "Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
+    return replace(found, summary=f"{found.summary}; {none}", facts=found.facts | {"templates": False})
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:
