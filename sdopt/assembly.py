@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Finding, Inputs, Optimization, Proof
+from sdopt.optimizations.base import Finding, Inputs, Optimization, Proof, loading_arguments
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.variant import Variant
 
@@ -44,7 +44,7 @@ class Assembly:
             UsageError: files are missing.
         """
         options = dict(variant.applied)
-        arguments = {key: value for option in options.values() for key, value in option.load_kwargs().items()}
+        arguments = loading_arguments(options.values())
         dtype = arguments.get("dtype", torch.float32)
         for option in options.values():
             arguments |= option.parts(variant.model, dtype)

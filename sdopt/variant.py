@@ -104,7 +104,7 @@ class Variant:
         for shape in self.shapes:
             ctx = self.context(device, shape)
             for axis, option in self.optimizations.items():
-                for reason in [*option.lacking(ctx), *option.conflicts(ctx), *option.ineffective(ctx)]:
+                for reason in [*option.obstacles(ctx), *option.ineffective(ctx)]:
                     chosen = as_choice(axis, self.choices.get(axis, type(option).__name__))
                     found.setdefault(f"{chosen}: {reason}", []).append(shape)
         everywhere = len(self.shapes)

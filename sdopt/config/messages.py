@@ -35,7 +35,7 @@ def explain(error: Exception) -> str:
 
 
 def _within_list(override: str) -> str:
-    """Says how to write options within a list, if an override has them as on a command line; else ""."""
+    """Returns how to write options within a list, if an override has them as on a command line; else ""."""
     key, _, value = override.partition("=")
     options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
     if not options:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sdopt.errors import UsageError
-from sdopt.hardware.cards import emulated, planned_device
+from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Optimization
 from sdopt.schema import Sheet
@@ -151,12 +151,12 @@ def _optimizations_of(variant: Variant, group: str) -> dict[str, Optimization]:
 
 def _conflicts(variant: Variant, chosen: Mapping[str, Optimization], axes: Iterable[str], device: Device) -> list[str]:
     """Returns the conflicts of the options on some axes, with all other choices in place."""
-    ctx = replace(variant, optimizations=chosen).context(emulated(device, variant.hardware))
+    ctx = replace(variant, optimizations=chosen).context(device)
     return [reason for axis in axes for reason in chosen[axis].conflicts(ctx)]
 
 
 def _cards(able: Sequence[str], sheets: Mapping[str, Sheet]) -> str:
-    """Says on which cards an option runs: their names, or the least compute capability if it alone decides."""
+    """Returns in words on which cards an option runs: their names, or the compute capability that it needs."""
     if not able:
         return ""
     ordered = sorted(able, key=lambda name: sheets[name].capability or (0, 0))

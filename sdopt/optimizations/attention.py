@@ -16,7 +16,7 @@ from sdopt.hardware.cards import (
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.conflicts import leaves_adapters_out, missing_packages
+from sdopt.optimizations.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
@@ -83,11 +83,7 @@ class EquivalentAttention(Optimization):
     """The base class of other implementations of the same attention, whose results differ only by rounding."""
 
     stage: ClassVar[Stage] = Stage.ATTENTION
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ class Sdpa(EquivalentAttention):
         # PyTorch has a flash kernel for CPUs as well.
         if self.backend in kernels and (ctx.device.is_cuda or self.backend != "flash"):
             found += missing(ctx.device, kernels[self.backend])
-        if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and _product_type(ctx) == "float32":
+        if ctx.device.is_cuda and self.backend in ("flash", "cudnn") and attends_in_float32(ctx):
             found.append(f"the {self.backend} kernel needs float16 or bfloat16: choose precision=fp16 or bf16")
         if ctx.device.is_cuda:
             found += self._too_wide(ctx)
@@ -197,10 +193,7 @@ class Sliced(EquivalentAttention):
     `slice_size` is the number of (batch × head) rows per slice.
     """
 
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     slice_size: int | None = bounded(None, ge=1, le=1_000_000)
     """Number of (batch × head) rows per slice; null is half of the heads (`auto` in diffusers)."""
@@ -243,10 +236,7 @@ class Sliced(EquivalentAttention):
 class Xformers(EquivalentAttention):
     """xFormers' memory-efficient attention, with an operator that xFormers selects."""
 
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency", "memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
 
     @property
     @override
@@ -260,7 +250,7 @@ class Xformers(EquivalentAttention):
         if not found and ctx.device.attributes.get("xformers") is False:
             solution = "install a matching build (https://github.com/facebookresearch/xformers#installing-xformers)"
             found.append(f"this build of xFormers is for another version of PyTorch or CUDA: {solution}")
-        if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and _product_type(ctx) == "float32":
+        if ctx.device.is_cuda and (ctx.device.capability or (0, 0)) > (9, 0) and attends_in_float32(ctx):
             found.append("xFormers has no float32 operator for this card: choose precision=fp16 or bf16")
         return found
 
@@ -295,15 +285,8 @@ the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
-
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.unet.fuse_qkv_projections()",)
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.unet.fuse_qkv_projections()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -323,13 +306,6 @@ class FusedProjections(EquivalentAttention):
             return Finding(engaged, f"{', '.join(kinds)}; {fused} fused products, {apart} unfused", facts)
 
         return proof
-
-
-def _product_type(ctx: Context) -> str | None:
-    """Returns the type of the denoiser's matrix products."""
-    precision = ctx.chosen.get("precision")
-    # Layers with 8-bit weights have inputs and outputs of type `others`.
-    return next(filter(None, (getattr(precision, name, None) for name in ("autocast", "others", "weights"))), None)
 
 
 def backend_of(name: str) -> str | None:

@@ -1,6 +1,6 @@
 """Defines `Optimization`: a frozen dataclass that changes a pipeline and then proves that the change took effect."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -83,6 +83,9 @@ Inputs = dict[str, Any]
 class Optimization:
     """One option of one axis. Its fields are the keys of its yaml file; a subclass overrides only what it needs.
 
+    `contract`, `claims` and `diffusers_lines` are class variables of most subclasses, and properties of those where a
+    field decides.
+
     Attributes:
         stage: when the option is applied.
         fixed_batch: whether another batch size would be compiled or captured again, or would give visibly different
@@ -96,6 +99,11 @@ class Optimization:
     fixed_batch: ClassVar[bool] = False
     saves_operations: ClassVar[bool] = False
     loads_on_host: ClassVar[bool] = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the option replaces modules by compiled ones, which the first calls build."""
+        return self.stage is Stage.COMPILE
 
     @property
     def traced_calls(self) -> int:
@@ -134,6 +142,10 @@ class Optimization:
         They are conflicts too, but the option fits: `sdopt doctor` says what it needs.
         """
         return []
+
+    def obstacles(self, ctx: Context) -> list[str]:
+        """Returns everything that keeps the option from running: the keys to set, and the conflicts."""
+        return [*self.lacking(ctx), *self.conflicts(ctx)]
 
     def ineffective(self, ctx: Context) -> list[str]:
         """Returns the reasons why the option would have no effect on a workload this small; [] if it has an effect."""
@@ -212,3 +224,12 @@ class Optimization:
     def apply(self, pipe: "DiffusionPipeline") -> Proof:
         """Changes the pipeline; returns a proof that checks, from a traced call, whether the change took effect."""
         raise NotImplementedError
+
+
+def loading_arguments(options: Iterable[Optimization]) -> dict[str, Any]:
+    """Returns the keyword arguments of all options for `from_pretrained`.
+
+    Args:
+        options: in the order in which they are applied; of an argument that several give, the last one counts.
+    """
+    return {key: value for option in options for key, value in option.load_kwargs().items()}

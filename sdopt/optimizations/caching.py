@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
-from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, TorchScript
+from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
+from sdopt.optimizations.deepspeed import Attention as DeepSpeedAttention
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.parts import STEPS, denoiser_of, unwrapped
 from sdopt.schema import SEEDS, bounded
@@ -50,20 +51,12 @@ class Caching(Optimization):
 
     stage: ClassVar[Stage] = Stage.CACHING
     saves_operations: ClassVar[bool] = True
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {}
     """Compatible compilers, by their names in the group; they compile only code that does not depend on the step."""
     batch_sizes: ClassVar[int] = 1
     """Number of batch sizes of the denoiser in one image."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -91,6 +84,7 @@ class DeepCaching(Caching):
 
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {
         "inductor": Inductor,
+        "regional": Regional,
         "trace": TorchScript,
         "aot": Aot,
         "cuda_graphs": CudaGraphs,
@@ -170,7 +164,7 @@ class PyramidAttention(Caching):
         found = super().conflicts(ctx)
         if self.spatial is None and self.cross is None:
             found.append("caching.spatial and caching.cross are both null, so that nothing is reused: set one")
-        if getattr(ctx.chosen.get("attention"), "replaces_layers", False):
+        if isinstance(ctx.chosen.get("attention"), DeepSpeedAttention):
             found.append("reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another")
         return found
 

@@ -57,13 +57,7 @@ class Attention(EquivalentAttention):
 
     # Another batch size would free and reallocate the workspace.
     fixed_batch: ClassVar[bool] = True
-    replaces_layers: ClassVar[bool] = True
-    """Whether the option removes hooks and patches on diffusers' attention layers."""
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -48,6 +48,7 @@ class Lora(Optimization):
     """The base class of options that load a LoRA, from safetensors files only."""
 
     stage: ClassVar[Stage] = Stage.WEIGHTS
+    contract: ClassVar[Contract] = Contract.LOSSY
     beside_the_weights: ClassVar[bool] = True
     """Whether the LoRA stays in separate layers, which options that join or replace weights would ignore."""
 
@@ -56,11 +57,6 @@ class Lora(Optimization):
     packaged style LoRAs."""
     weight_name: str | None = None
     """The file in a folder or repository; null is `fxemoji.safetensors` for the packaged LoRAs."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
 
     @property
     def names(self) -> tuple[str | None, ...]:

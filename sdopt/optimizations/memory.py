@@ -44,11 +44,7 @@ class VaeInPieces(Optimization):
     """The base class of options that pass the VAE its input in pieces."""
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -60,15 +56,8 @@ class VaeInPieces(Optimization):
 class VaeSlicing(VaeInPieces):
     """Decodes a batch one image at a time, so that peak memory does not grow with the batch."""
 
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.EQUIVALENT
-
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.vae.enable_slicing()",)
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.vae.enable_slicing()",)
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
@@ -93,13 +82,10 @@ class VaeSlicing(VaeInPieces):
 class VaeTiling(VaeInPieces):
     """Decodes an image in overlapping, blended tiles, so that peak memory does not grow with the image."""
 
+    contract: ClassVar[Contract] = Contract.LOSSY
+
     tile_size: int | None = bounded(None, ge=64, le=16384)
     """Height and width of a tile in pixels; null is the VAE's default, the size of its training images."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
 
     @property
     @override
@@ -174,21 +160,13 @@ class TinyVae(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.LOAD
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"latency", "memory"})
 
     path: str | None = None
     """Folder with a diffusers `AutoencoderTiny`, instead of the model's default."""
     hub_id: str | None = None
     """Hugging Face Hub repository with a diffusers `AutoencoderTiny`, as in `owner/name`, instead of the default."""
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency", "memory"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -260,17 +238,9 @@ class PrecomputedEmbeddings(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.COMPONENTS
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        # Each prompt is encoded alone, and a batch computes in another order.
-        return Contract.EQUIVALENT
+    # Each prompt is encoded alone, and a batch computes in another order.
+    contract: ClassVar[Contract] = Contract.EQUIVALENT
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
     def prepare_inputs(self, pipe: "DiffusionPipeline", prompts: Sequence[str]) -> Callable[[Inputs], Inputs]:
@@ -325,19 +295,11 @@ class LayerwiseCasting(Optimization):
     """
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
+    contract: ClassVar[Contract] = Contract.LOSSY
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     storage: str = bounded("float8_e4m3fn", choices=("float8_e4m3fn", "float8_e5m2"))
     """The type of stored weights: 3 bits of mantissa, or 2 bits with a wider range."""
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
 
     @property
     @override

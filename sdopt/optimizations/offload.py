@@ -16,7 +16,7 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.caching import DeepCaching, PyramidAttention
-from sdopt.optimizations.conflicts import compiles, upcasts_vae
+from sdopt.optimizations.conflicts import autocast_of, compiles, grad_mode_of, is_channels_last, upcasts_vae, weights_of
 from sdopt.optimizations.lora import Hotswap
 from sdopt.optimizations.memory import VaeTiling
 from sdopt.optimizations.quantization import TorchAo
@@ -38,11 +38,7 @@ class Offload(Optimization):
 
     stage: ClassVar[Stage] = Stage.OFFLOAD
     loads_on_host: ClassVar[bool] = True
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"memory"})
+    claims: ClassVar[frozenset[str]] = frozenset({"memory"})
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -62,10 +58,7 @@ class ModelOffload(Offload):
     This is diffusers' `enable_model_cpu_offload`: the device holds one of text encoder, denoiser and VAE at a time.
     """
 
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.enable_model_cpu_offload()",)
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.enable_model_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -93,17 +86,12 @@ class SequentialOffload(Offload):
     This is diffusers' `enable_sequential_cpu_offload`, which needs the least memory and is by far the slowest.
     """
 
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ("pipe.enable_sequential_cpu_offload()",)
+    diffusers_lines: ClassVar[tuple[str, ...]] = ("pipe.enable_sequential_cpu_offload()",)
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx) + _needs_a_gpu(ctx.device) + _upcast(ctx)
-        precision = ctx.chosen.get("precision")
-        inference = getattr(ctx.chosen.get("grad_mode"), "mode", None) == "inference_mode"
-        if getattr(precision, "autocast", None) and getattr(precision, "weights", None) == "float32" and not inference:
+        if autocast_of(ctx) and weights_of(ctx) == "float32" and grad_mode_of(ctx) != "inference_mode":
             # Autocast caches the cast of each parameter until the call ends, and accelerate creates new parameters on
             # each load. Nothing is cached in inference mode: https://github.com/pytorch/pytorch/issues/158232
             copies = "autocast would keep a copy of a layer each time that it is loaded"
@@ -169,7 +157,7 @@ class GroupOffload(Offload):
             found.append("each load would restore the weights from before lora=hotswap: choose lora=loaded")
         if waits == "disk" and isinstance(ctx.chosen.get("precision"), TorchAo):
             found.append("safetensors cannot store TorchAO's quantized weights: choose another precision")
-        if waits == "disk" and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
+        if waits == "disk" and is_channels_last(ctx):
             found.append("safetensors stores only contiguous weights: choose layout=contiguous")
         return found
 

@@ -139,10 +139,7 @@ class FullVae(Precision):
     diffusers decodes in half precision, which may overflow.
     """
 
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ()
+    diffusers_lines: ClassVar[tuple[str, ...]] = ()
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
@@ -184,15 +181,12 @@ class FixedVae(Precision):
     with random weights keeps its own VAE, in half precision.
     """
 
+    diffusers_lines: ClassVar[tuple[str, ...]] = ()
+
     path: str | None = None
     """Folder of the VAE, which takes precedence over `hub_id`."""
     hub_id: str = "madebyollin/sdxl-vae-fp16-fix"
     """Hugging Face Hub repository of the VAE, as in `owner/name`."""
-
-    @property
-    @override
-    def diffusers_lines(self) -> tuple[str, ...]:
-        return ()
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -15,7 +15,7 @@ from sdopt.measure.trace import Trace
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import CudaGraphs, Regional
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
-from sdopt.optimizations.conflicts import missing_packages, records_autograd
+from sdopt.optimizations.conflicts import is_channels_last, missing_packages, records_autograd
 from sdopt.optimizations.lora import Hotswap, Loaded
 from sdopt.pipelines.parts import denoiser_of, layers_with_weights, unwrapped
 from sdopt.schema import bounded
@@ -35,6 +35,7 @@ class Quantized(Optimization):
     """The base class of options that store weights of the denoiser in 8 bits, and all other weights in another type."""
 
     stage: ClassVar[Stage] = Stage.QUANTIZE
+    contract: ClassVar[Contract] = Contract.LOSSY
     # Rounding to 8 bits amplifies the small differences between batch sizes.
     fixed_batch: ClassVar[bool] = True
     package: ClassVar[str]
@@ -50,11 +51,6 @@ class Quantized(Optimization):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of layers to quantize; of each kind, some layers may be too small."""
         return ("Linear",)
-
-    @property
-    @override
-    def contract(self) -> Contract:
-        return Contract.LOSSY
 
     @property
     @override
@@ -212,7 +208,7 @@ class Sdnq(Quantized):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = super().conflicts(ctx)
-        if self.convolutions and getattr(ctx.chosen.get("layout"), "memory_format", "contiguous") != "contiguous":
+        if self.convolutions and is_channels_last(ctx):
             found.append("SDNQ stores convolutions as matrices, without a layout: choose layout=contiguous")
         if isinstance(ctx.chosen.get("lora"), Loaded):
             found.append("SDNQ replaces the layers that a LoRA wraps: choose lora=fused or precision=int8_torchao")

@@ -150,7 +150,7 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
 
 
 def _noise(search: Search) -> str:
-    """Says how far processes or prompts differ; "" if no control measured it."""
+    """Returns in words how far processes or prompts differ; "" if no control measured it."""
     spreads = []
     for objective in search.config.objectives:
         noise = search.noise(objective, ("screen-", "race-"))

@@ -13,7 +13,7 @@ from sdopt.config.overrides import quoted
 from sdopt.config.parse import SECTIONS
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Contract, Stage
+from sdopt.optimizations.base import Contract
 from sdopt.results.choices import NONE
 from sdopt.search.config import SearchConfig
 from sdopt.variant import Variant
@@ -191,15 +191,15 @@ class Space:
         yield from sorted(points, key=self.compiles)
 
     def compiles(self, point: Point) -> bool:
-        """Returns whether a point has another compiler than the baseline: compiling may take minutes."""
-        return self._compilers(point) != self._compilers({})
+        """Returns whether a point compiles, and not as the baseline does: that may take minutes."""
+        return self._compilers(point) not in ({}, self._compilers({}))
 
     def _compilers(self, point: Point) -> dict[str, str | None]:
-        """Returns the compilers of a point, by axis."""
+        """Returns the compilers of a point, by axis; {} if it runs eagerly, or cannot be composed."""
         composed = self._variant(self.overrides(point))
         if isinstance(composed, UsageError):
             return {}
-        axes = [axis for axis, option in composed.optimizations.items() if option.stage is Stage.COMPILE]
+        axes = [axis for axis, option in composed.optimizations.items() if option.compiles]
         return {axis: composed.choices.get(axis) for axis in axes}
 
     def overrides(self, point: Point) -> list[str]:
@@ -245,7 +245,7 @@ class Space:
 
 
 def _written(value: Any) -> str:
-    """Writes a value in Hydra's grammar."""
+    """Returns a value in Hydra's grammar."""
     if isinstance(value, str):
         return value if re.fullmatch(r"[\w./-]+", value) else quoted(value)
     return "null" if value is None else str(value).lower()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Contract
+from sdopt.optimizations.base import Contract, loading_arguments
 from sdopt.pipelines.components import count_weights
 from sdopt.results.records import (
     Comparison,
@@ -124,8 +124,8 @@ def require_room(plan: Plan, result: StudyResult, folder: Path, machine: Machine
 
 def _kept_on_disk(variant: Variant, device: Device, count: Callable[[Model], int]) -> int:
     """Returns the bytes that the options of a variant keep on disk in each of its processes."""
-    given = [option.load_kwargs().get("dtype") for option in variant.optimizations.values()]
-    width = max((dtype.itemsize for dtype in given if dtype is not None), default=4)
+    dtype = loading_arguments(option for _, option in variant.applied).get("dtype")
+    width = 4 if dtype is None else dtype.itemsize
     context = variant.context(device)
     return sum(
         option.disk_bytes(context, lambda: count(variant.model) * width) for option in variant.optimizations.values()

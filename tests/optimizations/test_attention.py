@@ -180,7 +180,7 @@ class TestDeepSpeed:
             (["attention=deepspeed", *SD15], ["choose precision=fp16"]),
             (["attention=deepspeed", *SD15, "precision=fp16_autocast"], ["choose precision=fp16"]),
             ([*FP16, *SD15, "compiler=inductor"], ["choose compiler=eager"]),
-            ([*FP16, *SD15, "grad_mode=enabled"], ["records nothing for autograd"]),
+            ([*FP16, *SD15, "grad_mode=enabled"], ["does not support autograd"]),
             ([*FP16, *SD15, "caching=pyramid_attention", "workload.steps=10"], ["which attention=deepspeed replaces"]),
             ([*FP16, *SD15, "caching=tome"], []),
             ([*FP16, *SD15, "caching=tome", "caching.ratio=0.3"], ["caching leaves 2868 of 4096 in some layers"]),

@@ -105,6 +105,7 @@ class TestConflicts:
     def test_a_compiler_takes_what_decides_outside_of_its_graphs(self, variant: Compose) -> None:
         for option in ("deepcache", "guidance_interval"):
             assert variant(f"caching={option}", "compiler=inductor", STEPS).conflicts(CPU) == []
+        assert variant("caching=deepcache", "compiler=regional", STEPS).conflicts(CPU) == []
 
     def test_tome_needs_its_package(self, variant: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sdopt.optimizations.conflicts.find_spec", lambda name: None)

@@ -62,6 +62,18 @@ def test_is_proved_and_gives_the_latents_of_eager(session: Load, tmp_path: Path,
     assert not evidence(compiled).engaged
 
 
+@pytest.mark.usefixtures("packages")
+def test_blocks_are_compiled_in_steps_that_leave_some_out(session: Load, tmp_path: Path) -> None:
+    """Of five steps, two run the whole UNet."""
+    work = ["caching=deepcache", "workload.steps=5"]
+    compiled = session("compiler=regional", *work)
+    ours, plain = (latents(host, tmp_path / str(i)) for i, host in enumerate((compiled, session(*work))))
+    assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
+    assert all(item.engaged for item in compiled.prove()), compiled.prove()
+    restore(compiled)
+    assert not evidence(compiled).engaged
+
+
 def restore(host: PipelineHost) -> None:
     """Undoes what a compiler did to the denoiser."""
     unet = unwrapped(denoiser_of(host._pipe))

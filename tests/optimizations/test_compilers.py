@@ -23,7 +23,7 @@ from sdopt.hardware.device import Device
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
 from sdopt.optimizations import Contract
-from sdopt.optimizations.compiler import CudaGraphs, Inductor, aot
+from sdopt.optimizations.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.optimizations.compiler.base import PerShape, StandIn, Tensors
 from sdopt.optimizations.compiler.cuda_graphs import Capture
 from sdopt.optimizations.compiler.whole_step import Steps
@@ -116,7 +116,7 @@ class TestConflicts:
         found = " ".join(variant(f"compiler={option}", *choices).conflicts(CPU))
         assert "runs without autocast: choose precision=fp16" in found
         assert "selects its own attention kernel: remove attention=math" in found
-        assert "records nothing for autograd: choose grad_mode=no_grad or inference_mode" in found
+        assert "does not support autograd (grad_mode=enabled): choose grad_mode=no_grad or inference_mode" in found
 
     @pytest.mark.parametrize("option", ["trace", "aot", "onnxruntime", "openvino", "tensorrt", "blade"])
     def test_an_exported_graph_keeps_its_lora(self, variant: Compose, option: str) -> None:
@@ -158,7 +158,7 @@ class TestConflicts:
     def test_graphs_record_nothing_for_autograd(self, variant: Compose, mode: str, fits: bool) -> None:
         found = variant("compiler=inductor", f"compiler.mode={mode}", "grad_mode=enabled").conflicts(CARD)
         assert fits == (found == [])
-        assert fits or "a CUDA graph records nothing for autograd" in found[0]
+        assert fits or "a CUDA graph does not support autograd" in found[0]
 
     @pytest.mark.parametrize("scheduler", ["dpmpp_2m", "plms", "unipc"])
     def test_a_whole_step_of_a_scheduler_with_a_memory(self, variant: Compose, scheduler: str) -> None:
@@ -600,6 +600,34 @@ class TestInductorTargets:
         assert found.engaged == engaged
         assert f"denoiser {regions['denoiser']}" in found.summary
         assert engaged != ("which are not all of" in found.summary)
+
+
+class TestRegional:
+    """Proof of the repeated blocks; what is compiled really is in the slow tests."""
+
+    @pytest.mark.parametrize(
+        ("regions", "eager", "engaged"),
+        [
+            (7, ["conv_in"], True),
+            (3, ["conv_in"], True),  # most steps left blocks out
+            (0, ["conv_in"], False),
+            (7, [], False),  # a trace that shows no layers at all shows no eager ones
+            (6, ["conv_in", "mid_block.attentions.0.transformer_blocks.0.norm1"], False),
+        ],
+    )
+    def test_no_layer_of_a_block_may_have_run_eagerly(
+        self, session: Load, regions: int, eager: list[str], engaged: bool
+    ) -> None:
+        pipe = session()._pipe
+        proof = Regional().apply(pipe)
+        assert {*eager} <= {name for name, _ in pipe.unet.named_modules()}
+        trace = Trace()
+        trace.denoiser.calls = 4
+        trace.denoiser.operators["Torch-Compiled Region: 0/0"] = regions
+        trace.denoiser.ran.update(eager)
+        found = proof(trace)
+        assert found.engaged == engaged
+        assert (len(eager) == 2) == ("layers of them that ran eagerly: 1" in found.summary)
 
 
 @pytest.mark.gpu

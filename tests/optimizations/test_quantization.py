@@ -73,7 +73,8 @@ class TestConflicts:
         assert "layerwise_casting would cast the quantized weights" in found
         [found] = variant(f"precision=int8_{package}", "grad_mode=enabled").conflicts(CPU)
         assert found.endswith(
-            "a quantized weight records nothing for autograd: choose grad_mode=no_grad or inference_mode"
+            "a quantized weight does not support autograd (grad_mode=enabled): "
+            "choose grad_mode=no_grad or inference_mode"
         )
 
     def test_convolutions_that_are_matrices_have_no_layout(self, variant: Compose) -> None:

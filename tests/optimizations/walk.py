@@ -13,7 +13,7 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import optimization_options
 from sdopt.doctor.options import compose_options
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Optimization, Stage
+from sdopt.optimizations.base import Optimization
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.preload import MODULES, import_all
@@ -133,7 +133,7 @@ class Walk:
         try:
             host = PipelineHost(variant, self.device)
             host.prepare()
-            if any(option.fixed_batch and option.stage is Stage.COMPILE for option in variant.optimizations.values()):
+            if any(option.fixed_batch and option.compiles for option in variant.optimizations.values()):
                 host.time_once()  # what is compiled in the first call would be in the trace
             idle = [
                 f"{item.axis}={item.option} left no evidence: {item.summary}"

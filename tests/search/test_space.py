@@ -46,6 +46,12 @@ class TestSpace:
         given = ("search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}")
         assert [point["compiler"] for point in space_of(composer, *given).alone()] == ["eager", "trace"]
 
+    def test_eager_beside_a_compiled_baseline_is_tried_early(self) -> None:
+        config = search_config(["search.groups=[compiler,layout]", "search.options={compiler: [eager, trace]}"])
+        with composer_of([*GIVEN, "compiler=trace"]) as compiled:
+            space = Space.of(config, compiled, CPU)
+            assert [space.compiles({"compiler": option}) for option in ("eager", "trace")] == [False, False]
+
     def test_of_a_group_has_the_users_own_options(self, tmp_path: Path) -> None:
         (tmp_path / "layout").mkdir()
         (tmp_path / "layout" / "mine.yaml").write_text((CONF / "layout" / "channels_last.yaml").read_text())

@@ -13,8 +13,9 @@ from typing_extensions import override
 from sdopt.measure.compilation import compilation
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
+from sdopt.optimizations.attention import Sdpa
 from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
-from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae
+from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae, weights_of
 from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of
 
@@ -35,22 +36,20 @@ class Compiler(Optimization):
 
     stage: ClassVar[Stage] = Stage.COMPILE
     fixed_batch: ClassVar[bool] = True
-
-    @property
-    @override
-    def claims(self) -> frozenset[str]:
-        return frozenset({"latency"})
+    claims: ClassVar[frozenset[str]] = frozenset({"latency"})
 
     @property
     @override
     def contract(self) -> Contract:
-        return Contract.EQUIVALENT
+        return Contract.EQUIVALENT  # OpenVINO overrides it by a property, since its precision decides
 
 
 def picks_kernels(ctx: Context, what: str) -> list[str]:
     """Returns the conflict, if any, of `what`, which ignores the choice of a PyTorch attention kernel."""
-    backend = getattr(ctx.chosen.get("attention"), "backend", None)
-    return [f"{what} selects its own attention kernel: remove attention={backend}"] if backend else []
+    attention = ctx.chosen.get("attention")
+    if not isinstance(attention, Sdpa):
+        return []
+    return [f"{what} selects its own attention kernel: remove attention={attention.backend}"]
 
 
 def exports(ctx: Context, what: str) -> list[str]:
@@ -69,7 +68,7 @@ def exports(ctx: Context, what: str) -> list[str]:
 def leaves_pytorch(ctx: Context, what: str) -> list[str]:
     """Returns the conflicts of `what`, which computes the denoiser outside of PyTorch with a copy of the weights."""
     found = exports(ctx, what)
-    if getattr(ctx.chosen.get("precision"), "weights", None) == "bfloat16":
+    if weights_of(ctx) == "bfloat16":
         found.append(f"{what} receives its inputs through NumPy, which has no bfloat16: choose precision=fp32")
     return found
 

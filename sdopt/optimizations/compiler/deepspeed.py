@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
+from sdopt.optimizations.attention import Default
 from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import Compiler
 from sdopt.optimizations.deepspeed import attention_of, begin_a_model, compile_kernels, lacks, misfits
@@ -46,7 +47,7 @@ class DeepSpeed(Compiler):
     def conflicts(self, ctx: Context) -> list[str]:
         found = misfits(ctx) + _beyond_blocks(ctx)
         attention = ctx.chosen.get("attention")
-        if attention is not None and type(attention).__name__ != "Default":
+        if attention is not None and not isinstance(attention, Default):
             found.append("DeepSpeed's block has its own attention: choose attention=default")
         return found
 

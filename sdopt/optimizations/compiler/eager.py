@@ -18,6 +18,7 @@ class Eager(Optimization):
     """Runs PyTorch operator by operator, without a compiler."""
 
     stage: ClassVar[Stage] = Stage.COMPILE
+    compiles: ClassVar[bool] = False
 
     @override
     def apply(self, pipe: "DiffusionPipeline") -> Proof:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -107,21 +107,31 @@ class Inductor(Compiler):
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         found = unfit_for_inductor(ctx) + unfit_targets(ctx, self.targets)
-        batches = getattr(ctx.chosen.get("caching"), "batch_sizes", 1) if "denoiser" in self.targets else 1
-        of_images = not {"denoiser", "decoder"}.isdisjoint(self.targets)  # text encoders see no image size
-        # Half of one batch may be the whole of another.
-        graphs = {
-            (shape.size if of_images else None, n * shape.batch_size)
-            for shape in ctx.shapes
-            for n in range(1, batches + 1)
-        }
-        found += too_many_graphs(ctx, self.dynamic, len(graphs))
+        found += too_many_graphs(ctx, self.dynamic, len(self._inputs(ctx)))
         sizes = {shape.size for shape in ctx.shapes}
         # Where only batch sizes differ, the strides of activations in channels_last hold no symbol.
-        if of_images and (self.dynamic or (self.dynamic is None and len(sizes) > 1)):
+        if self._sees_images and (self.dynamic or (self.dynamic is None and len(sizes) > 1)):
             found += records_any_shape(ctx)
         if ctx.device.is_cuda and records_cuda_graphs(self.mode):
             found += unfit_for_graphs(ctx, self.targets)
+        return found
+
+    @property
+    def _sees_images(self) -> bool:
+        """Whether the inputs of a target depend on the image size, as those of a text encoder do not."""
+        return "denoiser" in self.targets or "decoder" in self.targets
+
+    def _inputs(self, ctx: Context) -> set[tuple[int | None, int]]:
+        """Returns the distinct (image size, batch size) of the targets' inputs; each of them needs a static graph.
+
+        Batch sizes are relative: with `caching=guidance_interval` some steps run half of a batch, which counts as 1,
+        and half of one batch may be the whole of another.
+        """
+        parts = getattr(ctx.chosen.get("caching"), "batch_sizes", 1) if "denoiser" in self.targets else 1
+        found: set[tuple[int | None, int]] = set()
+        for shape in ctx.shapes:
+            size = shape.size if self._sees_images else None
+            found |= {(size, part * shape.batch_size) for part in range(1, parts + 1)}
         return found
 
     @override
@@ -178,12 +188,18 @@ class Regional(Compiler):
         denoiser.compile_repeated_blocks(mode=self.mode, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
         def proof(trace: Trace) -> Finding:
-            blocks = [m for m in denoiser.modules() if type(m).__name__ in denoiser._repeated_blocks]
-            regions, calls = trace.denoiser.compiled_regions, trace.denoiser.calls
-            found = _compiled(trace, ["denoiser"], self.mode, device_of(pipe))
-            everywhere = regions >= len(blocks) * calls > 0
-            summary = f"{found.summary}, for {len(blocks)} blocks in {calls} calls"
-            return Finding(found.engaged and everywhere, summary, found.facts | {"blocks": len(blocks)})
+            blocks = [name for name, m in denoiser.named_modules() if type(m).__name__ in denoiser._repeated_blocks]
+            seen = trace.denoiser
+            # A step may leave blocks out (`caching=deepcache`), so their runs are not counted. A trace shows each layer
+            # that runs eagerly, as those between the blocks do.
+            eager = [name for name in seen.ran if name.startswith(tuple(f"{block}." for block in blocks))]
+            summary, facts = _regions(trace, ["denoiser"])
+            summary += f", for {len(blocks)} blocks in {seen.calls} calls"
+            if eager:
+                summary += f"; layers of them that ran eagerly: {len(eager)}"
+            engaged = seen.compiled_regions > 0 and bool(seen.ran) and not eager
+            found = Finding(engaged, summary, facts | {"blocks": len(blocks), "eager_layers": len(eager)})
+            return _with_templates(found, self.mode, device_of(pipe))
 
         return proof
 
@@ -266,14 +282,22 @@ def _call_in_another_shape(denoiser: Any, trace: Trace) -> list[tuple[int, ...]]
 def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.device) -> Finding:
     """Checks whether each call of each target ran regions compiled by TorchDynamo.
 
-    Beyond its recompilation limit, TorchDynamo runs a call eagerly and reports that only in a log. The summary adds
-    what the mode does not do on this device.
+    Beyond its recompilation limit, TorchDynamo runs a call eagerly and reports that only in a log.
     """
-    from torch._dynamo.utils import counters
-    from torch._inductor import utils as inductor_utils
-
+    summary, facts = _regions(trace, targets)
     stages = {target: trace.stages[STAGE_OF[target]] for target in targets}
-    regions = {target: stage.compiled_regions for target, stage in stages.items()}
+    fewer = [target for target, stage in stages.items() if not stage.compiled_regions >= stage.calls > 0]
+    if fewer and facts["compiled_regions_run"]:
+        told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
+        summary += f", which are not all of {told}"
+    return _with_templates(Finding(not fewer, summary, facts), mode, device)
+
+
+def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Returns a summary of the graphs and of the regions compiled by TorchDynamo that targets ran, and the facts."""
+    from torch._dynamo.utils import counters
+
+    regions = {target: trace.stages[STAGE_OF[target]].compiled_regions for target in targets}
     facts: dict[str, Any] = {
         "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
@@ -283,18 +307,21 @@ def _compiled(trace: Trace, targets: Sequence[str], mode: str, device: torch.dev
     if not facts["graphs"]:
         # TorchDynamo keeps graphs by the code of a module's class: another pipeline of this process compiled them.
         graphs = "graphs that this process compiled before"
-    shown = ", ".join(f"{target} {count}" for target, count in regions.items()) if len(regions) > 1 else ""
-    summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run{shown and f' ({shown})'}"
-    fewer = [target for target, stage in stages.items() if not regions[target] >= stage.calls > 0]
-    if any(regions.values()) and fewer:
-        told = ", ".join(f"{stages[target].calls} calls of the {target.replace('_', ' ')}" for target in fewer)
-        summary += f", which are not all of {told}"
+    summary = f"{graphs}; {facts['compiled_regions_run']} compiled regions run"
     if len(regions) > 1:
         facts["regions"] = dict(regions)
-    if mode.startswith("max-autotune") and device.type == "cuda" and not inductor_utils.is_big_gpu(device):
-        facts["templates"] = False
-        summary += "; Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
-    return Finding(not fewer, summary, facts)
+        summary += f" ({', '.join(f'{target} {count}' for target, count in regions.items())})"
+    return summary, facts
+
+
+def _with_templates(found: Finding, mode: str, device: torch.device) -> Finding:
+    """Extends a finding if Inductor tried no Triton templates on this device, although the mode asks for them."""
+    from torch._inductor import utils as inductor_utils
+
+    if not mode.startswith("max-autotune") or device.type != "cuda" or inductor_utils.is_big_gpu(device):
+        return found
+    none = "Inductor tried no Triton templates for products, as on all cards with fewer than 68 SMs"
+    return replace(found, summary=f"{found.summary}; {none}", facts=found.facts | {"templates": False})
 
 
 def _replayed(found: Finding, trace: Trace, chosen: list[str]) -> Finding:

@@ -1,0 +1,183 @@
+"""Applies options to a program's own pipeline, proves from a call that they took effect, and takes them back."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdopt.assembly import Assembly
+from sdopt.errors import UsageError
+from sdopt.library.planning import Plan, plan_for
+from sdopt.library.state import OPTIMIZED, Optimized, keep, require_plain, state_of
+from sdopt.measure.trace import trace_call
+from sdopt.optimizations.base import Optimization
+from sdopt.pipelines.parts import device_of, place
+from sdopt.pipelines.snapshot import Snapshot
+from sdopt.results.choices import as_choice
+from sdopt.results.records import Evidence
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Report:
+    """The evidence for each option that was applied to a pipeline, from the trace of a call."""
+
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def engaged(self) -> bool:
+        """Whether every option took effect."""
+        return all(found.engaged for found in self.evidence)
+
+    def table(self) -> "pd.DataFrame":
+        """Returns a row per option: its axis, its name, whether it took effect, and what shows it."""
+        import pandas as pd
+
+        columns = ["axis", "option", "engaged", "summary"]
+        return pd.DataFrame([asdict(found) for found in self.evidence], columns=[*columns, "facts"])[columns]
+
+    def __str__(self) -> str:
+        """Returns a line for each option."""
+        return "\n".join(
+            f"{as_choice(found.axis, found.option)}: {'' if found.engaged else 'NO EFFECT: '}{found.summary}"
+            for found in self.evidence
+        )
+
+
+def optimize(
+    pipe: "DiffusionPipeline",
+    *overrides: str,
+    prompts: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    **groups: str | Sequence[str],
+) -> "DiffusionPipeline":
+    """Applies options to a pipeline in place, as a study applies them; its calls then run with what the options add.
+
+    >>> pipe = sdopt.optimize(pipe, precision="bf16", attention="flash", memory=["vae_slicing"])
+
+    Args:
+        pipe: a Stable Diffusion pipeline of diffusers, on its device.
+        overrides: keys of the options as on the command line, for example `"compiler.mode=max-autotune"`.
+        prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`.
+        config_dir: a folder with groups of your own, as `--config-dir` names it.
+        groups: the option of each group, or the options of a group that combine, as in `conf/README.md`; and
+            the scheduler.
+
+    Returns:
+        The same pipeline. `prove` says whether the options took effect, and `undo` takes them back. For `undo`, the
+        parts that options replace or remove stay in memory; a pipeline from `load` keeps none.
+
+    Raises:
+        UsageError: there is no such option or key, it cannot apply to a pipeline, a file of it is missing and cannot be
+            downloaded, or options were applied to this pipeline before; nothing was changed.
+        ConflictError: an option cannot run on this device, with this model or beside the others; nothing was changed.
+        UnavailableError: an option cannot be applied here, for example because a compiler's cache cannot be written;
+            the pipeline is as it was before. Where weights were changed already, a note on the error says so.
+    """
+    require_plain(pipe)
+    if not groups:
+        raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
+    plan = plan_for(pipe, groups, overrides, prompts, None if config_dir is None else Path(config_dir))
+    cls, before = type(pipe), Snapshot.of(pipe)
+    assembly = _apply(pipe, plan, prompts, before)
+    keep(pipe, Optimized(assembly, dict(plan.choices), plan.ctx, cls, before, tuple(prompts)))
+    return pipe
+
+
+def _apply(pipe: "DiffusionPipeline", plan: Plan, prompts: Sequence[str], before: Snapshot) -> Assembly:
+    """Applies the options of a plan; if one fails, restores the pipeline, or adds to the error that it cannot be."""
+    assembly = Assembly(pipe, plan.options)
+    try:
+        pipe.scheduler = plan.scheduler
+        _apply_at_loading(pipe, plan)
+        assembly.apply()
+        if prompts:
+            assembly.prepare_inputs(prompts)
+    except Exception as error:
+        begun = dict(islice(plan.options.items(), len(assembly.proofs) + 1))
+        if _lost(begun, plan.choices, before):
+            error.add_note("The pipeline has been changed and cannot be restored: load it again.")
+        else:
+            before.restore(pipe)
+        raise
+    return assembly
+
+
+def _apply_at_loading(pipe: "DiffusionPipeline", plan: Plan) -> None:
+    """Changes what options ask for at loading: the type of the weights, and parts that replace the model's own."""
+    # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
+    place(pipe, str(pipe.device), on_host=False)
+    if plan.dtype is not None:
+        pipe.to(dtype=plan.dtype)
+    for name, part in plan.parts.items():
+        setattr(pipe, name, part.to(device_of(pipe)) if isinstance(part, torch.nn.Module) else part)
+
+
+def prove(pipe: "DiffusionPipeline", prompt: str | Sequence[str] | None = None, **call: Any) -> Report:
+    """Traces a short call of an optimized pipeline, and says of each option whether it took effect.
+
+    Args:
+        pipe: a pipeline from `optimize` or `load`.
+        prompt: of the traced call, one or several; None is a prompt that works with every option, twice where an option
+            needs a batch.
+        call: further arguments of the call; the default of `num_inference_steps` is the smallest number of steps that
+            can show every option.
+
+    Raises:
+        UsageError: no options were applied to this pipeline.
+    """
+    optimized = state_of(pipe)
+    own = inspect.signature(optimized.cls.__call__).parameters.get("strength")
+    strength = call.get("strength", optimized.usual.get("strength", own.default) if own else 1.0)
+    steps = optimized.assembly.traced_steps(strength)
+    if prompt is None:
+        each = call.get("num_images_per_prompt", optimized.usual.get("num_images_per_prompt", 1))
+        prompt = optimized.prompts_that_show(each)
+    arguments = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "num_inference_steps": steps, **call}
+    if any(option.compiles for option in optimized.assembly.options.values()):
+        # An option compiles in the first call, a part of which still runs uncompiled. Inductor records CUDA graphs only
+        # when a module runs for the second time (`CUDAGraphTreeManager._run`).
+        for _ in range(2):
+            pipe(**arguments)
+    trace = trace_call(pipe, lambda: pipe(**arguments), device_of(pipe).type == "cuda")
+    findings = optimized.assembly.findings(trace)
+    return Report(
+        tuple(
+            Evidence(axis, optimized.choices[axis], finding.engaged, finding.summary, finding.facts)
+            for axis, finding in findings.items()
+        )
+    )
+
+
+def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
+    """Takes back, in place, the options that were applied to a pipeline, and what else was changed in it since.
+
+    Returns:
+        The same pipeline, as it was before.
+
+    Raises:
+        UsageError: no options were applied to it; it is a copy of a pipeline that has some; they came with `load`; or
+            they changed what cannot be restored, as weights that were rounded, fused or offloaded: then nothing is
+            taken back, and the pipeline has to be loaded anew.
+    """
+    optimized = state_of(pipe)
+    if optimized.before is None:
+        raise UsageError("cannot be undone: sdopt.load applied the options at loading; load the baseline instead")
+    if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
+        raise UsageError([f"cannot be undone: {problem}; load the pipeline again" for problem in lost])
+    optimized.before.restore(pipe)
+    delattr(pipe, OPTIMIZED)
+    return pipe
+
+
+def _lost(options: Mapping[str, Optimization], choices: Mapping[str, str], before: Snapshot) -> list[str]:
+    """Returns why a pipeline cannot be put back into the state before its options were applied."""
+    moving = [as_choice(axis, choices[axis]) for axis, option in options.items() if option.loads_on_host]
+    return [f"{option} has moved the weights of the pipeline" for option in moving] or before.lost()

@@ -1,0 +1,97 @@
+"""Loads the pipeline of a variant that was measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdopt.assembly import Assembly
+from sdopt.config.composer import composer_of
+from sdopt.errors import ConflictError, UsageError
+from sdopt.hardware.probe import probe_device
+from sdopt.library.state import Optimized, keep, require_prompts
+from sdopt.report.outcome import Outcome, load_result
+from sdopt.schema import Tracking
+from sdopt.tracking.runs import download_run
+from sdopt.variant import Variant
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+def load(
+    result: str | Path,
+    variant: str | None = None,
+    *,
+    prompts: Sequence[str] = (),
+    device: str | None = None,
+    tracking_uri: str | None = None,
+    config_dir: str | Path | None = None,
+) -> "DiffusionPipeline":
+    """Returns the pipeline of a variant that was measured, with its options applied.
+
+    Its calls take the measured number of steps and of images per prompt, size, guidance scale and strength unless they
+    are given others. PyTorch's number of threads is the whole program's, and stays as it is: on a CPU,
+    `torch.set_num_threads` with the measured `hardware.threads` gives the measured speed. A package of `compiler=aot`
+    is valid only for the number of threads with which it was compiled.
+
+    Args:
+        result: a run's folder, its `result.json`, or the id of an MLflow run of the study or of a variant.
+        variant: the variant's name, as tables show it; may be left out where there is one besides the baseline, and for
+            the id of a variant's run.
+        prompts: all prompts of the calls to come, for `memory=precomputed_embeddings`.
+        device: `cpu`, `cuda` or `cuda:N`; None is what was measured.
+        tracking_uri: where MLflow keeps the run; None is sdopt's default.
+        config_dir: a folder with groups of your own, where the study used one.
+
+    Raises:
+        UsageError: there is no such result or variant, or its files are missing.
+        ConflictError: the variant cannot run on this machine.
+    """
+    found, named = _result(result, tracking_uri)
+    row = found.variant(_named(found, variant or named))
+    with composer_of(row.overrides, None if config_dir is None else Path(config_dir)) as composer:
+        planned = composer.variant(row.name, row.overrides)
+    probed = probe_device(device or row.config.hardware.device)
+    if problems := planned.conflicts(probed):
+        raise ConflictError(problems)
+    require_prompts(planned.optimizations, planned.choices, prompts)
+    assembly = Assembly.load(planned, probed.torch_name)
+    if prompts:
+        assembly.prepare_inputs(prompts)
+    ctx, choices = planned.context(probed), dict(planned.choices)
+    cls, usual = type(assembly.pipe), _defaults(planned)
+    keep(assembly.pipe, Optimized(assembly, choices, ctx, cls, None, tuple(prompts), usual))
+    return assembly.pipe
+
+
+def _result(source: str | Path, tracking_uri: str | None) -> tuple[Outcome, str | None]:
+    """Returns a result, and the variant that its MLflow run is of, if it is named by such a run."""
+    if Path(source).exists():
+        return load_result(source), None
+    if Path(source).suffix or len(Path(source).parts) > 1:
+        raise UsageError(f"{source}: no such folder")
+    tracking = Tracking() if tracking_uri is None else Tracking(uri=tracking_uri)
+    study, variant = download_run(str(source), tracking)
+    return Outcome.of(study), variant
+
+
+def _named(result: Outcome, name: str | None) -> str:
+    names = [row.name for row in result.variants if row.role != "control"]
+    candidates = [found for found in names if found != result.baseline]
+    if name is None and len(candidates) == 1:
+        return candidates[0]
+    if name not in names:
+        problem = "variant: name" if name is None else f"variant={name}: not in the study; choose"
+        raise UsageError(f"{problem} one of {', '.join(names)}")
+    return name
+
+
+def _defaults(variant: Variant) -> dict[str, Any]:
+    return {
+        "num_inference_steps": variant.workload.steps,
+        "num_images_per_prompt": variant.workload.images_per_prompt,
+        "strength": variant.task.strength,
+        "guidance_scale": variant.guidance_scale,
+        "height": variant.size,
+        "width": variant.size,
+    }

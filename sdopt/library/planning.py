@@ -1,0 +1,179 @@
+"""Plans what options do to a pipeline: composes and checks them, and fetches their files; nothing is changed yet."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sdopt.config.composer import composer_of
+from sdopt.config.groups import optimization_options, override_of
+from sdopt.config.overrides import group_of, key_of
+from sdopt.config.parse import SECTIONS
+from sdopt.errors import ConflictError, UsageError
+from sdopt.hardware.probe import probe_device
+from sdopt.library.state import require_prompts
+from sdopt.optimizations.base import Context, Optimization, loading_arguments
+from sdopt.optimizations.layout import Layout
+from sdopt.optimizations.lora import Loaded, lora_layers
+from sdopt.optimizations.memory import TinyVae
+from sdopt.optimizations.precision import FLOATS, FixedVae, FullVae, Precision
+from sdopt.pipelines.loading import LoadedModel, scheduler_like
+from sdopt.pipelines.parts import denoiser_of, networks_of
+from sdopt.pipelines.tasks import task_of
+from sdopt.reference import MODEL
+from sdopt.results.choices import as_choice
+from sdopt.schema import Scheduler, Workload
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done to a pipeline.
+
+    Attributes:
+        options: the options by axis, in the order in which they are applied.
+        choices: the name of the option of each axis.
+        ctx: what their conflicts were decided from.
+        scheduler: the pipeline's own scheduler, or the one that takes its place.
+        dtype: the type that the weights are cast to; None if they keep theirs.
+        parts: the components, by name, that replace the pipeline's own.
+    """
+
+    options: Mapping[str, Optimization]
+    choices: Mapping[str, str]
+    ctx: Context
+    scheduler: Any
+    dtype: torch.dtype | None
+    parts: Mapping[str, Any]
+
+
+def plan_for(
+    pipe: "DiffusionPipeline",
+    groups: Mapping[str, str | Sequence[str]],
+    overrides: Sequence[str],
+    prompts: Sequence[str],
+    folder: Path | None,
+) -> Plan:
+    """Returns what `optimize` does to a pipeline; its arguments are described there, and the errors that it raises."""
+    _require_applicable(groups, overrides, folder)
+    named = [override_of(group, _as_value(chosen)) for group, chosen in groups.items()]
+    with composer_of([*named, *overrides], folder) as composer:
+        variant = composer.variant("pipeline", [*named, *overrides])
+    options = {axis: option for axis, option in variant.applied if group_of(axis) in groups}
+    model = _model_of(pipe)
+    scheduler = scheduler_like(pipe.scheduler, variant.scheduler) if "scheduler" in groups else pipe.scheduler
+    require_prompts(options, variant.choices, prompts)
+    problems = variant.undistilled() if "scheduler" in groups else []
+    problems += _vaes_to_name(options, model, variant.choices, overrides)
+    ctx = _context(pipe, options, model, scheduler)
+    _require(ctx, options, variant.choices, problems)
+    for option in options.values():
+        option.files(model, fetch=True)
+    # What a file from the hub holds is known only now.
+    _require(ctx, options, variant.choices, [])
+    dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
+    parts = _parts(pipe, options, model, dtype or denoiser_of(pipe).dtype)
+    return Plan(options, variant.choices, ctx, scheduler, dtype, parts)
+
+
+def _require_applicable(groups: Mapping[str, Any], overrides: Sequence[str], folder: Path | None) -> None:
+    """Raises UsageError for overrides that a pipeline would ignore: other sections, and keys of groups not named."""
+    applicable = {group for group, _ in optimization_options(folder)} | {"scheduler"}
+    problems = []
+    for word in (*(f"{group}={_as_value(chosen)}" for group, chosen in groups.items()), *overrides):
+        key = key_of(word)
+        group = group_of(key)
+        if group in SECTIONS and group != "scheduler":
+            elsewhere = "give steps, size, guidance and images to its calls, or measure with sdopt.run"
+            problems.append(f"{word}: a pipeline takes only options and a scheduler; {elsewhere}")
+        elif group in applicable and group not in groups:
+            chosen = word.partition("=")[2] if key == group else "…"
+            problems.append(f'{word}: no option of {group} is named: add {group}="{chosen}"')
+        elif group not in applicable:
+            problems.append(f"{word}: no key of an option; sdopt.optimize takes {', '.join(sorted(applicable))}")
+    if problems:
+        raise UsageError(problems)
+
+
+def _as_value(chosen: str | Sequence[str]) -> str:
+    return chosen if isinstance(chosen, str) else f"[{','.join(chosen)}]"
+
+
+def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
+    """Describes the model of a loaded pipeline: its origin and the configurations of its parts."""
+    name = str(getattr(pipe, "name_or_path", "") or "")
+    size = int(denoiser_of(pipe).config.get("sample_size", 64)) * int(getattr(pipe, "vae_scale_factor", 8))
+    parts = {**networks_of(pipe), "scheduler": pipe.scheduler}
+    by_diffusers: Any = {key: part for key, part in parts.items() if hasattr(part, "to_json_string")}
+    configs = {key: json.loads(part.to_json_string()) for key, part in by_diffusers.items()}
+    described = LoadedModel("pipeline", "path", size=size, class_name=type(pipe).__name__, configs=configs)
+    if name and Path(name).resolve() == MODEL.resolve():
+        return replace(described, name=MODEL.name, weights="packaged")
+    if name and Path(name).exists():
+        return replace(described, path=name)
+    return replace(described, weights="hub", hub_id=name) if name.count("/") == 1 else described
+
+
+def _vaes_to_name(
+    options: Mapping[str, Optimization], model: LoadedModel, choices: Mapping[str, str], overrides: Sequence[str]
+) -> list[str]:
+    """Returns a conflict for each option that needs the VAE for the model, if the pipeline's origin is unknown."""
+    keys = {key_of(word) for word in overrides}
+    return [
+        f"{as_choice(axis, choices[axis])}: this pipeline does not say of which model it is: name a VAE that fits, "
+        f'with "{axis}.hub_id=owner/name" or "{axis}.path=…"'
+        for axis, option in options.items()
+        if isinstance(option, TinyVae | FixedVae)
+        and not model.is_known
+        and not keys & {f"{axis}.hub_id", f"{axis}.path"}
+    ]
+
+
+def _context(
+    pipe: "DiffusionPipeline", options: Mapping[str, Optimization], model: LoadedModel, scheduler: Any
+) -> Context:
+    """Returns what the conflicts of options are decided from: these options, and the pipeline as it is."""
+    described = Scheduler(type(scheduler).__name__, dict(scheduler.config))
+    chosen = {**_as_it_is(pipe), **options}
+    return Context(probe_device(str(pipe.device)), model, Workload(), chosen, described, task_of(model.class_name))
+
+
+def _as_it_is(pipe: "DiffusionPipeline") -> dict[str, Optimization]:
+    """Returns the options, by axis, that describe what a program did to its pipeline without sdopt."""
+    found: dict[str, Optimization] = {}
+    denoiser = denoiser_of(pipe)
+    weights = str(denoiser.dtype).removeprefix("torch.")
+    if weights in FLOATS:
+        apart = weights != "float32" and getattr(pipe, "vae", None) is not None and pipe.vae.dtype == torch.float32
+        found["precision"] = FullVae(weights) if apart else Precision(weights)
+    if lora_layers(denoiser):
+        found["lora"] = Loaded()
+    kernels = (layer.weight for layer in denoiser.modules() if isinstance(layer, torch.nn.Conv2d))
+    if any(not kernel.is_contiguous() for kernel in kernels):
+        found["layout"] = Layout("channels_last")
+    return found
+
+
+def _require(
+    ctx: Context, options: Mapping[str, Optimization], choices: Mapping[str, str], problems: Sequence[str]
+) -> None:
+    """Raises ConflictError for options that cannot run on this pipeline, before it is changed."""
+    names = {axis: as_choice(axis, choices[axis]) for axis in options}
+    found = [f"{names[axis]}: {reason}" for axis, option in options.items() for reason in option.obstacles(ctx)]
+    for axis, option in options.items():
+        if option.load_kwargs().keys() - {"dtype"}:
+            found.append(f"{names[axis]}: it changes how weights are loaded; use sdopt.load")
+    if problems or found:
+        raise ConflictError([*problems, *found])
+
+
+def _parts(
+    pipe: "DiffusionPipeline", options: Mapping[str, Optimization], model: LoadedModel, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Returns the parts that replace a pipeline's own, which is not changed yet."""
+    return {name: part for option in options.values() for name, part in option.parts_for(pipe, model, dtype).items()}

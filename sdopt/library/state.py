@@ -1,0 +1,106 @@
+"""What a pipeline keeps of the options that were applied to it, and its calls, which run with what the options add."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+from sdopt.assembly import Assembly
+from sdopt.errors import ConflictError, UsageError
+from sdopt.optimizations.base import Context, Optimization
+from sdopt.pipelines.snapshot import Snapshot
+from sdopt.results.choices import as_choice
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+OPTIMIZED = "_sdopt_optimized"
+"""Attribute of a pipeline that holds its `Optimized`, so that both are freed together."""
+
+_PROMPT = "a photograph of a lighthouse"
+"""The prompt of a traced call that names none."""
+
+_COPIED = (
+    "this pipeline is a copy of one that options were applied to, and still uses the original's modules: copy the "
+    "pipeline before calling sdopt.optimize"
+)
+
+
+@dataclass
+class Optimized:
+    """The options that were applied to a pipeline, and the state before; None if it was loaded with them."""
+
+    assembly: Assembly
+    choices: dict[str, str]
+    ctx: Context
+    cls: type
+    """The pipeline's class, whose call takes what a user gives."""
+    before: Snapshot | None
+    prompts: tuple[str, ...] = ()
+    """The prompts of all calls, as far as they were given in advance."""
+    usual: dict[str, Any] = field(default_factory=dict)
+    """Default arguments of a call."""
+
+    def prompts_that_show(self, images_per_prompt: int) -> list[str]:
+        """Returns the prompts of a call in which every option can take effect: two if one would be too few."""
+
+        def idle(batch_size: int) -> int:
+            workload = replace(self.ctx.workload, batch_size=batch_size, images_per_prompt=images_per_prompt)
+            ctx = replace(self.ctx, workload=workload)
+            return sum(bool(option.ineffective(ctx)) for option in self.assembly.options.values())
+
+        return list(islice(cycle(self.prompts or [_PROMPT]), 2 if idle(2) < idle(1) else 1))
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        """Leaves None in a copy of the pipeline: its hooks, closures and compiled code are those of the original."""
+
+
+def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
+    """Stores the state in a pipeline, whose calls then run with the contexts and the arguments that its options add."""
+    setattr(pipe, OPTIMIZED, optimized)
+    assembly = optimized.assembly
+    cls: Any = type(pipe)
+    call = cls.__call__
+    names = [name for name in inspect.signature(call).parameters if name != "self"]
+    # Image-to-image has no size, and text-to-image no strength.
+    usual = {name: value for name, value in optimized.usual.items() if name in names}
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 (it is one)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if getattr(self, OPTIMIZED, None) is None:
+            raise UsageError(_COPIED)
+        with assembly.entered():
+            return call(self, **assembly.changed(usual | assembly.call_kwargs | given))
+
+    # diffusers writes the class's name into a folder that is saved, and looks it up in its own module.
+    pipe.__class__ = type(cls.__name__, (cls,), {"__call__": __call__, "__module__": cls.__module__})
+
+
+def state_of(pipe: "DiffusionPipeline") -> Optimized:
+    """Returns what a pipeline keeps of its options. Raises UsageError if it has none, or is a copy of one that has."""
+    if not hasattr(pipe, OPTIMIZED):
+        raise UsageError("no options were applied to this pipeline with sdopt.optimize or sdopt.load")
+    found: Optimized | None = getattr(pipe, OPTIMIZED)
+    if found is None:
+        raise UsageError(_COPIED)
+    return found
+
+
+def require_plain(pipe: "DiffusionPipeline") -> None:
+    """Raises UsageError if options were applied to a pipeline, or to the one that it is a copy of."""
+    if hasattr(pipe, OPTIMIZED):
+        state_of(pipe)  # raises for a copy
+        raise UsageError("this pipeline already has options applied; undo them first with sdopt.undo(pipe)")
+
+
+def require_prompts(options: Mapping[str, Optimization], choices: Mapping[str, str], prompts: Sequence[str]) -> None:
+    """Raises ConflictError if an option needs the prompts in advance, and none are given."""
+    if not prompts:
+        problems = [
+            f"{as_choice(axis, choices[axis])}: name the prompts of all calls with prompts=[…]"
+            for axis, option in options.items()
+            if option.prepares_inputs
+        ]
+        if problems:
+            raise ConflictError(problems)

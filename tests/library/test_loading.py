@@ -1,0 +1,80 @@
+"""The pipeline of a variant that was measured."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import sdopt
+from sdopt.errors import ConflictError, UsageError
+from sdopt.results.files import write_result
+from sdopt.results.records import StudyResult
+from tests.command import SMOKE, Finished
+from tests.command import sdopt as run
+from tests.tracking.test_tracking import Store, logged, needs_mlflow, store  # noqa: F401
+
+
+def test_a_measured_variant(finished: Finished) -> None:
+    pipe = sdopt.load(finished.folder, "bfloat16")
+    assert pipe.unet.dtype is torch.bfloat16
+    assert sdopt.prove(pipe).engaged
+    calls = []
+    pipe.unet.register_forward_hook(lambda *_: calls.append(1))
+    assert pipe("a red apple", output_type="np").images.shape == (1, 32, 32, 3)
+    assert len(calls) == finished.result.config.workload.steps
+
+
+def test_calls_are_those_that_were_measured(result: StudyResult, tmp_path: Path) -> None:
+    row = result.variant("baseline")
+    work = ("task.strength=0.5", "workload.images_per_prompt=2", "workload.steps=4")
+    row.overrides += ["task=inpaint", "task.image=packaged", "task.mask=packaged", *work]
+    write_result(result, tmp_path)
+    pipe = sdopt.load(tmp_path, "baseline")
+    steps: list[int] = []
+    pipe.unet.register_forward_hook(lambda *_: steps.append(1))
+    picture, white = Image.new("RGB", (64, 64), "red"), Image.new("L", (64, 64), 255)
+    assert pipe("a red apple", image=picture, mask_image=white, output_type="np").images.shape == (2, 32, 32, 3)
+    assert len(steps) == 2
+    pipe("a red apple", image=picture, mask_image=white, strength=1.0, num_images_per_prompt=1)
+    assert len(steps) == 6
+    assert sdopt.prove(pipe, image=picture, mask_image=white).engaged
+
+
+@needs_mlflow
+def test_by_the_id_of_a_run(logged: Store, finished: Finished) -> None:  # noqa: F811
+    parent, runs = logged.of_study(finished.result)
+    for named, dtype in (("baseline", torch.float32), ("bfloat16", torch.bfloat16)):
+        # Its name can be changed in the UI.
+        logged.client.update_run(runs[named].info.run_id, name=f"my {named}")
+        pipe = sdopt.load(runs[named].info.run_id, tracking_uri=logged.tracking.uri)
+        assert pipe.unet.dtype is dtype
+    pipe = sdopt.load(runs["baseline"].info.run_id, "bfloat16", tracking_uri=logged.tracking.uri)
+    assert pipe.unet.dtype is torch.bfloat16
+    with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
+        sdopt.load(parent.info.run_id, tracking_uri=logged.tracking.uri)
+
+
+def test_is_not_undone(finished: Finished) -> None:
+    pipe = sdopt.load(finished.folder, "bfloat16")
+    with pytest.raises(UsageError, match=r"sdopt\.load applied the options at loading; load the baseline instead"):
+        sdopt.undo(pipe)
+    assert sdopt.prove(pipe).engaged
+
+
+def test_one_that_encodes_prompts_beforehand_is_told_them(tmp_path: Path) -> None:
+    found = run(tmp_path, "run", *SMOKE, "memory=[precomputed_embeddings]")
+    with pytest.raises(ConflictError, match=r"memory=precomputed_embeddings: name the prompts .* prompts=\[…\]"):
+        sdopt.load(found.folder, found.result.variants[1].name)
+    pipe = sdopt.load(found.folder, found.result.variants[1].name, prompts=["a red apple"])
+    assert pipe("a red apple", output_type="np").images.shape == (1, 32, 32, 3)
+
+
+def test_which_one_must_be_said_where_there_are_several(finished: Finished) -> None:
+    with pytest.raises(UsageError, match="variant: name one of baseline, bfloat16"):
+        sdopt.load(finished.folder)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        sdopt.load(tmp_path / "nothing")
