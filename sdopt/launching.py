@@ -223,7 +223,7 @@ def _os_problem(error: OSError, folder: Path | None) -> str:
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     """Returns the objective for a sweeper: a metric of the study's last variant, or a tuple of metrics."""
-    candidate = [row for row in result.variants if row.role != "control"][-1]
+    candidate = [row for row in result.variants if not row.is_control][-1]
     # A sweeper must not prefer an option that failed or had no effect.
     metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
     missing = [name for name in run_config.objective if name not in metrics]

@@ -62,11 +62,10 @@ class Calibration:
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
     """Returns the settings that a calibration is valid for: steps, guidance, size, scheduler, task and its images."""
-    own = config.workload.guidance_scale
     task = _named(asdict(config.task))
     return {
         "steps": config.workload.steps,
-        "guidance_scale": config.model.guidance_scale if own is None else own,
+        "guidance_scale": config.workload.guidance(config.model),
         "size": config.shapes[0].size,
         "scheduler.class_name": config.scheduler.class_name,
         "scheduler.options": config.scheduler.options,

@@ -177,7 +177,7 @@ def judge_drift(
         problems = [f"not comparable: {difference.what}" for difference in refused]
         raise UsageError([*problems[:-1], problems[-1] + advice])
     contract = Contract.LOSSY if found else Contract.EQUIVALENT
-    names = [v.name for v in later.variants if v.role != "control" and any(o.name == v.name for o in earlier.variants)]
+    names = [v.name for v in later.variants if not v.is_control and any(o.name == v.name for o in earlier.variants)]
     if not names:
         raise UsageError("not comparable: the two results have no variant in common")
     notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
@@ -206,7 +206,7 @@ def judge_drift(
 
 def _of_one_alone(later: StudyResult, earlier: StudyResult, contract: Contract) -> list[Judgement]:
     """Returns a judgement for each variant that one of the results lacks: an option that is gone must not pass."""
-    now, then = ({v.name: None for v in result.variants if v.role != "control"} for result in (later, earlier))
+    now, then = ({v.name: None for v in result.variants if not v.is_control} for result in (later, earlier))
     alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
     return [
         judgement(_comparison(name, earlier), contract, [unjudged("variant", f"only the {which} result has it")])

@@ -101,7 +101,7 @@ def judged_comparisons(result: StudyResult) -> list[Comparison]:
     return [
         comparison
         for comparison in result.comparisons
-        if result.variant(comparison.candidate).role != "control"
+        if not result.variant(comparison.candidate).is_control
         and result.variant(comparison.candidate).status is not Status.SKIPPED
     ]
 

@@ -455,6 +455,11 @@ class VariantResult:
     """Digests of the weights, prompts and user's code that it was measured with."""
 
     @property
+    def is_control(self) -> bool:
+        """Whether it is the second baseline of the A/A comparison."""
+        return self.role == "control"
+
+    @property
     def samples(self) -> dict[int, list[float]]:
         """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
         found: dict[int, list[float]] = {}
@@ -826,12 +831,12 @@ class StudyResult:
     @property
     def control(self) -> VariantResult | None:
         """The second baseline of the A/A comparison."""
-        return next((variant for variant in self.variants if variant.role == "control"), None)
+        return next((variant for variant in self.variants if variant.is_control), None)
 
     @property
     def candidates(self) -> list[VariantResult]:
         """All variants but the baseline and the A/A control."""
-        return [variant for variant in self.variants if variant.role != "control" and variant.name != self.baseline]
+        return [variant for variant in self.variants if not variant.is_control and variant.name != self.baseline]
 
     def first_comparison(self, candidate: str) -> Comparison | None:
         """Returns a variant's first comparison, whose scores and ratios are shown; None for the baseline."""

@@ -80,7 +80,7 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
             row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)
         )
         for row in rows
-        if row.comparison and row.variant.role != "control"
+        if row.comparison and not row.variant.is_control
     }
 
 
@@ -162,6 +162,6 @@ def distance_of(row: Figures, metric: str) -> Score | None:
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
     """Returns the log ratio of the A/A control to the baseline in time or memory, and its number of processes."""
     for row in figures_of(result):
-        if row.variant.role == "control" and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
+        if row.variant.is_control and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
             return math.log(ratio.interval.estimate), len(row.variant.measurements)
     return None

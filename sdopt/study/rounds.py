@@ -67,7 +67,7 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
     # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
     waiting = sorted(
         (process for process in run.processes if process.active),
-        key=lambda process: (not process.first, process.row.role == "control"),
+        key=lambda process: (not process.first, process.row.is_control),
     )
     for group in batched(waiting, run.sharing.processes):
         out_of_memory += inspect_group(run, group)
