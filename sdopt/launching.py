@@ -148,7 +148,7 @@ def job(_cfg: DictConfig) -> Any:
             # In a sweep, a job starts when the previous one ends, not when the process started.
             timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
             result = Experiment(
-                composer, folder, start_fork_server(), timeline, alone=not in_sweep(), brief=_is_brief()
+                composer, folder, start_fork_server(), timeline, in_sweep=in_sweep(), brief=_is_brief()
             ).run()
     except Exception as error:
         _keep_error(error, folder)
