@@ -28,9 +28,9 @@ class Answer(StrEnum):
     OPEN = "open"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
-    """One measure in which an option claims a gain.
+    """One measure in which an option claims a gain; two claims are never the same, even if their figures are.
 
     Attributes:
         measure: the measure that the option claims to improve.

@@ -16,6 +16,7 @@ from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.measures import MEASURES
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.optimizations import Contract
 from sdopt.report.junit import junit
@@ -51,7 +52,7 @@ def answer_to(damaged: Any) -> str | None:
         assert "\n" not in problem
         return problem
     show(result)
-    judge(result, result.config.gate, None)
+    judge(result, result.config.gate, Fit())
     show(result)
     return None
 

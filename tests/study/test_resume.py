@@ -11,6 +11,7 @@ import pytest
 
 from sdopt.analysis.ratios import paired_rounds
 from sdopt.experiment import Experiment
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Judgement, Measurement, Memory, Status, StudyResult, Verdict
@@ -361,11 +362,11 @@ class TestExtended:
             "a gate", rules={"exact": [Rule("speedup", "at_least", limit=0.1, confidence=None)]}, must_pay=False
         )
         result = read_result(folder)
-        judge(result, gate, None)
+        judge(result, gate, Fit())
         write_result(result, folder)
         assert [look.number for look in result.looks] == [1, 1]
         extended = resume(folder, "protocol.replicates=2").result
-        judge(extended, gate, None)
+        judge(extended, gate, Fit())
         assert [look.number for look in extended.looks] == [1, 1, 2, 2]
         for judgement in extended.judgements:
             assert judgement.verdict is not Verdict.PASS
