@@ -23,7 +23,16 @@ from sdopt.config.groups import reject_null_groups
 from sdopt.config.hydra_job import in_sweep, job_folder, with_resumed
 from sdopt.config.messages import explain, in_one_line
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ENDINGS, ConflictError, OccupiedError, UnavailableError, UsageError, print_problems, way_out
+from sdopt.errors import (
+    ENDINGS,
+    ConflictError,
+    OccupiedError,
+    SdoptError,
+    UnavailableError,
+    UsageError,
+    print_problems,
+    way_out,
+)
 from sdopt.experiment import Experiment
 from sdopt.locks import lock_folder
 from sdopt.report.outcome import Outcome, load_result
@@ -80,7 +89,7 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
         run_hydra(job, argv, folders)
         if folders.error is not None:
             raise folders.error
-    except (UsageError, UnavailableError):
+    except SdoptError:
         raise
     except KeyboardInterrupt as error:
         raise InterruptedStudy(folders) from error
@@ -172,7 +181,7 @@ def _ended_by_signals() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}
-    # nohup leaves SIGHUP ignored, and a handler of somebody else's stays.
+    # nohup leaves SIGHUP ignored, and handlers installed by other code are kept.
     taken = [number for number in ENDINGS if number == signal.SIGTERM or before[number] is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, signal.default_int_handler)
@@ -198,7 +207,7 @@ def _keep_error(error: Exception, folder: Path) -> None:
         # Raising here would make Hydra print the overrides of the job first.
         folders.error = error
         return
-    if not isinstance(error, UsageError | UnavailableError | OSError) and not way_out(error):
+    if not isinstance(error, SdoptError | OSError) and not way_out(error):
         traceback.print_exception(error)
     print_problems(found.problems)
 

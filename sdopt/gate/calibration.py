@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.results.files import write_atomically
 from sdopt.results.records import RecordedConfig, Spread, StudyResult
 from sdopt.schema import Task
@@ -193,6 +193,23 @@ def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
     overrides += [f"quality.features=[{','.join(features)}]"] if features else []
     command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])
     return f"run `{command}` and judge with gate.calibration=own.json"
+
+
+def calibration_of(result: StudyResult) -> Calibration:
+    """Returns the calibration that a study measured, whose baseline was drawn twice, from different noise.
+
+    Raises:
+        UnavailableError: the images could not be drawn or scored.
+    """
+    spreads = result.floors.get("sampling")
+    if not spreads:
+        raise UnavailableError("no calibration written: the images could not be drawn or scored")
+    config, work = result.config, work_of(result.config)
+    digests = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
+    workload = asdict(config.workload) | {key: work[key] for key in ("guidance_scale", "size")}
+    return Calibration(
+        config.model.name, workload, digests, spreads, scheduler=asdict(config.scheduler), task=asdict(config.task)
+    )
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
