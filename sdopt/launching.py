@@ -237,7 +237,7 @@ def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
     missing = [name for name in run_config.objective if name not in metrics]
     if missing and metrics:
-        print_problems([f"objective={','.join(missing)}: there are {', '.join(sorted(metrics))}"])
+        print_problems([f"objective={','.join(missing)}: unknown metric; available: {', '.join(sorted(metrics))}"])
     values = tuple(metrics.get(name, math.nan) for name in run_config.objective)
     return values if len(values) > 1 else values[0]
 

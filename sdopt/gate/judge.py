@@ -8,7 +8,7 @@ estimate with a limit passes if the whole one-sided interval lies on the right s
 and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
 
 A candidate passes only if all its rules do, so the rules need no correction for their number. Claims of a gain need
-one: they are tested together (`paying`). A study that is judged again as it grows shares its chance of error among its
+one: they are tested together (`paying`). A study that is judged again as it grows divides its error rate α among its
 looks (`looks`). If another study disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
 """
 
@@ -205,7 +205,7 @@ class RuleContext:
         fit: the model's calibration, for margins.
         ratio: returns the interval of a measure in `RULED` at a two-sided confidence; None if it was not measured.
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
-        share: the share of each rule's chance of error that this look may spend.
+        share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         belief: rulings on whether the measurements can be believed; only the main shape has them.
         shape: the shape's name if the study has several; "" if it has one.
@@ -293,7 +293,7 @@ class RuleContext:
         return rulings
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
-        """Applies one rule, at the share of its chance of error that this look may spend."""
+        """Applies one rule, at the share of its α that this look may spend."""
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
         if rule.metric in RULED:

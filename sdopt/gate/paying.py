@@ -37,7 +37,7 @@ class Claim:
         ratio: the measured ratio; None if it was not measured.
         smallest: the smallest factor, at least 1, that counts.
         floor: the factor by which two identical baselines differed; None if it is not known.
-        share: the share of the chance of error that this look may spend.
+        share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
         observed: of a speed-up, the same by the clock of the study's own process; else None.

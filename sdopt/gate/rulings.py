@@ -108,7 +108,7 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     elif needed := bounds.needed(limit, rule.confidence or 0.95):
         settle = f"about {needed} prompts would settle it"
         if needed > _TOO_MANY_PROMPTS:
-            settle = "more prompts would hardly settle it"
+            settle = "more prompts are unlikely to settle it"
     else:
         settle = "more prompts would settle it"
     return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")

@@ -651,7 +651,7 @@ class Judgement:
 
 @dataclass
 class Look:
-    """One judging of one comparison: a digest of its data, and the share of the chance of error that it spent."""
+    """One judging of one comparison: a digest of its data, and the share of the error rate α that it spent."""
 
     candidate: str
     reference: str
@@ -663,7 +663,7 @@ class Look:
     allowed: int
     """Number of looks that the first look planned; later ones decide nothing."""
     spent: float
-    """Share of the chance of error, over all looks so far; 1 is all of it."""
+    """Share of α, over all looks so far; 1 is all of it."""
     processes: int
     rounds: int
     prompts: int

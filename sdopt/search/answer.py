@@ -121,8 +121,9 @@ def _sentence(
         which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
         return f"Turn on {winner}: {', '.join(words)}; the first {of} {which}.{also}"
     if judged is None:
-        return f"Change nothing: none {of} is worth judging." if tried else "No combination was tried."
-    return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
+        none = f"Keep the baseline: none of the {tried} combinations reached the final."
+        return none if tried else "No combination was tried."
+    return f"Keep the baseline: {len(answers)} {of} were judged, and none of them is shown to be worth it."
 
 
 def _notes(search: Search, judged: StudyResult | None) -> list[str]:

@@ -501,7 +501,7 @@ class TestLooks:
         self.extend(result)
         found = verdict(result, self.RULE)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "gate.looks=1: this is look 2 at the study" in str(found.rulings)
+        assert "look 2 of 1 allowed (gate.looks): the error budget is spent" in str(found.rulings)
         assert [(look.number, look.processes, look.rounds, look.verdict) for look in result.looks] == [
             (1, 3, 24, Verdict.PASS),
             (2, 6, 48, Verdict.INCONCLUSIVE),
@@ -511,7 +511,7 @@ class TestLooks:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         found = verdict(result, self.RULE, looks=2)
         assert "(one-sided 97.5 % bounds)" in paying(found).reason
-        assert "look 1 of 2: 50% of the chance of error is spent" in str(found.rulings)
+        assert "look 1 of 2: 50% of the error budget (α) is spent" in str(found.rulings)
         self.extend(result)
         assert verdict(result, self.RULE, looks=2).verdict is Verdict.PASS
         self.extend(result)

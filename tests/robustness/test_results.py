@@ -231,7 +231,7 @@ def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"exit_code": 2, "problems": "x"}', '{"exit_code": 2, "pro'])
 def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text(content)
-    with pytest.raises(UsageError, match=r"error\.json: does not say why a job has no result"):
+    with pytest.raises(UsageError, match=r"error\.json: not a valid error\.json"):
         read_error(tmp_path)
 
 

@@ -87,7 +87,7 @@ def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "allowed", "said"),
     [
-        (resource.RLIMIT_AS, 2**30, "1024 MiB of address space are allowed"),
+        (resource.RLIMIT_AS, 2**30, "address space is limited to 1024 MiB"),
         (resource.RLIMIT_FSIZE, 2**20, "1 MiB in a file are allowed"),
     ],
 )
