@@ -35,7 +35,7 @@ def explain(error: Exception) -> str:
 
 
 def _within_list(override: str) -> str:
-    """Says how to write options within a list, if an override has them as on a command line; else ""."""
+    """Returns how to write options within a list, if an override has them as on a command line; else ""."""
     key, _, value = override.partition("=")
     options = re.findall(r"(?<!['\"\w./])[\w./]+=[^,\[\]{}='\"]+", value) if value.startswith(("[", "{")) else []
     if not options:
@@ -52,7 +52,7 @@ def _designs_with(key: str) -> list[str]:
 
 
 def _known_keys() -> list[str]:
-    """Lists every group and every key of the default configuration, in full."""
+    """Returns every group and every key of the default configuration, in full."""
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))

@@ -146,7 +146,7 @@ def _other_digests(calibration: Calibration, ours: Mapping[str, str]) -> dict[st
 def _of_other_weights(
     calibration: Calibration, ours: Mapping[str, str], config: RecordedConfig, path: str | None
 ) -> str:
-    """Says which weights differ between a calibration and a study, and what to do."""
+    """Returns which weights differ between a calibration and a study, and what to do."""
     weights = ", ".join(
         f"{name} {mine[:12]} (here {digest[:12] or 'unknown'})"
         for name, (mine, digest) in _other_digests(calibration, ours).items()
@@ -177,7 +177,7 @@ def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit
 
 
 def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
-    """Says how to get a calibration that fits a study better than this one."""
+    """Returns how to get a calibration that fits a study better than this one."""
     model, features = config.model, config.quality.features
     overrides = [f"model={model.name}"]
     overrides += [f"model.weights={model.weights}"] if model.weights in ("path", "random") else []

@@ -145,14 +145,14 @@ def _shown(claim: Claim, level: float) -> str:
 
 
 def _missing(bound: float | None) -> str:
-    """Says what a claim lacks to be tested; the text follows the claim's figure."""
+    """Returns what a claim lacks to be tested; the text follows the claim's figure."""
     if bound is None:
         return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
     return ", but the A/A floor is not known"
 
 
 def unexplained(changes: Sequence[str] | None) -> str:
-    """Says why the traces do not explain a gain in speed."""
+    """Returns why the traces do not explain a gain in speed."""
     if changes is None:
         return "sdopt has no trace of its own that shows what changed: measure it again"
     return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"

@@ -35,7 +35,7 @@ def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
 
 
 def problem_of(score: Score) -> str:
-    """Says what keeps a score from being judged; "" if nothing does."""
+    """Returns what keeps a score from being judged; "" if nothing does."""
     if score.estimate is None or not math.isfinite(score.estimate):
         return score.note or "the value is not finite"
     if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):

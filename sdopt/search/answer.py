@@ -1,4 +1,4 @@
-"""Writes the answer of a search: the record of all candidates, the one-sentence answer, and the tables."""
+"""Answers a search: the record of all candidates, the answer in one sentence, and the tables."""
 
 import json
 import math
@@ -151,7 +151,7 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
 
 
 def _noise(search: Search) -> str:
-    """Says how far processes or prompts differ; "" if no control measured it."""
+    """Returns how far processes or prompts differ; "" if no control measured it."""
     spreads = []
     for objective in search.config.objectives:
         noise = search.noise(objective, ("screen-", "race-"))

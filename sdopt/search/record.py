@@ -14,7 +14,7 @@ def shortened(reasons: str) -> str:
 
 
 def start_said(start: BreakEven | None) -> str:
-    """Writes a start-up cost, as in "+31.2 s, repaid after 310 images"; "" if it is no more than a call."""
+    """Returns a start-up cost in words, as in "+31.2 s, repaid after 310 images"; "" if it is no more than a call."""
     words = start_words(start)
     return "" if words is None else f"+{words[0]}, {words[2]}"
 

@@ -245,7 +245,7 @@ class Space:
 
 
 def _written(value: Any) -> str:
-    """Writes a value in Hydra's grammar."""
+    """Returns a value in Hydra's grammar."""
     if isinstance(value, str):
         return value if re.fullmatch(r"[\w./-]+", value) else quoted(value)
     return "null" if value is None else str(value).lower()

@@ -138,5 +138,5 @@ def _variants(candidates: Sequence[Candidate]) -> str:
 
 
 def _escaped(key: str) -> str:
-    """Writes the key of a dictionary as Hydra's grammar takes it."""
+    """Returns the key of a dictionary as Hydra's grammar takes it."""
     return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", key)

@@ -199,7 +199,7 @@ def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
 
 
 def clocks_differ(measurement: Measurement) -> str:
-    """Says by how much a worker's clock is behind the study's own in most calls at a shape; "" if it is not.
+    """Returns by how much a worker's clock is behind the study's own in most calls at a shape; "" if it is not.
 
     A clock that is ahead does not favour its option; it also seems ahead if the study read the start of a call late. If
     other work took the processor, both processes waited for it, and the clocks may differ by that time. With only a few
