@@ -129,7 +129,7 @@ _PEAKS_VARY = 1.1
 
 
 def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
-    """Returns how far the peak exceeds the gate's limit, if even one process, without an interval, shows it."""
+    """Returns how far the peak exceeds the gate's limit; "" unless even one process, without an interval, shows it."""
     ratio = row.ratios.get(MEMORY_RATIO.name)
     rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
     limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
