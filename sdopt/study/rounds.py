@@ -96,7 +96,7 @@ def _timed_samples(run: StudyRun) -> list[ShapeSamples]:
 
 
 def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | None:
-    """Times each process once at each shape, in an order shuffled anew (`protocol.shuffle_seed`).
+    """Times each process once at each shape, in a newly shuffled order (`protocol.shuffle_seed`).
 
     Returns:
         the schedule for the rest, if a worker ran out of memory meanwhile.
