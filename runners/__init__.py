@@ -37,12 +37,12 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
 
     @wraps(main)
     def command(argv: list[str]) -> int:
-        from sdopt.errors import UnavailableError, UsageError, print_problems, way_out
+        from sdopt.errors import SdoptError, UnavailableError, print_problems, way_out
 
         with _endings_raised(), _patient_streams():
             try:
                 return main(argv)
-            except (UsageError, UnavailableError) as error:
+            except SdoptError as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     traceback.print_exc()
                 print_problems(error.problems)

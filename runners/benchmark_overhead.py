@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     from sdopt.worker.forkserver import prepare_environment
 
     prepare_environment()
+    from sdopt.errors import UnavailableError, print_problems
     from sdopt.report.overhead import overhead_tables, read_overhead, write_overhead
 
     begun = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
@@ -40,8 +41,7 @@ def main(argv: list[str]) -> int:
         with console.status("creating the database"):
             tracking = _warm_database(folder)
     except OSError as error:
-        print(f"sdopt: {folder}: {error.strerror or error}", file=sys.stderr)
-        return 3
+        raise UnavailableError(f"{folder}: {error.strerror or error}; choose another folder with --folder") from error
     run = folder / "run"
     overrides = ["experiment=overhead", f"hydra.run.dir='{run}'", *tracking, *arguments.overrides]
     command = [sys.executable, "-m", "sdopt.cli", "run", *overrides]
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         return 130
     wall_s = time.monotonic() - began
     if code:
-        print(f"sdopt: the run ended with exit code {code}, so there is no overhead to report", file=sys.stderr)
+        print_problems([f"the run ended with exit code {code}, so there is no overhead to report"])
         return code
     found = read_overhead(run, wall_s, ["sdopt", "run", *overrides])
     console.print(overhead_tables(found))

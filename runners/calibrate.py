@@ -56,28 +56,18 @@ def main(argv: list[str]) -> int:
 
 
 def _write(folder: Path, output: Path | None) -> int:
-    from dataclasses import asdict
-
-    from sdopt.gate.calibration import Calibration, calibration_file, work_of, write_calibration
+    from sdopt.errors import UnavailableError
+    from sdopt.gate.calibration import calibration_file, calibration_of, write_calibration
     from sdopt.results.files import read_result
 
     result = read_result(folder)
-    spreads = result.floors.get("sampling")
-    if not spreads:
-        print("sdopt: no calibration written: the images could not be drawn or scored", file=sys.stderr)
-        return 3
-    baseline, model = result.variant(result.baseline), result.config.model.name
-    digests = {"model": baseline.inputs.get("model", ""), **result.feature_digests}
+    calibration = calibration_of(result)
     path = output or calibration_file(result.config)
-    work = work_of(result.config)
-    workload = asdict(result.config.workload) | {key: work[key] for key in ("guidance_scale", "size")}
-    scheduler, task = asdict(result.config.scheduler), asdict(result.config.task)
     try:
-        write_calibration(Calibration(model, workload, digests, spreads, scheduler, task), path)
+        write_calibration(calibration, path)
     except OSError as error:
-        print(f"sdopt: {path}: {error.strerror}; name another file with --output", file=sys.stderr)
-        return 2
-    for name, spread in sorted(spreads.items()):
+        raise UnavailableError(f"{path}: {error.strerror}; name another file with --output") from error
+    for name, spread in sorted(calibration.metrics.items()):
         print(f"{name:<24} mean {spread.mean:10.4g}   deviation {spread.deviation:10.4g}   n {spread.n}")
     print(f"written: {path}")
     return 0

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sdopt.errors import UsageError
 from sdopt.gate.trial import CONF
 
 from . import ENDED, end_with_code
@@ -54,19 +55,16 @@ def main(argv: list[str]) -> int:
         if arguments.overrides:
             parser.error(f"--result: judges a trial as it was measured; leave out {' '.join(arguments.overrides)}")
         if not (arguments.result / "result.json").is_file():
-            print(f"sdopt: --result {arguments.result}: has no result.json", file=sys.stderr)
-            return 2
+            raise UsageError(f"--result {arguments.result}: has no result.json")
         return _report(arguments.result, None)
     if arguments.alarms is not None and arguments.alarms < 1:
         parser.error("--alarms: must be at least 1")
     preset = "gate_trial" if arguments.alarms is None else "gate_alarms"
     if not (arguments.config_dir / "experiment" / f"{preset}.yaml").is_file():
-        print(
-            f"sdopt: --config-dir {arguments.config_dir}: has no experiment/{preset}.yaml; without --config-dir "
-            f"the one that comes with sdopt is used, in {CONF}",
-            file=sys.stderr,
+        raise UsageError(
+            f"--config-dir {arguments.config_dir}: has no experiment/{preset}.yaml; without --config-dir the one that "
+            f"comes with sdopt is used, in {CONF}"
         )
-        return 2
 
     from .run import main as run
 
@@ -93,7 +91,7 @@ def _report(folder: Path, started: float | None) -> int:
     from rich.console import Console
 
     from sdopt.errors import UnavailableError
-    from sdopt.gate.calibration import calibration_for, fitting_calibration
+    from sdopt.gate.calibration import calibration_for
     from sdopt.gate.trial.caught import timed_variants
     from sdopt.gate.trial.drawn import judge_drawn
     from sdopt.results.files import read_result
@@ -109,14 +107,13 @@ def _report(folder: Path, started: float | None) -> int:
             "with `sdopt gate-trial`"
         )
     gate = result.config.gate
-    found = calibration_for(result, gate.calibration)
-    calibration, misfit = fitting_calibration(found, result.config, gate.calibration is not None)
+    fit = calibration_for(result, gate.calibration)
     machine, context = probe_machine(start_fork_server(), result.config.hardware.device)
     with console.status("drawing and judging") as status:
         [drawn] = judge_drawn(
             result,
             folder,
-            calibration,
+            fit,
             context,
             machine.device,
             [gate],
@@ -124,7 +121,7 @@ def _report(folder: Path, started: float | None) -> int:
         )
     rows = [*timed_variants(result), *drawn]
     took = "" if started is None else f"; {(time.monotonic() - started) / 60:.1f} minutes"
-    tables = _tables(rows, misfit, took)
+    tables = _tables(rows, fit.note or fit.refusal, took)
     (folder / "trial.md").write_text(tables, encoding="utf-8")
     print(tables)
     print(f"trial: {folder / 'trial.md'}")

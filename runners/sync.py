@@ -126,7 +126,7 @@ def _results(folder: Path) -> list[Path]:
     below = [path for path in sorted(folder.rglob("result.json")) if path.parent.name != "artifacts"]
     found = [folder] if folder.name == "result.json" else below
     if not found:
-        raise UsageError(f"{folder}: no result.json in it or below it")
+        raise UsageError(f"{folder}: no result.json at or below it")
     return found
 
 

@@ -11,14 +11,14 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 kernel SIGXCPU when the processor time is used up."""
 
 
-class UsageError(Exception):
-    """A mistake in a command line or a configuration file: exit code 2.
+class SdoptError(Exception):
+    """An error that ends a command with an exit code.
 
     Args:
-        problems: one line each, naming the key at fault and the way out; all are shown together.
+        problems: one line each, naming what is at fault and the way out; all are shown together.
     """
 
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[int]
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -26,6 +26,12 @@ class UsageError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
+
+
+class UsageError(SdoptError):
+    """A mistake in a command line or a configuration file, whose key each problem names: exit code 2."""
+
+    exit_code: ClassVar[int] = 2
 
 
 class ConflictError(UsageError):
@@ -36,21 +42,10 @@ class OccupiedError(UsageError):
     """A folder that another process writes, or that holds the result of another run."""
 
 
-class UnavailableError(Exception):
-    """Something that a command needs cannot be had or done: exit code 3.
-
-    Args:
-        problems: one line each, saying what failed and the way out.
-    """
+class UnavailableError(SdoptError):
+    """A resource that a command needs is unavailable, or an operation failed: exit code 3."""
 
     exit_code: ClassVar[int] = 3
-
-    def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__(self.problems)  # the list, because it travels between processes
-
-    def __str__(self) -> str:
-        return "\n".join(self.problems)
 
 
 _WAYS_OUT = {

@@ -36,7 +36,7 @@ from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import Plan
 from sdopt.study.forecast import forecast
 from sdopt.study.missing import missing_of
-from sdopt.study.plan import plan_result, refused, require_room
+from sdopt.study.plan import plan_result, refused, require_room, runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.reservation import reserved
 from sdopt.study.resume import is_elsewhere, merge_resumed
@@ -59,7 +59,7 @@ class Experiment:
         folder: the run's folder, which the caller has locked.
         context: starts worker processes.
         timeline: records the duration of each step.
-        alone: whether the study is not a job of a sweep; if all its candidates have conflicts, that is an error.
+        in_sweep: whether the study is a job of a sweep; else it is an error if all its candidates have conflicts.
         console: prints progress and tables.
         brief: whether to skip tables and reports, because another program reads the result.
     """
@@ -68,7 +68,7 @@ class Experiment:
     folder: Path
     context: StartContext
     timeline: Timeline
-    alone: bool = True
+    in_sweep: bool = False
     console: Console = field(default_factory=Console)
     brief: bool = False
 
@@ -91,9 +91,9 @@ class Experiment:
 
     def _run(self, plan: Plan, result: StudyResult, machine: Machine) -> StudyResult | None:
         if self.config.dry_run:
-            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
             # The baseline is measured twice.
-            show_plan(result, forecast([*runnable, plan.baseline], result, Path("outputs")), self.console)
+            measured = [*runnable_of(plan, result), plan.baseline]
+            show_plan(result, forecast(measured, result, Path("outputs")), self.console)
             if (folders := current_folders()) is not None:
                 folders.dry = True
             return None
@@ -132,7 +132,7 @@ class Experiment:
         """Returns the folder's result to continue; a sweep job restarted on another host starts over."""
         file = self.folder / "result.json"
         previous = read_result(file)
-        if not self.alone and is_elsewhere(previous, fresh):
+        if self.in_sweep and is_elsewhere(previous, fresh):
             host = previous.environment.host
             file.rename(self.folder / f"result.{quote(host, safe='')}.json")
             print_problems([f"{self.folder}: measured on {host} before; starts over on {fresh.environment.host}"])
@@ -148,7 +148,7 @@ class Experiment:
 
     def _require_free_folder(self) -> None:
         # A sweep job that is submitted again continues its own result.
-        if (self.folder / "result.json").is_file() and self.alone and not self.config.resume:
+        if (self.folder / "result.json").is_file() and not (self.in_sweep or self.config.resume):
             raise OccupiedError(
                 f"{self.folder}: holds a result; continue it with `sdopt run resume={self.folder}`, or choose another"
             )
@@ -172,31 +172,42 @@ class Experiment:
         plan = config.study.plan(self.composer)
         require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("waiting for the fork server, and asking for the device")
-        if config.dry_run and config.hardware.sheet is not None:
-            machine = planned_machine(config.hardware.sheet)
-        else:
-            machine, self.context = find_machine(self.context, config.hardware, data_sheets)
-            self._check_models(plan.variants, "path")
-            nothing_runs = self._all_refused(plan, machine)
-            if config.hardware.exclusive and not (config.dry_run or nothing_runs):
-                others = partial(self._other_cards, machine)
-                machine = until_done.enter_context(reserved(machine, others, str(self.folder), self._say_waiting))
+        machine = self._find_machine(plan, until_done)
         if (folders := current_folders()) is not None:
             folders.ready()
         print_problems(machine.warnings)
-        if config.dry_run and config.hardware.sheet is not None:
-            self._check_models(plan.variants, "path")
         if not config.dry_run:
             self.timeline.enter("fetching models")
-            runnable = [variant for variant in plan.variants if not variant.conflicts(machine.device)]
-            fetch_models(variant.model for variant in runnable)
-            for variant in runnable:
-                variant.files(fetch=True)
-            self._check_models(runnable, "hub")
+            self._fetch([variant for variant in plan.variants if not variant.conflicts(machine.device)])
         self.timeline.enter("composing and planning")
         command = ["sdopt", "run", *sys.argv[1:]]
         design = type(config.study).__name__.lower()
         return plan, plan_result(plan, config.study.name, design, config.recorded, machine, command), machine
+
+    def _find_machine(self, plan: Plan, until_done: ExitStack) -> Machine:
+        """Returns the machine to measure on, which is reserved if need be; of a dry run, that of a chosen data sheet.
+
+        Raises:
+            UsageError: the device or a local model does not match the configuration, or no candidate can run.
+        """
+        hardware = self.config.hardware
+        if self.config.dry_run and hardware.sheet is not None:
+            self._check_models(plan.variants, "path")
+            return planned_machine(hardware.sheet)
+        machine, self.context = find_machine(self.context, hardware, data_sheets)
+        self._check_models(plan.variants, "path")
+        nothing_runs = self._all_refused(plan, machine)
+        if self.config.dry_run or nothing_runs or not hardware.exclusive:
+            return machine
+        others = partial(self._other_cards, machine)
+        return until_done.enter_context(reserved(machine, others, str(self.folder), self._say_waiting))
+
+    def _fetch(self, variants: Sequence[Variant]) -> None:
+        """Downloads the models of variants and the files that their options read. Raises UsageError."""
+        fetch_models(variant.model for variant in variants)
+        for variant in variants:
+            variant.files(fetch=True)
+        self._check_models(variants, "hub")
 
     def _other_cards(self, machine: Machine) -> list[Machine]:
         """Returns a `Machine` for each other card that `hardware.device=auto` may use; skips unusable ones."""
@@ -225,7 +236,7 @@ class Experiment:
 
     def _complete(self, result: StudyResult, machine: Machine) -> None:
         """Adds the missing scores, verdicts, plots and tracked runs to a fully measured study."""
-        self.console.print(f"nothing is missing: {self.folder}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"already complete: {self.folder}", markup=False, highlight=False, soft_wrap=True)
         pictured = [row for row in result.variants if row.images]
         scored = bool(pictured) and all(row.quality for row in pictured)
         complete = scored and (result.gate or not self.config.gate.judges)
@@ -243,7 +254,7 @@ class Experiment:
             ConflictError: no candidate can run, and the study is not a job of a sweep.
         """
         reasons = [] if self.config.study.skip_conflicts else refused(plan, machine.device)
-        if reasons and self.alone:
+        if reasons and not self.in_sweep:
             raise ConflictError(reasons)
         return bool(reasons)
 
@@ -302,7 +313,7 @@ class Experiment:
             self.console.print(verdict_table(result, result.judgements))
         self._write_reports(result)
         failed = [row.name for row in result.variants if row.status.failure]
-        if failed and self.alone:
+        if failed and not self.in_sweep:
             print_problems([f"`sdopt run resume={self.folder} retry_failed=true` measures again: {', '.join(failed)}"])
 
     def _write_reports(self, result: StudyResult) -> None:

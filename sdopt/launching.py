@@ -23,7 +23,16 @@ from sdopt.config.groups import reject_null_groups
 from sdopt.config.hydra_job import in_sweep, job_folder, with_resumed
 from sdopt.config.messages import explain, in_one_line
 from sdopt.config.parse import RunConfig
-from sdopt.errors import ENDINGS, ConflictError, OccupiedError, UnavailableError, UsageError, print_problems, way_out
+from sdopt.errors import (
+    ENDINGS,
+    ConflictError,
+    OccupiedError,
+    SdoptError,
+    UnavailableError,
+    UsageError,
+    print_problems,
+    way_out,
+)
 from sdopt.experiment import Experiment
 from sdopt.locks import lock_folder
 from sdopt.report.outcome import Outcome, load_result
@@ -80,7 +89,7 @@ def launch(argv: Sequence[str], ready: Callable[[], None] = lambda: None, brief:
         run_hydra(job, argv, folders)
         if folders.error is not None:
             raise folders.error
-    except (UsageError, UnavailableError):
+    except SdoptError:
         raise
     except KeyboardInterrupt as error:
         raise InterruptedStudy(folders) from error
@@ -148,7 +157,7 @@ def job(_cfg: DictConfig) -> Any:
             # In a sweep, a job starts when the previous one ends, not when the process started.
             timeline = Timeline("Python, Hydra and their imports", None if in_sweep() else process_begun())
             result = Experiment(
-                composer, folder, start_fork_server(), timeline, alone=not in_sweep(), brief=_is_brief()
+                composer, folder, start_fork_server(), timeline, in_sweep=in_sweep(), brief=_is_brief()
             ).run()
     except Exception as error:
         _keep_error(error, folder)
@@ -172,7 +181,7 @@ def _ended_by_signals() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in ENDINGS}
-    # nohup leaves SIGHUP ignored, and a handler of somebody else's stays.
+    # nohup leaves SIGHUP ignored, and handlers installed by other code are kept.
     taken = [number for number in ENDINGS if number == signal.SIGTERM or before[number] is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, signal.default_int_handler)
@@ -198,7 +207,7 @@ def _keep_error(error: Exception, folder: Path) -> None:
         # Raising here would make Hydra print the overrides of the job first.
         folders.error = error
         return
-    if not isinstance(error, UsageError | UnavailableError | OSError) and not way_out(error):
+    if not isinstance(error, SdoptError | OSError) and not way_out(error):
         traceback.print_exception(error)
     print_problems(found.problems)
 
@@ -223,12 +232,12 @@ def _os_problem(error: OSError, folder: Path | None) -> str:
 
 def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     """Returns the objective for a sweeper: a metric of the study's last variant, or a tuple of metrics."""
-    candidate = [row for row in result.variants if row.role != "control"][-1]
+    candidate = [row for row in result.variants if not row.is_control][-1]
     # A sweeper must not prefer an option that failed or had no effect.
     metrics = flat_figures(result, candidate) if candidate.status is Status.OK else {}
     missing = [name for name in run_config.objective if name not in metrics]
     if missing and metrics:
-        print_problems([f"objective={','.join(missing)}: there are {', '.join(sorted(metrics))}"])
+        print_problems([f"objective={','.join(missing)}: unknown metric; available: {', '.join(sorted(metrics))}"])
     values = tuple(metrics.get(name, math.nan) for name in run_config.objective)
     return values if len(values) > 1 else values[0]
 

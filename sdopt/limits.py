@@ -12,8 +12,8 @@ from pathlib import Path
 from sdopt.errors import UnavailableError
 
 SIZES = (
-    (resource.RLIMIT_AS, "v", "of address space", 8 * 2**30),
-    (resource.RLIMIT_FSIZE, "f", "in a file", 64 * 2**20),
+    (resource.RLIMIT_AS, "v", "address space", 8 * 2**30),
+    (resource.RLIMIT_FSIZE, "f", "the size of a file", 64 * 2**20),
 )
 """Limits in bytes: resource, flag of `ulimit`, description, minimum. Importing PyTorch and diffusers takes most of the
 address space; the largest files are results with many samples, final latents, and MLflow's database."""
@@ -35,26 +35,26 @@ def require_limits() -> None:
 
 def require_address_space(what: str, least: int) -> None:
     """Raises UnavailableError if the address space of this process is limited to less than `least` bytes."""
-    if problem := _too_low(resource.RLIMIT_AS, "v", f"of address space for {what}", least):
+    if problem := _too_low(resource.RLIMIT_AS, "v", "address space", least, f" for {what}"):
         raise UnavailableError(problem)
 
 
 def limited_address_space() -> str:
     """Returns a sentence about the limit of this process's address space; "" if there is no limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "of address space")
+    return "" if allowed == resource.RLIM_INFINITY else _describe(allowed, "address space")
 
 
-def _too_low(limit: int, flag: str, of_what: str, least: int) -> str | None:
+def _too_low(limit: int, flag: str, what: str, least: int, purpose: str = "") -> str | None:
     allowed, _ = resource.getrlimit(limit)
     if allowed == resource.RLIM_INFINITY or allowed >= least:
         return None
-    problem = f"{_describe(allowed, of_what)}, and {least / 2**20:g} MiB are needed at least"
-    return f"{problem}; allow more (ulimit -{flag} unlimited)"
+    problem = f"{_describe(allowed, what)}, but at least {least / 2**20:g} MiB is required"
+    return f"{problem}{purpose}; allow more (ulimit -{flag} unlimited)"
 
 
-def _describe(allowed: int, of_what: str) -> str:
-    return f"{round(allowed / 2**20, 1):g} MiB {of_what} are allowed"
+def _describe(allowed: int, what: str) -> str:
+    return f"{what} is limited to {round(allowed / 2**20, 1):g} MiB"
 
 
 def _tasks_too_few() -> Iterator[str]:
@@ -64,10 +64,8 @@ def _tasks_too_few() -> Iterator[str]:
         return  # root has no limit, and counting takes time, which a high limit does not need
     running = _running_tasks()
     if allowed < running + needed:
-        problem = (
-            f"{allowed} processes and threads are allowed, of which {running} run already, and {needed} are needed"
-        )
-        yield f"{problem} at least; allow more (ulimit -u), or end other programs"
+        problem = f"processes and threads are limited to {allowed}, and {running} run already, but at least {needed}"
+        yield f"{problem} more are required; allow more (ulimit -u), or end other programs"
 
 
 def _running_tasks() -> int:

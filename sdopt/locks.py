@@ -21,7 +21,7 @@ def runtime_folder() -> Path:
     """Returns the folder of this user's locks: below `XDG_RUNTIME_DIR`, or a folder of their own in the temporary one.
 
     Raises:
-        OSError: the folder cannot be made, or belongs to somebody else.
+        OSError: the folder cannot be created, or belongs to another user.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "sdopt" if base else Path(tempfile.gettempdir()) / f"sdopt-{os.getuid()}"

@@ -146,6 +146,13 @@ class Workload:
         sizes, batches = (given if isinstance(given, Sequence) else [given] for given in (self.size, self.batch_size))
         return tuple(Shape(size or model.size, batch_size) for size, batch_size in product(sizes, batches))
 
+    def guidance(self, model: Model) -> float:
+        """Returns its guidance scale (Ho and Salimans 2022), which is the model's if it names none.
+
+        Above 1, every step runs the denoiser on two samples per image.
+        """
+        return model.guidance_scale if self.guidance_scale is None else self.guidance_scale
+
     def at(self, shape: Shape) -> "Workload":
         """Returns a copy of the workload with one shape."""
         return replace(self, size=shape.size, batch_size=shape.batch_size)

@@ -54,9 +54,8 @@ class Variant:
 
     @property
     def guidance_scale(self) -> float:
-        """The guidance scale (Ho and Salimans 2022); above 1, every step runs the denoiser on two samples per image."""
-        own = self.workload.guidance_scale
-        return self.model.guidance_scale if own is None else own
+        """The guidance scale; see `Workload.guidance`."""
+        return self.workload.guidance(self.model)
 
     @property
     def work(self) -> tuple[Model | Task | Scheduler | Workload, ...]:

@@ -17,6 +17,7 @@ FLOORS = (
     "search",
     "launching",
     "experiment",
+    "judging",
     "library",
     "tracking",
     "suite",

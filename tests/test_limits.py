@@ -32,10 +32,10 @@ def test_each_that_is_too_low_is_a_line(limits: dict[int, int], monkeypatch: pyt
     with pytest.raises(UnavailableError) as caught:
         start_fork_server()
     memory, file, tasks = caught.value.problems
-    assert memory.startswith("1024 MiB of address space are allowed, and ")
+    assert memory.startswith("address space is limited to 1024 MiB, but at least 8192 MiB is required; ")
     assert memory.endswith("allow more (ulimit -v unlimited)")
-    assert file.startswith("1 MiB in a file are allowed")
-    assert tasks.startswith("20 processes and threads are allowed, of which 0 run already")
+    assert file.startswith("the size of a file is limited to 1 MiB, but")
+    assert tasks.startswith("processes and threads are limited to 20, and 0 run already")
 
 
 def test_processes_that_run_count(limits: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,12 +44,14 @@ def test_processes_that_run_count(limits: dict[int, int], monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "getuid", lambda: 0)
     require_limits()  # the kernel holds root to none
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    with pytest.raises(UnavailableError, match="of which 3 run already"):
+    with pytest.raises(UnavailableError, match="3 run already"):
         require_limits()
 
 
 def test_plots_need_more_than_measuring(limits: dict[int, int]) -> None:
     limits[resource.RLIMIT_AS] = 2**34
     require_limits()
-    with pytest.raises(UnavailableError, match="16384 MiB of address space for plots are allowed, and 81920 MiB"):
+    with pytest.raises(
+        UnavailableError, match="address space is limited to 16384 MiB, but at least 81920 MiB is required for plots"
+    ):
         picture({})

@@ -52,7 +52,7 @@ def _designs_with(key: str) -> list[str]:
 
 
 def _known_keys() -> list[str]:
-    """Lists every group and every key of the default configuration, in full."""
+    """Returns every group and every key of the default configuration, in full."""
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():
             stack.enter_context(initialize_config_dir(version_base="1.3", config_dir=str(CONF)))

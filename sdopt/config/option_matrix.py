@@ -1,4 +1,4 @@
-"""Writes the section of `conf/README.md` that says which options are proven or impossible, on which device."""
+"""Renders the section of `conf/README.md` on which options are proven or impossible, on which device."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Tells for each option, model and task what records show on a device, or why the option cannot run there."""
+"""Reports per option, model and task whether a record proves the option on a device, or why it cannot run there."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.results.files import write_atomically
 from sdopt.results.records import RecordedConfig, Spread, StudyResult
 from sdopt.schema import Task
@@ -62,11 +62,10 @@ class Calibration:
 
 def work_of(config: RecordedConfig) -> dict[str, Any]:
     """Returns the settings that a calibration is valid for: steps, guidance, size, scheduler, task and its images."""
-    own = config.workload.guidance_scale
     task = _named(asdict(config.task))
     return {
         "steps": config.workload.steps,
-        "guidance_scale": config.model.guidance_scale if own is None else own,
+        "guidance_scale": config.workload.guidance(config.model),
         "size": config.shapes[0].size,
         "scheduler.class_name": config.scheduler.class_name,
         "scheduler.options": config.scheduler.options,
@@ -103,21 +102,25 @@ def read_calibration(path: Path) -> Calibration:
 
 
 @dataclass(frozen=True)
-class OfOtherWeights(Calibration):
-    """A calibration of other weights than a study's, which is never applied."""
+class Fit:
+    """The calibration to judge a study with, if one fits.
 
-    why: str = ""
-    """Which weights differ, and what to do."""
+    Attributes:
+        calibration: the calibration to apply; None if there is none, or if none fits.
+        note: the settings in which `calibration` differs from the study, if it is applied nevertheless; else "".
+        refusal: why no calibration fits, and what to do; "" if one does, or if there is none at all.
+    """
+
+    calibration: Calibration | None = None
+    note: str = ""
+    refusal: str = ""
 
 
-def calibration_for(result: StudyResult, path: str | None) -> Calibration | None:
+def calibration_for(result: StudyResult, path: str | None) -> Fit:
     """Returns the calibration to judge a result with: the file at `path`, or one that sdopt ships for the model.
 
-    If sdopt ships several, returns the one whose settings differ least from the study's.
-
-    Returns:
-        None if there is no calibration; `OfOtherWeights` if there is none with the same weights: margins of one model
-        do not apply to another.
+    If sdopt ships several, the one whose settings differ least from the study's counts. One of other weights never
+    fits: margins of one model do not apply to another.
 
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
@@ -130,8 +133,8 @@ def calibration_for(result: StudyResult, path: str | None) -> Calibration | None
     ours = {"model": getattr(result.variant(result.baseline), "inputs", {}).get("model", ""), **result.feature_digests}
     for calibration in found:
         if not _other_digests(calibration, ours):
-            return calibration
-    return _of_other_weights(found[0], ours, result.config, path) if found else None
+            return fit_of(calibration, result.config, named=path is not None)
+    return Fit(refusal=_of_other_weights(found[0], ours, result.config, path)) if found else Fit()
 
 
 def _other_digests(calibration: Calibration, ours: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -142,45 +145,39 @@ def _other_digests(calibration: Calibration, ours: Mapping[str, str]) -> dict[st
 
 def _of_other_weights(
     calibration: Calibration, ours: Mapping[str, str], config: RecordedConfig, path: str | None
-) -> OfOtherWeights:
+) -> str:
+    """Returns which weights differ between a calibration and a study, and what to do."""
     weights = ", ".join(
         f"{name} {mine[:12]} (here {digest[:12] or 'unknown'})"
         for name, (mine, digest) in _other_digests(calibration, ours).items()
     )
     named = f"gate.calibration={path}" if path else "the calibration that comes with sdopt"
-    why = f"{named} is of other weights, {weights}: {_calibrate(calibration, config)}"
-    return OfOtherWeights(**vars(calibration), why=why)
+    return f"{named} is of other weights, {weights}: {_calibrate(calibration, config)}"
 
 
-def fitting_calibration(
-    calibration: Calibration | None, config: RecordedConfig, named: bool
-) -> tuple[Calibration | None, str]:
-    """Returns the calibration if it may be applied to a study, and a note for the reader.
+def fit_of(calibration: Calibration, config: RecordedConfig, named: bool) -> Fit:
+    """Returns whether a calibration of the same weights fits a study's settings.
 
     Two images of one prompt differ more at few steps than at many, and less where both start from one image, so a
-    calibration with other settings does not fit.
-    A calibration whose file the user named is applied anyway, and the note says so. One of other weights never fits.
+    calibration with other settings does not fit. One whose file the user named is applied nevertheless, with a note.
 
     Args:
         calibration: the calibration found for the study.
         config: the study's configuration.
         named: whether the user named the calibration's file.
     """
-    if calibration is None:
-        return None, ""
-    if isinstance(calibration, OfOtherWeights):
-        return None, calibration.why
     other = calibration.differing(config)
     if not other:
-        return calibration, ""
+        return Fit(calibration)
     settings = ", ".join(f"{key}={mine} (here {theirs})" for key, (mine, theirs) in other.items())
+    measured = f"the calibration was measured with {settings}"
     if named:
-        return calibration, f"the calibration was measured with {settings}"
-    return None, f"the calibration was measured with {settings}: {_calibrate(calibration, config)}"
+        return Fit(calibration, note=measured)
+    return Fit(refusal=f"{measured}: {_calibrate(calibration, config)}")
 
 
 def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
-    """Says how to get a calibration that fits a study better than this one."""
+    """Returns how to get a calibration that fits a study better than this one."""
     model, features = config.model, config.quality.features
     overrides = [f"model={model.name}"]
     overrides += [f"model.weights={model.weights}"] if model.weights in ("path", "random") else []
@@ -196,6 +193,23 @@ def _calibrate(calibration: Calibration, config: RecordedConfig) -> str:
     overrides += [f"quality.features=[{','.join(features)}]"] if features else []
     command = shlex.join(["sdopt", "calibrate", *overrides, "--output", "own.json"])
     return f"run `{command}` and judge with gate.calibration=own.json"
+
+
+def calibration_of(result: StudyResult) -> Calibration:
+    """Returns the calibration that a study measured, whose baseline was drawn twice, from different noise.
+
+    Raises:
+        UnavailableError: the images could not be drawn or scored.
+    """
+    spreads = result.floors.get("sampling")
+    if not spreads:
+        raise UnavailableError("no calibration written: the images could not be drawn or scored")
+    config, work = result.config, work_of(result.config)
+    digests = {"model": result.variant(result.baseline).inputs.get("model", ""), **result.feature_digests}
+    workload = asdict(config.workload) | {key: work[key] for key in ("guidance_scale", "size")}
+    return Calibration(
+        config.model.name, workload, digests, spreads, scheduler=asdict(config.scheduler), task=asdict(config.task)
+    )
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

@@ -14,7 +14,7 @@ from sdopt.analysis.measures import RULED, SPEEDUP
 from sdopt.analysis.ratios import speedup_drift
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings
-from sdopt.gate.calibration import Calibration, fitting_calibration
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, judgement, of_shapes
 from sdopt.gate.rulings import unjudged
 from sdopt.optimizations.base import Contract
@@ -150,7 +150,7 @@ def judge_drift(
     later: StudyResult,
     earlier: StudyResult,
     gate: Gate,
-    calibration: Calibration | None,
+    fit: Fit,
     waived: Collection[str] = (),
     folders: tuple[Path, Path] | None = None,
 ) -> list[Judgement]:
@@ -162,7 +162,7 @@ def judge_drift(
         later: the result to judge.
         earlier: the result to compare it with.
         gate: holds the rules. Each variant is judged as `equivalent`, or as `lossy` if a difference is waived.
-        calibration: the spread that margins are shares of.
+        fit: the calibration of the later result, for margins; see `calibration_for`.
         waived: names from `WAIVERS`.
         folders: the folders of both results, to compare their images; without them, paired metrics are omitted.
 
@@ -177,7 +177,7 @@ def judge_drift(
         problems = [f"not comparable: {difference.what}" for difference in refused]
         raise UsageError([*problems[:-1], problems[-1] + advice])
     contract = Contract.LOSSY if found else Contract.EQUIVALENT
-    names = [v.name for v in later.variants if v.role != "control" and any(o.name == v.name for o in earlier.variants)]
+    names = [v.name for v in later.variants if not v.is_control and any(o.name == v.name for o in earlier.variants)]
     if not names:
         raise UsageError("not comparable: the two results have no variant in common")
     notes = [f"waived: {'; '.join(difference.what for difference in found)}"] if found else []
@@ -193,51 +193,59 @@ def judge_drift(
         if (rule.metric == SPEEDUP.name if rule.metric in RULED else paired or not family_of(rule.metric).needs_pair)
     ]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
-    calibration, misfit = fitting_calibration(calibration, later.config, named=gate.calibration is not None)
-    notes += [misfit] if misfit else []
-    found_in_both = [
-        _judge(
-            later, earlier, name, judged, contract, calibration, misfit, "; ".join(notes), folders if paired else None
-        )
-        for name in names
-    ]
-    return found_in_both + _of_one_alone(later, earlier, contract)
+    notes += filter(None, (fit.note, fit.refusal))
+    drift = _Drift(later, earlier, judged, contract, fit, "; ".join(notes), folders if paired else None)
+    return [*(drift.judge(name) for name in names), *drift.of_one_alone()]
 
 
-def _of_one_alone(later: StudyResult, earlier: StudyResult, contract: Contract) -> list[Judgement]:
-    """Returns a judgement for each variant that one of the results lacks: an option that is gone must not pass."""
-    now, then = ({v.name: None for v in result.variants if v.role != "control"} for result in (later, earlier))
-    alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
-    return [
-        judgement(_comparison(name, earlier), contract, [unjudged("variant", f"only the {which} result has it")])
-        for name, which in alone
-    ]
+@dataclass(frozen=True)
+class _Drift:
+    """Two comparable results, and how their variants are judged.
 
+    Attributes:
+        later: the result to judge.
+        earlier: the result to compare it with.
+        gate: holds the rules that apply.
+        contract: the contract by which every variant is judged.
+        fit: the calibration for margins.
+        note: what the reader of each judgement has to know.
+        folders: the folders of both results, if their images are compared.
+    """
 
-def _comparison(name: str, earlier: StudyResult) -> Comparison:
-    return Comparison(name, f"{name} of {earlier.started}", "everything since")
+    later: StudyResult
+    earlier: StudyResult
+    gate: Gate
+    contract: Contract
+    fit: Fit
+    note: str
+    folders: tuple[Path, Path] | None
 
+    def judge(self, name: str) -> Judgement:
+        """Returns the judgement of a variant that both results have."""
+        now, then = self.later.variant(name), self.earlier.variant(name)
+        paired = _paired(now, then, self.folders) if self.folders else {}
+        sides = of_shapes([self._context(name, paired, shape_index) for shape_index in range(len(self.later.shapes))])
+        return judgement(self._comparison(name), self.contract, sides.rulings(self.gate, self.contract), self.note)
 
-def _judge(
-    later: StudyResult,
-    earlier: StudyResult,
-    name: str,
-    gate: Gate,
-    contract: Contract,
-    calibration: Calibration | None,
-    misfit: str,
-    note: str,
-    folders: tuple[Path, Path] | None,
-) -> Judgement:
-    now, then = later.variant(name), earlier.variant(name)
-    paired = _paired(now, then, folders) if folders else {}
+    def of_one_alone(self) -> list[Judgement]:
+        """Returns a judgement for each variant that one of the results lacks: an option that is gone must not pass."""
+        both = (self.later, self.earlier)
+        now, then = ({v.name: None for v in result.variants if not v.is_control} for result in both)
+        alone = [(name, "later") for name in now if name not in then] + [(n, "earlier") for n in then if n not in now]
+        return [
+            judgement(self._comparison(name), self.contract, [unjudged("variant", f"only the {which} result has it")])
+            for name, which in alone
+        ]
 
-    def at(shape_index: int) -> RuleContext:
-        views = later.at(shape_index), earlier.at(shape_index)
+    def _comparison(self, name: str) -> Comparison:
+        return Comparison(name, f"{name} of {self.earlier.started}", "everything since")
+
+    def _context(self, name: str, paired: Mapping[str, Score], shape_index: int) -> RuleContext:
+        views = self.later.at(shape_index), self.earlier.at(shape_index)
         pairs = [(view.variant(name), view.variant(view.baseline)) for view in views]
 
         def ratio(metric: str, confidence: float) -> Interval | None:
-            if name == later.baseline:
+            if name == self.later.baseline:
                 return Interval(1.0, 1.0, 1.0, confidence)
             return speedup_drift(pairs[0], pairs[1], confidence)
 
@@ -251,17 +259,13 @@ def _judge(
             pairs[0][0],
             pairs[1][0],
             paired,
-            calibration,
+            self.fit,
             ratio,
             lambda _metric: floor,
             disturbed="; ".join(disturbed),
             belief=() if shape_index else _belief(views, pairs),
-            uncalibrated="" if calibration else misfit,
-            floors=_floors(later, earlier),
+            floors=_floors(self.later, self.earlier),
         )
-
-    sides = of_shapes([at(shape_index) for shape_index in range(len(later.shapes))])
-    return judgement(_comparison(name, earlier), contract, sides.rulings(gate, contract), note)
 
 
 def _floors(later: StudyResult, earlier: StudyResult) -> dict[str, Spread]:

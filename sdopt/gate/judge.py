@@ -8,7 +8,7 @@ estimate with a limit passes if the whole one-sided interval lies on the right s
 and is inconclusive in between (non-inferiority as in Piaggio et al. 2012, with prompts as the unit that is resampled).
 
 A candidate passes only if all its rules do, so the rules need no correction for their number. Claims of a gain need
-one: they are tested together (`paying`). A study that is judged again as it grows shares its chance of error among its
+one: they are tested together (`paying`). A study that is judged again as it grows divides its error rate α among its
 looks (`looks`). If another study disturbed the timings, rules on time are inconclusive and the candidate cannot pass.
 """
 
@@ -24,9 +24,9 @@ from sdopt.analysis.ratios import exceeds, observed_speedup
 from sdopt.analysis.rounding import precision_of
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings, gain_when_drawn
-from sdopt.gate.calibration import Calibration, fitting_calibration
+from sdopt.gate.calibration import Fit
 from sdopt.gate.looks import look_at, record_look, ruling_of
-from sdopt.gate.paying import Answer, Claim, answer_claims, must_pay
+from sdopt.gate.paying import Answer, Claim, ClaimResult, answer_claims, must_pay
 from sdopt.gate.rulings import (
     above,
     below,
@@ -47,6 +47,7 @@ from sdopt.results.records import (
     Comparison,
     Interval,
     Judgement,
+    Look,
     Promise,
     Ruling,
     Score,
@@ -59,41 +60,62 @@ from sdopt.results.records import (
 from sdopt.schema import Gate, Rule
 
 
-def judge(result: StudyResult, gate: Gate, calibration: Calibration | None) -> None:
+def judge(result: StudyResult, gate: Gate, fit: Fit) -> None:
     """Fills in `result.judgements`: one for each of `judged_comparisons`.
 
     Records each comparison's look in `result.looks`.
+
+    Args:
+        result: the study.
+        gate: holds the rules.
+        fit: the calibration for margins; see `calibration_for`.
     """
     result.gate = gate.name
-    edges = judged_comparisons(result)
-    looks = [look_at(result, comparison, gate) for comparison in edges]
-    fitting, misfit = fitting_calibration(calibration, result.config, named=gate.calibration is not None)
-    contexts = [
-        replace(_context(result, comparison, fitting, 1 / look.allowed), uncalibrated="" if fitting else misfit)
-        for comparison, look in zip(edges, looks, strict=True)
-    ]
-    claims = [context.claims(gate) if gate.must_pay else [] for context in contexts]
-    found = iter(answer_claims([claim for made in claims for claim in made], gate.confidence))
+    cases = [_case(result, comparison, gate, fit) for comparison in judged_comparisons(result)]
+    claims = [claim for case in cases for claim in case.claims]
+    # A claim is tested together with those of all other comparisons.
+    answers = {answer.claim: answer for answer in answer_claims(claims, gate.confidence)}
     result.judgements = []
-    for comparison, look, context, made in zip(edges, looks, contexts, claims, strict=True):
-        answers = [next(found) for _ in made]
-        contract = context.contract
-        rulings = context.rulings(gate, contract)
-        if context.comparable:
-            changes = changes_of(result, context.candidate, context.reference)
-            rulings += [must_pay(answers, changes)] if answers else []
-            if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
-                rulings.append(gain_when_drawn(context.candidate, context.reference))
-            rulings += ruling_of(look)
-        mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
-        notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
-        notes += [misfit] if fitting and misfit else []
-        notes += uncounted(result, context.candidate, context.reference)
-        judged = judgement(comparison, contract, rulings, "; ".join(notes))
-        judged.claims = {claim.name: claim.p_gain for claim in made if claim.p_gain is not None}
-        judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
+    for case in cases:
+        judged = _judged(result, case, gate, [answers[claim] for claim in case.claims])
         result.judgements.append(judged)
-        record_look(result, look, judged.verdict)
+        record_look(result, case.look, judged.verdict)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A comparison to judge, the look that judging it now counts as, and the candidate's claims."""
+
+    comparison: Comparison
+    look: Look
+    context: "RuleContext"
+    claims: list[Claim]
+
+
+def _case(result: StudyResult, comparison: Comparison, gate: Gate, fit: Fit) -> _Case:
+    look = look_at(result, comparison, gate)
+    context = _context(result, comparison, fit, 1 / look.allowed)
+    return _Case(comparison, look, context, context.claims(gate) if gate.must_pay else [])
+
+
+def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[ClaimResult]) -> Judgement:
+    """Returns the judgement of one comparison, given the answers to its claims."""
+    context, contract = case.context, case.context.contract
+    rulings = context.rulings(gate, contract)
+    if context.comparable:
+        changes = changes_of(result, context.candidate, context.reference)
+        rulings += [must_pay(answers, changes)] if answers else []
+        if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
+            rulings.append(gain_when_drawn(context.candidate, context.reference))
+        rulings += ruling_of(case.look)
+    mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
+    notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []
+    notes += [context.fit.note] if context.fit.note else []
+    notes += uncounted(result, context.candidate, context.reference)
+    judged = judgement(case.comparison, contract, rulings, "; ".join(notes))
+    judged.claims = {claim.name: claim.p_gain for claim in case.claims if claim.p_gain is not None}
+    judged.gains = [answer.claim.name for answer in answers if answer.answer is Answer.GAIN]
+    return judged
 
 
 def judged_comparisons(result: StudyResult) -> list[Comparison]:
@@ -101,7 +123,7 @@ def judged_comparisons(result: StudyResult) -> list[Comparison]:
     return [
         comparison
         for comparison in result.comparisons
-        if result.variant(comparison.candidate).role != "control"
+        if not result.variant(comparison.candidate).is_control
         and result.variant(comparison.candidate).status is not Status.SKIPPED
     ]
 
@@ -138,9 +160,7 @@ def worst(verdicts: Sequence[Verdict]) -> Verdict:
     return max(verdicts, key=order.index, default=Verdict.NOT_COMPARABLE)
 
 
-def _context(
-    result: StudyResult, comparison: Comparison, calibration: Calibration | None, share: float
-) -> "RuleContext":
+def _context(result: StudyResult, comparison: Comparison, fit: Fit, share: float) -> "RuleContext":
     def at(shape_index: int) -> RuleContext:
         view, edge = result.at(shape_index), comparison.at(shape_index)
         candidate, reference = view.variant(edge.candidate), view.variant(edge.reference)
@@ -148,7 +168,7 @@ def _context(
             candidate,
             reference,
             edge.quality,
-            calibration,
+            fit,
             lambda metric, confidence: RULED[metric].ratio(candidate, reference, confidence),
             lambda metric: RULED[metric].floor(view, edge),
             share,
@@ -182,22 +202,21 @@ class RuleContext:
         candidate: the variant to judge.
         reference: the variant to compare it with.
         paired: distances between the images of both, pair by pair.
-        calibration: the model's calibration, for margins.
+        fit: the model's calibration, for margins.
         ratio: returns the interval of a measure in `RULED` at a two-sided confidence; None if it was not measured.
         floor: returns the ratio by which two identical baselines differed in a measure; None if it is not known.
-        share: the share of each rule's chance of error that this look may spend.
+        share: the share of each rule's α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         belief: rulings on whether the measurements can be believed; only the main shape has them.
         shape: the shape's name if the study has several; "" if it has one.
         floors: by metric, how far the baseline's images move when it computes in another order.
-        uncalibrated: why `calibration` is None, and what to do; "" if it is not None.
         further: the same comparison at further shapes. Images are drawn at the main shape only.
     """
 
     candidate: VariantResult
     reference: VariantResult
     paired: Mapping[str, Score]
-    calibration: Calibration | None
+    fit: Fit
     ratio: Callable[[str, float], Interval | None]
     floor: Callable[[str], float | None]
     share: float = 1.0
@@ -205,7 +224,6 @@ class RuleContext:
     belief: tuple[Ruling, ...] = ()
     shape: str = ""
     floors: Mapping[str, Spread] = field(default_factory=dict)
-    uncalibrated: str = ""
     further: "tuple[RuleContext, ...]" = ()
 
     @property
@@ -275,7 +293,7 @@ class RuleContext:
         return rulings
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
-        """Applies one rule, at the share of its chance of error that this look may spend."""
+        """Applies one rule, at the share of its α that this look may spend."""
         if rule.confidence is not None:
             rule = replace(rule, confidence=1 - (1 - rule.confidence) * self.share)
         if rule.metric in RULED:
@@ -377,10 +395,10 @@ class RuleContext:
             return unjudged(rule.test, reason, name)
         if share is None:
             return unjudged(rule.test, "the rule has neither limit nor of_seeds, margin nor deviations", name)
-        known = self.calibration.metrics.get(name) if self.calibration else None
+        known = self.fit.calibration.metrics.get(name) if self.fit.calibration else None
         if known is None:
             model = self.candidate.config.model.name
-            why = self.uncalibrated or f"no calibration for {model}: run `sdopt calibrate`"
+            why = self.fit.refusal or f"no calibration for {model}: run `sdopt calibrate`"
             return unjudged(rule.test, f"{why}, or give the rule a limit or margin", name)
         return max(share * whole(known), rule.least)
 

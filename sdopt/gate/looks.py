@@ -1,7 +1,7 @@
 """Counts how often a study was judged as it grew, because each look is another chance to pass by luck.
 
-`gate.looks` fixes the number of looks before the first one, and each spends an equal share of the chance of error
-(Bonferroni). So the chance that any look errs is at most the whole, however much data two looks share. Judging the same
+`gate.looks` fixes the number of looks before the first one, and each spends an equal share of the error rate α
+(Bonferroni). So the probability that any look errs is at most α, however much data two looks share. Judging the same
 data again is the same look. A look beyond the fixed number cannot pass.
 """
 
@@ -57,13 +57,13 @@ def ruling_of(look: Look) -> list[Ruling]:
     """Returns the ruling on a look; none if `gate.looks` allows a single one and this is it."""
     if look.number > look.allowed:
         reason = (
-            f"gate.looks={look.allowed}: this is look {look.number} at the study, whose chance of error is spent, so "
-            "that added data cannot make it pass; measure a new study"
+            f"look {look.number} of {look.allowed} allowed (gate.looks): the error budget is spent, so more data "
+            "cannot make this study pass; start a new study"
         )
         return [Ruling("looks", "", Verdict.INCONCLUSIVE, reason)]
     if look.allowed == 1:
         return []
-    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the chance of error is spent"
+    reason = f"look {look.number} of {look.allowed}: {look.spent:.0%} of the error budget (α) is spent"
     return [Ruling("looks", "", Verdict.PASS, reason)]
 
 
@@ -73,7 +73,7 @@ def spent_of(result: StudyResult) -> list[str]:
         return []
     last = max(result.looks, key=lambda look: (look.spent, look.number))
     if last.number >= last.allowed:
-        rest = "the chance of error is spent: this study cannot pass by being extended further"
+        rest = "the error budget (α) is spent: extending this study further cannot make it pass"
     else:
-        rest = f"{1 - last.spent:.0%} of the chance of error is left"
+        rest = f"{1 - last.spent:.0%} of the error budget (α) is left"
     return [f"Looks: {last.number} of {last.allowed} taken (gate.looks); {rest}."]

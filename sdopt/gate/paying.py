@@ -28,16 +28,16 @@ class Answer(StrEnum):
     OPEN = "open"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
-    """One measure in which an option claims a gain.
+    """One measure in which an option claims a gain; two claims are never the same, even if their figures are.
 
     Attributes:
         measure: the measure that the option claims to improve.
         ratio: the measured ratio; None if it was not measured.
         smallest: the smallest factor, at least 1, that counts.
         floor: the factor by which two identical baselines differed; None if it is not known.
-        share: the share of the chance of error that this look may spend.
+        share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
         observed: of a speed-up, the same by the clock of the study's own process; else None.
@@ -145,14 +145,14 @@ def _shown(claim: Claim, level: float) -> str:
 
 
 def _missing(bound: float | None) -> str:
-    """Says what a claim lacks to be tested; the text follows the claim's figure."""
+    """Returns what a claim lacks to be tested; the text follows the claim's figure."""
     if bound is None:
         return f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
     return ", but the A/A floor is not known"
 
 
 def unexplained(changes: Sequence[str] | None) -> str:
-    """Says why the traces do not explain a gain in speed."""
+    """Returns why the traces do not explain a gain in speed."""
     if changes is None:
         return "sdopt has no trace of its own that shows what changed: measure it again"
     return "sdopt's own trace shows the same operators, kernels, types, calls, graphs and weights as in the reference"

@@ -83,7 +83,7 @@ def _problems_of_metric(rule: Rule) -> list[str]:
 
 
 def _unfit(test: str, family: Family) -> str:
-    """Says why a test cannot judge a metric, and which one can; "" where it can."""
+    """Returns why a test cannot judge a metric, and which one can; "" if it can."""
     if test in ("non_inferior", "equivalent") and family.needs_pair:
         fitting = "at_least" if family.higher_is_better else "at_most"
         return f"the metric compares pairs of images itself; test it with {fitting}"
@@ -144,7 +144,7 @@ def decidable(gate: Gate, quality: Quality, model: Model, images: int) -> Gate:
 
 
 def _unobserved(plan: Plan, gate: Gate) -> str:
-    """Says that the steps of the denoiser will not be counted, without which nothing passes; "" if they will be."""
+    """Returns a problem if the denoiser's steps will not be counted, without which nothing passes; else ""."""
     asked = {variant.name: (variant.workload.steps, variant.scheduler) for variant in plan.variants}
     alike = [edge for edge in plan.edges if asked[edge.candidate] == asked[edge.reference]]
     if plan.baseline.protocol.stage_calls or not alike:
@@ -165,7 +165,7 @@ def _contracts(plan: Plan) -> list[Contract]:
 
 
 def _unmeasured(metric: str, measured: Sequence[QualityMetric], images: int, model: Model) -> str:
-    """Says why a rule on a metric cannot be judged, and the way out; "" if it can."""
+    """Returns why a rule on a metric cannot be judged, and the way out; "" if it can."""
     meant = [one for one in measured if metric in (one.name, one.family.name)]
     family = family_of(metric)
     if len(meant) > 1:

@@ -35,7 +35,7 @@ def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
 
 
 def problem_of(score: Score) -> str:
-    """Says what keeps a score from being judged; "" if nothing does."""
+    """Returns what keeps a score from being judged; "" if nothing does."""
     if score.estimate is None or not math.isfinite(score.estimate):
         return score.note or "the value is not finite"
     if any(value is None or not math.isfinite(value) for value in [*score.per_prompt, *score.leave_one_out]):
@@ -108,7 +108,7 @@ def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     elif needed := bounds.needed(limit, rule.confidence or 0.95):
         settle = f"about {needed} prompts would settle it"
         if needed > _TOO_MANY_PROMPTS:
-            settle = "more prompts would hardly settle it"
+            settle = "more prompts are unlikely to settle it"
     else:
         settle = "more prompts would settle it"
     return _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, f"{shown}; {settle}")

@@ -59,6 +59,6 @@ def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
         return unjudged("steps", reason)
     if mine != other:
         return Ruling(
-            "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times a call, in the reference {other} times"
+            "steps", "", Verdict.FAIL, f"the denoiser ran {mine} times per call, in the reference {other} times"
         )
-    return Ruling("steps", "", Verdict.PASS, f"the denoiser ran {mine} times a call on both sides")
+    return Ruling("steps", "", Verdict.PASS, f"the denoiser ran {mine} times per call on both sides")

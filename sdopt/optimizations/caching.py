@@ -255,8 +255,8 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        found, own = super().conflicts(ctx), ctx.workload.guidance_scale
-        if (ctx.model.guidance_scale if own is None else own) <= 1:
+        found = super().conflicts(ctx)
+        if ctx.workload.guidance(ctx.model) <= 1:
             found.append("there is no guidance to skip: set workload.guidance_scale above 1")
         if self.start >= self.stop:
             found.append(f"caching.start={self.start} must be less than caching.stop={self.stop}")

@@ -51,7 +51,7 @@ def read_error(folder: Path) -> JobError | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        raise UsageError(f"{file}: does not say why a job has no result: {where}{first['msg']}") from error
+        raise UsageError(f"{file}: not a valid error.json: {where}{first['msg']}") from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror})") from error
 

@@ -455,6 +455,11 @@ class VariantResult:
     """Digests of the weights, prompts and user's code that it was measured with."""
 
     @property
+    def is_control(self) -> bool:
+        """Whether it is the second baseline of the A/A comparison."""
+        return self.role == "control"
+
+    @property
     def samples(self) -> dict[int, list[float]]:
         """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
         found: dict[int, list[float]] = {}
@@ -651,7 +656,7 @@ class Judgement:
 
 @dataclass
 class Look:
-    """One judging of one comparison: a digest of its data, and the share of the chance of error that it spent."""
+    """One judging of one comparison: a digest of its data, and the share of the error rate α that it spent."""
 
     candidate: str
     reference: str
@@ -663,7 +668,7 @@ class Look:
     allowed: int
     """Number of looks that the first look planned; later ones decide nothing."""
     spent: float
-    """Share of the chance of error, over all looks so far; 1 is all of it."""
+    """Share of α, over all looks so far; 1 is all of it."""
     processes: int
     rounds: int
     prompts: int
@@ -831,12 +836,12 @@ class StudyResult:
     @property
     def control(self) -> VariantResult | None:
         """The second baseline of the A/A comparison."""
-        return next((variant for variant in self.variants if variant.role == "control"), None)
+        return next((variant for variant in self.variants if variant.is_control), None)
 
     @property
     def candidates(self) -> list[VariantResult]:
         """All variants but the baseline and the A/A control."""
-        return [variant for variant in self.variants if variant.role != "control" and variant.name != self.baseline]
+        return [variant for variant in self.variants if not variant.is_control and variant.name != self.baseline]
 
     def first_comparison(self, candidate: str) -> Comparison | None:
         """Returns a variant's first comparison, whose scores and ratios are shown; None for the baseline."""

@@ -1,4 +1,4 @@
-"""Writes the answer of a search: the record of all candidates, the one-sentence answer, and the tables."""
+"""Answers a search: the record of all candidates, the answer in one sentence, and the tables."""
 
 import json
 import math
@@ -121,8 +121,9 @@ def _sentence(
         which = "that the gate passes" if judged and judged.config.gate.judges else "that is worth it; no gate judged"
         return f"Turn on {winner}: {', '.join(words)}; the first {of} {which}.{also}"
     if judged is None:
-        return f"Change nothing: none {of} is worth judging." if tried else "No combination was tried."
-    return f"Change nothing: {len(answers)} {of} were judged, and none of them is shown to be worth it."
+        none = f"Keep the baseline: none of the {tried} combinations reached the final."
+        return none if tried else "No combination was tried."
+    return f"Keep the baseline: {len(answers)} {of} were judged, and none of them is shown to be worth it."
 
 
 def _notes(search: Search, judged: StudyResult | None) -> list[str]:
@@ -150,7 +151,7 @@ def _notes(search: Search, judged: StudyResult | None) -> list[str]:
 
 
 def _noise(search: Search) -> str:
-    """Returns in words how far processes or prompts differ; "" if no control measured it."""
+    """Returns how far processes or prompts differ; "" if no control measured it."""
     spreads = []
     for objective in search.config.objectives:
         noise = search.noise(objective, ("screen-", "race-"))

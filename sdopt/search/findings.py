@@ -80,7 +80,7 @@ def findings_of(result: StudyResult, config: SearchConfig, gate: Gate) -> dict[s
             row, config, broken.get(name, ""), failed.get(name, []), _memory_beyond(row, gate, baseline)
         )
         for row in rows
-        if row.comparison and row.variant.role != "control"
+        if row.comparison and not row.variant.is_control
     }
 
 
@@ -129,7 +129,7 @@ _PEAKS_VARY = 1.1
 
 
 def _memory_beyond(row: Figures, gate: Gate, baseline: VariantResult) -> str:
-    """Returns the reason that the peak exceeds the gate's limit, if even one process shows it; else ""."""
+    """Returns how far the peak exceeds the gate's limit; "" unless even one process, without an interval, shows it."""
     ratio = row.ratios.get(MEMORY_RATIO.name)
     rules = [rule for rule in gate.rules.get(row.variant.contract, []) if rule.metric == MEMORY_RATIO.name]
     limits = [rule.limit for rule in rules if rule.test == "at_most" and rule.limit is not None]
@@ -162,6 +162,6 @@ def distance_of(row: Figures, metric: str) -> Score | None:
 def control_of(result: StudyResult, objective: str) -> tuple[float, int] | None:
     """Returns the log ratio of the A/A control to the baseline in time or memory, and its number of processes."""
     for row in figures_of(result):
-        if row.variant.role == "control" and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
+        if row.variant.is_control and (ratio := row.ratios.get(RATIOS.get(objective, ""))) is not None:
             return math.log(ratio.interval.estimate), len(row.variant.measurements)
     return None

@@ -6,7 +6,7 @@ prompt, so they are compared prompt by prompt. A race drops a candidate if anoth
 more than this noise explains.
 
 A candidate on the front is at least as good as any other one in some objective, so it is dropped only if that one
-comparison is wrong. So all comparisons of all races share one chance of error (Bonferroni): the comparisons of the best
+comparison is wrong. So all comparisons of all races share one error rate α (Bonferroni): the comparisons of the best
 candidate or, with several objectives, of every candidate on the front. A low rank alone drops no candidate, and the
 figures reported of the winner are measured anew (`sdopt.search.run`).
 """
@@ -73,7 +73,7 @@ class RatioStanding:
         return cls(sum(ratio * processes for ratio, processes in found) / total, total, noise)
 
     def excess(self, other: "RatioStanding", error: float) -> float:
-        """Returns by how much this candidate is worse than another, beyond what noise explains at a chance of error.
+        """Returns by how much this candidate is worse than another, beyond what noise explains at an error rate.
 
         Returns the plain difference if the noise is zero, and minus infinity if the noise is unknown.
         """
@@ -188,7 +188,7 @@ def race(
     """Drops candidates that cannot win any more, and measures the others again while they are too many to judge.
 
     Args:
-        config: the number of races, candidates per race and finalists, and the chance of error.
+        config: the number of races, candidates per race and finalists, and the error rate.
         known: returns the estimates after a number of races, without the candidates that are ruled out by then.
         measure: measures candidates again in the race of a number; returns whether it did.
         drop: receives the names of dropped candidates, with the reason.

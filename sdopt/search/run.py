@@ -59,7 +59,7 @@ class Search:
         return Budget(self.studies)
 
     def run(self) -> StudyResult | None:
-        """Takes all steps; returns the judged study, or None if no candidate is worth judging."""
+        """Takes all steps; returns the judged study, or None if no candidate reaches the final."""
         if not any(self.results(FINAL)):
             for reasons in self.space.left_out:
                 self.say(f"left out: {shortened(reasons)}")

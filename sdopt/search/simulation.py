@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sdopt.analysis.ratios import compare
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.gate.trial.simulation import (
     BETWEEN,
@@ -117,7 +118,7 @@ def _judged(
     result = empty_study(len(order))
     measure_session(result, scenario, random)
     compare(result)
-    judge(result, Gate("simulated"), None)
+    judge(result, Gate("simulated"), Fit())
     gains = {
         order[int(judgement.candidate.removeprefix("option "))]
         for judgement in result.judgements

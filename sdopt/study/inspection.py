@@ -48,14 +48,14 @@ class _Inspection:
         for process in first:
             self._take_energy(process)
             self._count_operations(process)
-        self._draw_images([process for process in first if process.row.role != "control" or not self._scored])
+        self._draw_images([process for process in first if not process.row.is_control or not self._scored])
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
         # After every timing: on a GPU the profiler stays in the process and slows all later launches.
         self._take_evidence()
         for process in living(first):
-            if process.row.role == "control" and self._scored:
+            if process.row.is_control and self._scored:
                 # The control's images are the baseline's. They are drawn in other ways, to measure the floors.
                 _draw_floors(self.run, process)
         for process in living(self.group):
@@ -247,7 +247,7 @@ class _Pass:
 def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
     """Compares the sampled images of a process's timed calls with those that the variant's first process drew."""
     row = process.row
-    if not row.images and row.role == "control":
+    if not row.images and row.is_control:
         row = run.result.variant(run.result.baseline)  # whose images are the control's too
     drawn = {(record.prompt_index, record.image_index): record for record in row.images}
 

@@ -1,4 +1,4 @@
-"""Says what a study still has to measure; it is asked before each session."""
+"""Determines what a study still has to measure; asked before each session."""
 
 from dataclasses import dataclass
 

@@ -81,6 +81,12 @@ def plan_result(
     )
 
 
+def runnable_of(plan: Plan, result: StudyResult) -> list[Variant]:
+    """Returns the variants that the plan did not skip."""
+    skipped = {row.name for row in result.variants if row.status is Status.SKIPPED}
+    return [variant for variant in plan.variants if variant.name not in skipped]
+
+
 def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> VariantResult:
     return VariantResult(
         name=name,
@@ -108,7 +114,7 @@ def require_room(plan: Plan, result: StudyResult, folder: Path, machine: Machine
     Raises:
         UsageError: has one line for each folder whose disk lacks space.
     """
-    variants = [variant for variant in [*plan.variants, plan.baseline] if not variant.conflicts(machine.device)]
+    variants = [*runnable_of(plan, result), plan.baseline]
     images = sum(len(v.pictured) * v.workload.images_per_prompt * v.size**2 * 3 for v in variants)
     problems = _shortage(folder, images + _LOGS_BYTES, "choose another folder with hydra.run.dir=…")
     count = cache(lambda model: in_process(context, count_weights, model, what=f"model={model.name}"))

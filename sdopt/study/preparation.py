@@ -49,13 +49,13 @@ def _next_group(
     run: StudyRun, waiting: Sequence[VariantProcess], budget_gib: dict[str, float]
 ) -> Sequence[VariantProcess]:
     """Returns the processes to prepare at once; changes to blocks if not even one more would fit in memory."""
-    living = [other.footprint_gib for other in run.living]
+    footprints = [other.footprint_gib for other in run.living]
     if run.interleaved and run.protocol.schedule == "auto":
-        too_much = excess(living, budget_gib)
+        too_much = excess(footprints, budget_gib)
         if too_much is not None:
             use_blocks(run, too_much)
     # The memory of the first process predicts that of the others.
-    if not run.interleaved or not living or excess(living, budget_gib, run.sharing.processes) is not None:
+    if not run.interleaved or not footprints or excess(footprints, budget_gib, run.sharing.processes) is not None:
         return waiting[:1]
     return waiting[: run.sharing.processes]
 
@@ -88,7 +88,21 @@ def early_warmup(run: StudyRun) -> int:
 
 
 def _start(run: StudyRun, part: Sequence[VariantProcess]) -> OutOfMemory:
-    """Starts workers and loads their pipelines; returns those that ran out of memory."""
+    """Loads the pipelines of a part and records how long the first process takes; returns those out of memory."""
+    loaded, out_of_memory = _load(run, part)
+    for process, load_s in loaded:
+        if process.first:
+            process.measurement.load_s = load_s
+    return out_of_memory
+
+
+def _load(run: StudyRun, part: Sequence[VariantProcess]) -> tuple[list[tuple[VariantProcess, float]], OutOfMemory]:
+    """Starts workers and loads their pipelines, all at once.
+
+    Returns:
+        the processes that loaded, each with the seconds that it took by its own clock, and those that ran out of
+        memory. Any other error, or a clock that cannot be right, fails the variant.
+    """
     out_of_memory: OutOfMemory = []
     for process in part:
         try:
@@ -96,16 +110,17 @@ def _start(run: StudyRun, part: Sequence[VariantProcess]) -> OutOfMemory:
         except WorkerError as error:
             out_of_memory += _noted(run, process, error)
     begun = time.perf_counter()
-    loaded, missing = ask_group(run, part, "loading", PipelineHost.prepare)
+    answers, missing = ask_group(run, part, "loading", PipelineHost.prepare)
     took_s = time.perf_counter() - begun
-    for process, load_s in loaded:
+    loaded: list[tuple[VariantProcess, float]] = []
+    for process, load_s in answers:
         run.progress.advance()
         if not 0 < load_s <= 1.01 * took_s:
             reason = f"its clock says that loading took {load_s:.3g} s, but loading was over after {took_s:.3g} s"
             run.fail(process, WorkerError(Status.FAILED, reason))
-        elif process.first:
-            process.measurement.load_s = load_s
-    return [*out_of_memory, *missing]
+        else:
+            loaded.append((process, load_s))
+    return loaded, [*out_of_memory, *missing]
 
 
 def _first_call(run: StudyRun, part: Sequence[VariantProcess], shape_index: int) -> OutOfMemory:
@@ -138,12 +153,7 @@ def _load_packages(run: StudyRun, process: VariantProcess, last_shape: int) -> O
     process.stop()
     process.compiled_packages = 0
     run.progress.more(2 + last_shape)
-    try:
-        run.start(process)
-    except WorkerError as error:
-        return _noted(run, process, error)
-    _, out_of_memory = ask_group(run, [process], "loading", PipelineHost.prepare)
-    run.progress.advance()
+    _, out_of_memory = _load(run, [process])
     for shape_index in range(1 + last_shape):
         calls, missing = call_group(run, [process], "first call", shape_index, 0, memory=not early_warmup(run))
         out_of_memory += missing

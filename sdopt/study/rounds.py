@@ -67,7 +67,7 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
     # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
     waiting = sorted(
         (process for process in run.processes if process.active),
-        key=lambda process: (not process.first, process.row.role == "control"),
+        key=lambda process: (not process.first, process.row.is_control),
     )
     for group in batched(waiting, run.sharing.processes):
         out_of_memory += inspect_group(run, group)
@@ -96,7 +96,7 @@ def _timed_samples(run: StudyRun) -> list[ShapeSamples]:
 
 
 def _round(run: StudyRun, shuffle: random.Random, number: int) -> Schedule | None:
-    """Times each process once at each shape, in an order shuffled anew (`protocol.shuffle_seed`).
+    """Times each process once at each shape, in a newly shuffled order (`protocol.shuffle_seed`).
 
     Returns:
         the schedule for the rest, if a worker ran out of memory meanwhile.
@@ -199,7 +199,7 @@ def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
 
 
 def clocks_differ(measurement: Measurement) -> str:
-    """Says by how much a worker's clock is behind the study's own in most calls at a shape; "" if it is not.
+    """Returns by how much a worker's clock is behind the study's own in most calls at a shape; "" if it is not.
 
     A clock that is ahead does not favour its option; it also seems ahead if the study read the start of a call late. If
     other work took the processor, both processes waited for it, and the clocks may differ by that time. With only a few

@@ -115,7 +115,7 @@ def _open_session(run: StudyRun, missing: Missing, schedule: Schedule) -> None:
     variants = {variant.name: variant for variant in run.plan.variants} | {CONTROL: run.plan.baseline}
     rows = [row for row in result.variants if row.name in missing.variants]
     # The control is measured right after the baseline, so that the floor is known early.
-    rows.sort(key=lambda row: (row.name != result.baseline, row.role != "control"))
+    rows.sort(key=lambda row: (row.name != result.baseline, not row.is_control))
     number = len(result.sessions)
     result.sessions.append(MeasurementSession(now()))
     run.set_schedule(schedule)

@@ -21,6 +21,7 @@ from sdopt.results.records import (
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import Plan
 from sdopt.study.image_cache import ImageCache
+from sdopt.study.plan import runnable_of
 from sdopt.study.progress import Progress
 from sdopt.study.sharing import Sharing
 from sdopt.study.status import append_reason
@@ -126,9 +127,8 @@ class StudyRun:
     @property
     def drawing_batch(self) -> int | None:
         """How many prompts of the quality pass all variants draw in one call; None leaves that to each workload."""
-        skipped = {row.name for row in self.result.variants if row.status is Status.SKIPPED}
-        running = [variant for variant in self.plan.variants if variant.name not in skipped]
-        return drawing_batch(running, self.quality.batch_size, self.result.config.gate.judges)
+        variants = runnable_of(self.plan, self.result)
+        return drawing_batch(variants, self.quality.batch_size, self.result.config.gate.judges)
 
     @property
     def sharing(self) -> Sharing:
@@ -199,7 +199,7 @@ class StudyRun:
             if other not in self.session.disturbed_by:
                 self.session.disturbed_by.append(other)
                 self.progress.warn(
-                    f"another study is being measured on this device: {other}; it disturbs the timings of both"
+                    f"another study is being measured on this device: {other}; timings of both are unreliable"
                 )
 
     def warn_once(self, text: str) -> None:

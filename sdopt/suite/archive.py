@@ -1,4 +1,4 @@
-"""Keeps what the suite measured in one small file, which travels to and from a machine that is lent for minutes."""
+"""Packs the suite's results into one small archive, to move them between machines."""
 
 import io
 import lzma

@@ -68,7 +68,7 @@ class SuiteConfig:
     """Runs parts again that failed, were ended at their limit, or in which something failed: of a study only what is
     missing, unless it cannot be resumed, as after a change of sdopt's code."""
     again: list[str] = field(default_factory=list)
-    """Parts to run anew, however they ended; earlier results are moved aside."""
+    """Parts to run again, however they ended; earlier results are moved aside."""
     common: list[str] = field(default_factory=list)
     """Overrides of every study."""
     first: list[str] = field(default_factory=list)

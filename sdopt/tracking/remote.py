@@ -51,7 +51,7 @@ def download(address: str) -> Path:
 def _require_sweep(address: str, found: dict[str, int]) -> None:
     """Raises UsageError if there is no result among the files, or more than a sweep leaves."""
     if not any(PurePosixPath(path).name == "result.json" for path in found):
-        raise UsageError(f"{address}: no result.json in it or below it")
+        raise UsageError(f"{address}: no result.json at or below it")
     size = sum(found.values())
     if len(found) > _MOST_FILES or size > _MOST_BYTES:
         raise UsageError(

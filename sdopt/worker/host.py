@@ -229,7 +229,7 @@ class PipelineHost:
             gc.enable()
         require_restored(self._settings)
         if noise is not None and not torch.equal(noise, inputs["latents"]):
-            raise RuntimeError("it changes the noise that it is given: a caller's tensor must stay as it is")
+            raise RuntimeError("it modifies the caller's noise tensor in place")
         self._require_asked(pixels, draw)
         return images, pixels, seconds
 
@@ -237,7 +237,7 @@ class PipelineHost:
         """Raises RuntimeError if a call made fewer, more, smaller or larger images than its draw asks for."""
         asked = (draw.batch_size * self._variant.workload.images_per_prompt, draw.size, draw.size, 3)
         if pixels.shape != asked:
-            raise RuntimeError(f"a call was asked for images of the shape {asked}, and made {pixels.shape}")
+            raise RuntimeError(f"expected images of shape {asked}, got {pixels.shape}")
 
     def measure_energy(self, seconds: float) -> float | None:
         """Returns the joules of one call, as the mean of back-to-back calls; None if the machine has no counter.

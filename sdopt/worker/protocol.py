@@ -81,7 +81,7 @@ class TimedCall:
 
     @property
     def absurd(self) -> str:
-        """Says why the time cannot be true; "" if it can."""
+        """Why the time cannot be true; "" if it can."""
         if not math.isfinite(self.seconds) or self.seconds <= 0:
             return f"its clock says that a call took {self.seconds:g} s"
         if self.over_after_s is not None and self.seconds > 1.01 * self.over_after_s:

@@ -32,14 +32,14 @@ from sdopt.schema import Gate, Rule
 from sdopt.study.rounds import clocks_differ
 from sdopt.worker.protocol import Compiled, TimedCall
 from tests.command import SMALL, Finished, sdopt
-from tests.gate.test_judge import CALIBRATION, study, variant
+from tests.gate.test_judge import FIT, study, variant
 from tests.records import reconfigure
 
 FAST = Rule("speedup", "at_least", limit=0.95)
 
 
 def judged(result: StudyResult) -> Judgement:
-    judge(result, Gate("g", {"lossy": [FAST]}), CALIBRATION)
+    judge(result, Gate("g", {"lossy": [FAST]}), FIT)
     [found] = result.judgements
     return found
 

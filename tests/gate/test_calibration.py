@@ -8,10 +8,10 @@ import pytest
 from sdopt.config.composer import composer_of
 from sdopt.gate.calibration import (
     FOLDER,
-    OfOtherWeights,
+    Fit,
     calibration_file,
     calibration_for,
-    fitting_calibration,
+    fit_of,
     read_calibration,
 )
 from sdopt.gate.judge import judge
@@ -37,7 +37,7 @@ def test_the_packaged_calibrations_are_of_the_packaged_weights() -> None:
 
 
 def test_one_of_the_same_work_is_applied_without_a_word() -> None:
-    assert fitting_calibration(PACKAGED["emoji-25"], config(), named=False) == (PACKAGED["emoji-25"], "")
+    assert fit_of(PACKAGED["emoji-25"], config(), named=False) == Fit(PACKAGED["emoji-25"])
 
 
 @pytest.mark.parametrize("kind", ["img2img", "inpaint"])
@@ -45,12 +45,12 @@ def test_tasks_have_their_own(kind: str) -> None:
     with composer_of([f"task={kind}"]) as composer:
         task = composer.variant(kind).task
     found = PACKAGED[f"emoji-{kind}-25"]
-    assert fitting_calibration(found, config(task=task), named=False) == (found, "")
+    assert fit_of(found, config(task=task), named=False) == Fit(found)
     # Images that start from another one differ by something else.
     own = config(task=replace(task, image="photo.png"))
-    refused, why = fitting_calibration(found, own, named=False)
-    assert refused is None
-    assert "task.image=packaged (here photo.png)" in why
+    fit = fit_of(found, own, named=False)
+    assert fit.calibration is None
+    assert "task.image=packaged (here photo.png)" in fit.refusal
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def test_tasks_have_their_own(kind: str) -> None:
     ],
 )
 def test_one_of_other_work_is_not_applied_unless_it_is_named(other: RecordedConfig, said: str) -> None:
-    refused, why = fitting_calibration(PACKAGED["emoji-25"], other, named=False)
-    assert refused is None
-    assert said in why
-    assert "sdopt calibrate model=emoji" in why
-    applied, why = fitting_calibration(PACKAGED["emoji-25"], other, named=True)
-    assert applied is PACKAGED["emoji-25"]
-    assert said in why
+    refused = fit_of(PACKAGED["emoji-25"], other, named=False)
+    assert (refused.calibration, refused.note) == (None, "")
+    assert said in refused.refusal
+    assert "sdopt calibrate model=emoji" in refused.refusal
+    applied = fit_of(PACKAGED["emoji-25"], other, named=True)
+    assert (applied.calibration, applied.refusal) == (PACKAGED["emoji-25"], "")
+    assert said in applied.note
 
 
 def test_the_command_that_measures_another_one_names_the_weights_and_the_features() -> None:
     own = Model(name="folder", weights="path", path="/my models/sd", guidance_scale=4.5)
     other = config(steps=4, model=own, quality=Quality(features=["clip:/clip"]))
-    _, why = fitting_calibration(PACKAGED["emoji-25"], other, named=False)
+    why = fit_of(PACKAGED["emoji-25"], other, named=False).refusal
     words = (
         "model=folder model.weights=path 'model.path=/my models/sd' workload.steps=4 'quality.features=[clip:/clip]'"
     )
@@ -85,14 +85,14 @@ def test_the_command_that_measures_another_one_names_the_weights_and_the_feature
 
 def test_of_another_task_it_is_measured_and_kept_as_such() -> None:
     task = Task("inpaint", mask="a.png", strength=0.5)
-    _, why = fitting_calibration(PACKAGED["emoji-25"], config(task=task), named=False)
+    why = fit_of(PACKAGED["emoji-25"], config(task=task), named=False).refusal
     words = "model=emoji task=inpaint task.mask=a.png task.strength=0.5"
     assert f"`sdopt calibrate {words} --output own.json`" in why
     assert calibration_file(config()).name == "emoji-25.json"
     assert calibration_file(config(task=task)).name == "emoji-inpaint-25.json"
     own = replace(PACKAGED["emoji-25"], task=asdict(task))
-    assert fitting_calibration(own, config(task=task), named=False) == (own, "")
-    assert fitting_calibration(own, config(), named=False)[0] is None
+    assert fit_of(own, config(task=task), named=False) == Fit(own)
+    assert fit_of(own, config(), named=False).calibration is None
 
 
 def test_a_file_without_a_task_is_of_text_to_image() -> None:
@@ -103,9 +103,9 @@ def test_a_file_without_a_task_is_of_text_to_image() -> None:
 @pytest.mark.parametrize("name", ["/x", "**", "../calibrations/emoji", "emo*", ""])
 def test_the_name_of_a_model_is_neither_a_path_nor_a_pattern(name: str) -> None:
     result = read_result(VERSION_1)
-    assert isinstance(calibration_for(result, None), OfOtherWeights)
+    assert "of other weights" in calibration_for(result, None).refusal
     reconfigure(result, "model", name=name)
-    assert calibration_for(result, None) is None
+    assert calibration_for(result, None) == Fit()
 
 
 def test_one_of_other_weights_says_which() -> None:
@@ -119,10 +119,10 @@ def test_one_of_other_weights_says_which() -> None:
         (str(FOLDER / "emoji-10.json"), f"gate.calibration={FOLDER / 'emoji-10.json'}"),
     ):
         found = calibration_for(result, path)
-        applied, why = fitting_calibration(found, result.config, named=path is not None)
-        assert applied is None
-        assert f"{named} is of other weights, emojiclip {here} (here 0123456789ab): run `sdopt calibrate" in why
+        assert found.calibration is None
+        said = f"{named} is of other weights, emojiclip {here} (here 0123456789ab): run `sdopt calibrate"
+        assert said in found.refusal
         judge(result, Gate("g", {"lossy": [Rule("clip_score", deviations=0.1)]}, calibration=path), found)
         assert named in str(result.judgements)
     result.feature_digests = {"emojiclip": feature_extractor("emojiclip").digest}
-    assert calibration_for(result, None) == PACKAGED["emoji-10"]
+    assert calibration_for(result, None) == Fit(PACKAGED["emoji-10"])

@@ -243,7 +243,7 @@ class TestCalibrate:
             *("calibrate", "--prompts", "2", "--output", "file/own.json"),
             *("hardware=cpu", "hardware.threads=1", "workload.steps=1"),
         )
-        assert done.code == 2
+        assert done.code == 3
         assert "--output" in done.shown
 
 

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console, RenderableType
 
 from sdopt.errors import UsageError
-from sdopt.gate.calibration import OfOtherWeights
+from sdopt.gate.calibration import Fit
 from sdopt.gate.drift import changed_choices, differences, judge_drift
 from sdopt.gate.judge import exit_code
 from sdopt.report.comparing import comparison_of
 from sdopt.results.records import Interference, MeasurementSession, Score, Spread, StudyResult, TimedImage, Verdict
 from sdopt.schema import Gate, Rule
-from tests.gate.test_judge import CALIBRATION, NON_INFERIOR, clip
+from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import reconfigure
 
 GATE = Gate(
@@ -45,7 +45,7 @@ def results() -> tuple[StudyResult, StudyResult]:
 def test_the_same_passes(results: tuple[StudyResult, StudyResult]) -> None:
     later, earlier = results
     assert differences(later, earlier) == []
-    found = judge_drift(later, earlier, GATE, CALIBRATION)
+    found = judge_drift(later, earlier, GATE, FIT)
     assert {judgement.candidate: judgement.verdict for judgement in found} == {
         "baseline": Verdict.PASS,
         "it": Verdict.PASS,
@@ -59,7 +59,7 @@ def test_a_score_that_fell_fails(results: tuple[StudyResult, StudyResult]) -> No
     score.per_prompt = [value - 2 for value in score.per_prompt if value is not None]
     assert score.estimate is not None
     score.estimate -= 2
-    verdicts = {judgement.candidate: judgement.verdict for judgement in judge_drift(later, earlier, GATE, CALIBRATION)}
+    verdicts = {judgement.candidate: judgement.verdict for judgement in judge_drift(later, earlier, GATE, FIT)}
     assert verdicts == {"baseline": Verdict.PASS, "it": Verdict.FAIL}
 
 
@@ -67,7 +67,7 @@ def test_a_speedup_that_was_lost_fails(results: tuple[StudyResult, StudyResult])
     later, earlier = results
     for measurement in later.variant("it").measurements:
         measurement.latency_s = [2 * seconds for seconds in measurement.latency_s]
-    found = judge_drift(later, earlier, GATE, CALIBRATION)
+    found = judge_drift(later, earlier, GATE, FIT)
     (ruling,) = [r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL]
     assert ruling.metric == "speedup"
     assert ruling.estimate == pytest.approx(0.5, rel=0.05)
@@ -88,22 +88,22 @@ def test_other_work_is_refused_and_named(
     later, earlier = results
     change(later)
     with pytest.raises(UsageError, match=named):
-        judge_drift(later, earlier, GATE, CALIBRATION, waived=("versions", "sdopt"))
+        judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
 
 
 def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(results: tuple[StudyResult, StudyResult]) -> None:
     later, earlier = results
     later.environment.packages["torch"] = "9"
     with pytest.raises(UsageError, match=r"torch: 9 against None.*--waive versions"):
-        judge_drift(later, earlier, GATE, CALIBRATION)
-    found = judge_drift(later, earlier, GATE, CALIBRATION, waived=("versions",))
+        judge_drift(later, earlier, GATE, FIT)
+    found = judge_drift(later, earlier, GATE, FIT, waived=("versions",))
     assert {judgement.contract for judgement in found} == {"lossy"}
     assert "torch: 9 against None" in found[0].note
     assert {judgement.verdict for judgement in found} == {Verdict.PASS}
 
 
 def test_a_calibration_of_other_weights_is_named_by_the_ruling(results: tuple[StudyResult, StudyResult]) -> None:
-    found = judge_drift(*results, GATE, OfOtherWeights(**vars(CALIBRATION), why="it is of other weights"))
+    found = judge_drift(*results, GATE, Fit(refusal="it is of other weights"))
     reasons = [
         ruling.reason for judgement in found for ruling in judgement.rulings if ruling.verdict is not Verdict.PASS
     ]
@@ -127,7 +127,7 @@ def test_disturbed_times_of_either_result_decide_nothing(
         for row in result.variants:
             for measurement in row.measurements:
                 measurement.interference = [Interference(0.3, 0.0) for _ in measurement.latency_s]
-    found = judge_drift(*results, GATE, CALIBRATION)
+    found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
     [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]
     assert f"in the {which} result: " in ruling.reason
@@ -138,7 +138,7 @@ def test_timed_calls_that_draw_other_images_do_not_pass(
     results: tuple[StudyResult, StudyResult], number: int, verdict: Verdict
 ) -> None:
     results[number].variant("it").measurements[0].timed_images = [TimedImage(0, 0, 0.1)]
-    found = {judgement.candidate: judgement.verdict for judgement in judge_drift(*results, GATE, CALIBRATION)}
+    found = {judgement.candidate: judgement.verdict for judgement in judge_drift(*results, GATE, FIT)}
     assert found == {"baseline": Verdict.PASS, "it": verdict}
 
 
@@ -168,10 +168,10 @@ class TestChoices:
         later, earlier = results
         self.change(later, earlier, how)
         with pytest.raises(UsageError) as refused:
-            judge_drift(later, earlier, GATE, CALIBRATION, waived=("versions", "sdopt"))
+            judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
         assert named in str(refused.value)
         assert "--waive options" in str(refused.value)
-        found = judge_drift(later, earlier, GATE, CALIBRATION, waived=("options",))
+        found = judge_drift(later, earlier, GATE, FIT, waived=("options",))
         assert {judgement.contract for judgement in found} == {"lossy"}
         assert named in found[0].note
 
@@ -225,7 +225,7 @@ def test_a_variant_that_one_result_lacks_does_not_pass(
 ) -> None:
     lacking = results[number]
     lacking.variants = [row for row in lacking.variants if row.name != "it"]
-    found = judge_drift(*results, GATE, CALIBRATION)
+    found = judge_drift(*results, GATE, FIT)
     assert {judgement.candidate: judgement.verdict for judgement in found} == {
         "baseline": Verdict.PASS,
         "it": Verdict.NOT_COMPARABLE,
@@ -243,7 +243,7 @@ class TestContents:
             result.variant("it").inputs = {key: digest * 64}
         everything = ("versions", "sdopt", "options")
         with pytest.raises(UsageError, match=rf"contents of {key}: aaaaaaaaaaaa against bbbbbbbbbbbb \(it\)$"):
-            judge_drift(*results, GATE, CALIBRATION, waived=everything)
+            judge_drift(*results, GATE, FIT, waived=everything)
         results[1].variant("it").inputs = {}  # an earlier sdopt did not record them
         assert differences(*results) == []
 
@@ -271,7 +271,7 @@ class TestContents:
         later, earlier = results
         setattr(later.variant("it").images[0], key, value)
         with pytest.raises(UsageError, match="images: drawn from other prompts or seeds"):
-            judge_drift(later, earlier, GATE, CALIBRATION)
+            judge_drift(later, earlier, GATE, FIT)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -284,7 +284,7 @@ def test_a_floor_that_was_raised_widens_no_limit(
     for index, result in enumerate(results):
         result.floors = {"numerical": {"mse": Spread(1e-5 if index == number else 1e-8, 0.0, 12)}}
     gate = Gate("g", {"equivalent": [rule]})
-    found = judge_drift(*results, gate, CALIBRATION, folders=(Path(), Path()))
+    found = judge_drift(*results, gate, FIT, folders=(Path(), Path()))
     [ruling] = [ruling for ruling in found[1].rulings if ruling.metric == "mse"]
     assert ruling.verdict is Verdict.FAIL
     assert ruling.margin == pytest.approx(1e-6)

@@ -15,7 +15,7 @@ from sdopt.analysis.ratios import compare
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.config.composer import composer_of
 from sdopt.errors import UsageError
-from sdopt.gate.calibration import Calibration, read_calibration, write_calibration
+from sdopt.gate.calibration import Calibration, Fit, read_calibration, write_calibration
 from sdopt.gate.judge import exit_code, judge, worst
 from sdopt.gate.rule_checks import require_rules
 from sdopt.report.sweep import Sweep
@@ -52,6 +52,7 @@ from tests.records import reconfigure
 PROMPTS = 48
 SPREADS = {"clip_score_x": Spread(0.0, 2.0, 99), "cmmd_x": Spread(0.0, 1.0, 99), "perceptual_x": Spread(1.0, 1.0, 9)}
 CALIBRATION = Calibration("emoji", {}, {}, SPREADS)
+FIT = Fit(CALIBRATION)
 
 
 def per_prompt(mean: float, spread: float, seed: int = 0) -> Score:
@@ -110,7 +111,7 @@ def judged(*candidates: VariantResult, **settings: Any) -> dict[str, Judgement]:
     result.variants[2:2] = candidates[1:]
     result.comparisons[1:1] = [Comparison(row.name, "baseline", "it") for row in candidates[1:]]
     compare(result)
-    judge(result, Gate("g", **settings), CALIBRATION)
+    judge(result, Gate("g", **settings), FIT)
     return {found.candidate: found for found in result.judgements}
 
 
@@ -121,7 +122,7 @@ def paying(found: Judgement) -> Ruling:
 
 
 def verdict(result: StudyResult, *rules: Rule, contract: str = "lossy", **settings: Any) -> Judgement:
-    judge(result, Gate("g", {contract: list(rules)}, **settings), CALIBRATION)
+    judge(result, Gate("g", {contract: list(rules)}, **settings), FIT)
     (found,) = result.judgements
     return found
 
@@ -204,7 +205,7 @@ class TestFailClosed:
 
     def test_no_calibration(self) -> None:
         result = clip(0.0)
-        judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), None)
+        judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), Fit())
         assert result.judgements[0].verdict is Verdict.NOT_COMPARABLE
         assert "sdopt calibrate" in str(result.judgements[0].rulings)
 
@@ -500,7 +501,7 @@ class TestLooks:
         self.extend(result)
         found = verdict(result, self.RULE)
         assert found.verdict is Verdict.INCONCLUSIVE
-        assert "gate.looks=1: this is look 2 at the study" in str(found.rulings)
+        assert "look 2 of 1 allowed (gate.looks): the error budget is spent" in str(found.rulings)
         assert [(look.number, look.processes, look.rounds, look.verdict) for look in result.looks] == [
             (1, 3, 24, Verdict.PASS),
             (2, 6, 48, Verdict.INCONCLUSIVE),
@@ -510,7 +511,7 @@ class TestLooks:
         result = study(variant("it", seconds=0.05, claims=["latency"]), mse=Score(0.0, [0.0] * PROMPTS))
         found = verdict(result, self.RULE, looks=2)
         assert "(one-sided 97.5 % bounds)" in paying(found).reason
-        assert "look 1 of 2: 50% of the chance of error is spent" in str(found.rulings)
+        assert "look 1 of 2: 50% of the error budget (α) is spent" in str(found.rulings)
         self.extend(result)
         assert verdict(result, self.RULE, looks=2).verdict is Verdict.PASS
         self.extend(result)
@@ -644,7 +645,7 @@ class TestCodesAndReports:
         gate = Gate("g", {"lossy": [NON_INFERIOR]}, report_only=report_only)
         job.config = replace(job.config, gate=gate)
         job.comparisons, job.status, job.variant("it").status = [], "finished", status
-        judge(job, gate, CALIBRATION)
+        judge(job, gate, FIT)
         assert job.judgements == []
         assert Sweep(Path(), {"0": job}, {}).exit_code == code
 
@@ -714,7 +715,7 @@ class TestSeveralShapes:
 
     def test_each_has_a_claim_of_its_own(self) -> None:
         made = self.two_shapes(2.0)
-        judge(made, Gate("g"), CALIBRATION)
+        judge(made, Gate("g"), FIT)
         [found] = made.judgements
         assert list(found.claims) == found.gains == ["speedup/64x64b1", "speedup/96x96b1"]
         assert "2 of 2 claims of a gain hold together (Holm): fast (latency/64x64b1), fast (latency/96x96b1)" in (
@@ -723,7 +724,7 @@ class TestSeveralShapes:
 
     def test_a_harm_at_one_is_no_gain_of_the_option(self) -> None:
         made = self.two_shapes(0.5)
-        judge(made, Gate("g"), CALIBRATION)
+        judge(made, Gate("g"), FIT)
         [found] = made.judgements
         assert found.gains == ["speedup/64x64b1"]
         assert paying(found).verdict is Verdict.FAIL

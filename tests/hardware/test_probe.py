@@ -63,7 +63,7 @@ def test_cuda_that_lacks_addresses_is_no_matter_of_the_driver(monkeypatch: pytes
     one_card(monkeypatch, RuntimeError("CUDA driver error: out of memory"))
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (2**34, 2**34))
     warning = probe_device("auto").warning
-    assert "out of memory; 16384 MiB of address space are allowed, but CUDA reserves more" in warning
+    assert "out of memory; address space is limited to 16384 MiB, but CUDA reserves more" in warning
     assert "raise the limit (ulimit -v unlimited); this runs on the CPU instead" in warning
     assert "update the driver" not in warning
 

@@ -12,6 +12,7 @@ from diffusers import AutoencoderTiny, DiffusionPipeline
 from PIL import Image
 
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
 from sdopt.optimizations import Contract
 from sdopt.optimizations.memory import VaeSlicing, VaeTiling
@@ -359,7 +360,7 @@ class TestStudy:
     def test_is_judged_by_the_promise_in_which_two_variants_differ(self, studied: Finished) -> None:
         def sides(candidate: str, reference: str) -> RuleContext:
             mine, other = studied.result.variant(candidate), studied.result.variant(reference)
-            return RuleContext(mine, other, {}, None, lambda *_: None, lambda _: None)
+            return RuleContext(mine, other, {}, Fit(), lambda *_: None, lambda _: None)
 
         both, tiling = "memory=vae_slicing, memory=vae_tiling", "memory=vae_tiling"
         assert sides("memory=vae_slicing", "baseline").contract is Contract.EQUIVALENT

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.report.markdown import markdown_table
 from sdopt.results import files
@@ -144,7 +145,7 @@ class TestVersion1:
         result = read_result(VERSION_1)
         table = markdown_table(result)
         assert all(f"| {variant.name} |" in table for variant in result.variants)
-        judge(result, result.config.gate, None)
+        judge(result, result.config.gate, Fit())
         assert {judgement.candidate for judgement in result.judgements} == {row.name for row in result.candidates}
         write_result(result, tmp_path)
         assert read_result(tmp_path) == result

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.analysis.ratios import compare
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.files import parse_result, to_json
 from sdopt.results.records import (
@@ -60,7 +61,7 @@ def _whole() -> bytes:
         comparison.further = [ShapeRatios()]
     compare(result)
     result.effects = [Effect(("precision=bf16",), Interval(1.1), Interval(1.0), ["layout=channels_last"])]
-    judge(result, result.config.gate, None)
+    judge(result, result.config.gate, Fit())
     name = f"speedup/{result.shapes[0].name}"
     result.judgements[0].claims, result.judgements[0].gains = {name: 0.01}, [name]
     return to_json(result)

@@ -16,6 +16,7 @@ from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.measures import MEASURES
 from sdopt.config.hydra_job import with_resumed
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.optimizations import Contract
 from sdopt.report.junit import junit
@@ -51,7 +52,7 @@ def answer_to(damaged: Any) -> str | None:
         assert "\n" not in problem
         return problem
     show(result)
-    judge(result, result.config.gate, None)
+    judge(result, result.config.gate, Fit())
     show(result)
     return None
 
@@ -231,7 +232,7 @@ def test_sync_goes_on_after_an_error_of_one_result(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"exit_code": 2, "problems": "x"}', '{"exit_code": 2, "pro'])
 def test_an_error_that_is_damaged(content: str, tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text(content)
-    with pytest.raises(UsageError, match=r"error\.json: does not say why a job has no result"):
+    with pytest.raises(UsageError, match=r"error\.json: not a valid error\.json"):
         read_error(tmp_path)
 
 

@@ -87,8 +87,8 @@ def test_variables_that_lead_nowhere_and_few_handles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "allowed", "said"),
     [
-        (resource.RLIMIT_AS, 2**30, "1024 MiB of address space are allowed"),
-        (resource.RLIMIT_FSIZE, 2**20, "1 MiB in a file are allowed"),
+        (resource.RLIMIT_AS, 2**30, "address space is limited to 1024 MiB"),
+        (resource.RLIMIT_FSIZE, 2**20, "the size of a file is limited to 1 MiB"),
     ],
 )
 def test_too_little_for_any_study_is_said_at_once(limit: int, allowed: int, said: str, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_least_of_each_limit_is_enough(tmp_path: Path) -> None:
     ended = run_apart(tmp_path, "run", *QUICK, limits=least)
     assert ended.returncode == 0, ended.stderr
     [line] = ended.stderr.splitlines()
-    assert line.startswith("sdopt: no plot: 8192 MiB of address space for plots are allowed")
+    assert line.startswith("sdopt: no plot: address space is limited to 8192 MiB, but")
     [path] = tmp_path.rglob("result.json")
     assert read_result(path).status == "finished"
 

@@ -24,7 +24,7 @@ def test_a_sweep_that_is_submitted_again_measures_what_is_missing(tmp_path: Path
     measured = file.read_bytes()
     again = sdopt(tmp_path, *SWEEP, "attention=math,vanilla")
     assert again.code == 0, again.shown
-    assert again.out.count("nothing is missing") == 1
+    assert again.out.count("already complete") == 1
     assert file.read_bytes() == measured
     assert read_result(file.parents[1] / "1").variant("attention=vanilla").status is Status.OK
 

@@ -237,7 +237,7 @@ class TestObjective:
         [(latency, nonsense)] = values
         assert latency == pytest.approx(sum(samples) / 2)
         assert math.isnan(nonsense)
-        assert "objective=nonsense: there are " in finished.err
+        assert "objective=nonsense: unknown metric; available: " in finished.err
         assert "speedup, speedup_" in finished.err
 
     def test_of_a_mistake_is_not_a_number(self, tmp_path: Path, values: list[Any]) -> None:

@@ -33,7 +33,7 @@ def test_nothing_is_timed_after_the_profiler_has_looked(
     )
     process: Any = SimpleNamespace(
         first=True,
-        row=SimpleNamespace(role="variant"),
+        row=SimpleNamespace(is_control=False),
         variant=SimpleNamespace(applied=[], work="work"),
         measurement=SimpleNamespace(complete=False),
     )

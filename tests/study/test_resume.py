@@ -11,6 +11,7 @@ import pytest
 
 from sdopt.analysis.ratios import paired_rounds
 from sdopt.experiment import Experiment
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Judgement, Measurement, Memory, Status, StudyResult, Verdict
@@ -129,7 +130,7 @@ class TestKilled:
         [folder] = tmp_path.glob("outputs/runs/*/*")
         resumed = sdopt(tmp_path, "run", f"resume={folder}")
         assert resumed.code == 0, resumed.shown
-        assert "nothing is missing" in resumed.out
+        assert "already complete" in resumed.out
         assert read_result(folder) == before
         client = MlflowClient(uri)
         runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
@@ -185,13 +186,13 @@ class TestMissing:
         assert again == {"baseline", CONTROL, "+ grad_mode=inference_mode", "+ attention=math"}
         assert [m.session for m in result.variant("+ attention=math").measurements] == [1]
         assert len({record.path for row in result.variants for record in row.images}) == 4
-        assert "nothing is missing" in resume(broken_off).out
+        assert "already complete" in resume(broken_off).out
 
     def test_nothing(self, folder: Path) -> None:
         before = (folder / "result.json").read_bytes()
         resumed = resume(folder)
         assert resumed.code == 0
-        assert f"nothing is missing: {folder}" in resumed.out
+        assert f"already complete: {folder}" in resumed.out
         assert (folder / "result.json").read_bytes() == before
 
     def test_of_a_study_that_was_killed_before_it_had_a_result(self, folder: Path) -> None:
@@ -216,7 +217,7 @@ class TestFailed:
         result.gate = "a gate"
         result.judgements = [Judgement("once", "baseline", "once", "exact", Verdict.FAIL, [])]
         write_result(result, failed)
-        assert "nothing is missing" in resume(failed).out
+        assert "already complete" in resume(failed).out
         assert read_result(failed).gate
         resumed = resume(failed, "retry_failed=true")
         assert resumed.code == 0, resumed.shown
@@ -333,7 +334,7 @@ class TestExtended:
             assert row.config.protocol == result.config.protocol
         assert all(edge.speedup is not None and edge.speedup.n == 2 for edge in result.comparisons)
         # The extension has become the study's own.
-        assert "nothing is missing" in resume(folder).out
+        assert "already complete" in resume(folder).out
 
     def test_by_rounds(self, folder: Path) -> None:
         extended = resume(folder, "protocol.rounds=3")
@@ -361,11 +362,11 @@ class TestExtended:
             "a gate", rules={"exact": [Rule("speedup", "at_least", limit=0.1, confidence=None)]}, must_pay=False
         )
         result = read_result(folder)
-        judge(result, gate, None)
+        judge(result, gate, Fit())
         write_result(result, folder)
         assert [look.number for look in result.looks] == [1, 1]
         extended = resume(folder, "protocol.replicates=2").result
-        judge(extended, gate, None)
+        judge(extended, gate, Fit())
         assert [look.number for look in extended.looks] == [1, 1, 2, 2]
         for judgement in extended.judgements:
             assert judgement.verdict is not Verdict.PASS
@@ -389,7 +390,7 @@ class TestExtended:
         assert missing_of(broken_off).variants == frozenset()
         assert (broken_off.gate, broken_off.judgements) == ("", [])
         judged = resume(run.folder)
-        assert "nothing is missing" in judged.out
+        assert "already complete" in judged.out
         assert [look.number for look in judged.result.looks] == [1, 2]
         assert judged.result.gate == "default"
 
@@ -408,7 +409,7 @@ class TestExtended:
         assert problem in refused.err
         assert (folder / "result.json").read_bytes() == before
         # What was refused has not become the study's own, though Hydra has recorded it.
-        assert "nothing is missing" in resume(folder).out
+        assert "already complete" in resume(folder).out
 
 
 class TestPrecision:
@@ -434,7 +435,7 @@ class TestPrecision:
         assert found.code == 0, found.shown
         assert len(found.result.sessions) == 1
         assert "protocol.budget_s=1 was spent" in found.shown
-        assert "nothing is missing" in resume(found.folder).out
+        assert "already complete" in resume(found.folder).out
         refused = resume(found.folder, "protocol.replicates=5")
         assert refused.code == 2
         assert "protocol.replicates: cannot change in a study with protocol.precision" in refused.err
@@ -455,7 +456,7 @@ class TestSweep:
         kept = (folder / "0" / "result.json").read_bytes()
         resumed = sdopt(tmp_path, "run", f"resume={folder}", "tracking=none")
         assert resumed.code == 0, resumed.shown
-        assert resumed.out.count("nothing is missing") == 2  # the baseline itself, and the job that cannot run here
+        assert resumed.out.count("already complete") == 2  # the baseline itself, and the job that cannot run here
         assert (folder / "0" / "result.json").read_bytes() == kept
         assert read_result(folder / "1").variant("attention=math").status is Status.OK
         assert "| attention=math | ok |" in (folder / "sweep.md").read_text()
@@ -466,7 +467,7 @@ class TestSweep:
         shutil.copytree(sweep_folder / "1", folder)
         resumed = sdopt(tmp_path, "run", f"resume={folder}", "tracking=none")
         assert resumed.code == 0, resumed.shown
-        assert "nothing is missing" in resumed.out
+        assert "already complete" in resumed.out
 
 
 # --------------------------------------------------------------------------------------------- what a study still lacks

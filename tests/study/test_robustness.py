@@ -119,7 +119,7 @@ class TestDisk:
 
             (disk / "filler").unlink()
             path.write_bytes(saved.read_bytes())
-            assert "nothing is missing" in sdopt(disk, "run", f"resume={path.parent}").out
+            assert "already complete" in sdopt(disk, "run", f"resume={path.parent}").out
 
     def test_nowhere_to_write_is_said(
         self, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,7 +297,7 @@ def test_two_studies_at_once_on_one_device_and_one_database(tmp_path: Path) -> N
     assert all(row.status is Status.OK for result in results for row in result.variants)
     # Which of them came first nobody knows; both were disturbed, and both are told.
     assert all(len(result.sessions[0].disturbed_by) == 1 for result in results)
-    assert all("it disturbs the timings of both" in one.shown for one in ended)
+    assert all("timings of both are unreliable" in one.shown for one in ended)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("pair").experiment_id])
     assert len(runs) == 2 * (1 + 3)

@@ -70,7 +70,7 @@ class TestAProcess:
     def test_that_is_measured_whole_is_not_measured_again(self, traced: Finished) -> None:
         again = sdopt(traced.cwd, "run", f"resume={traced.folder}")
         assert again.code == 0, again.shown
-        assert "nothing is missing" in again.shown
+        assert "already complete" in again.shown
         other = sdopt(traced.cwd, "run", f"resume={traced.folder}", "workload.size=[64,80]")
         assert other.code == 2
         assert "workload.size=[64,80]: cannot be changed together with resume" in other.shown

@@ -39,10 +39,10 @@ def test_a_folder_is_the_same_here(memory: Any, finished: Finished) -> None:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("memory://bucket/none", "no result.json in it or below it"),
+        ("memory://bucket/none", "no result.json at or below it"),
         ("memory://bucket/more/result.json", "name the folder that contains it"),
         ("memory://bucket/worse", "lies outside of it"),
-        ("file:///nowhere/at/all", "no result.json in it or below it"),
+        ("file:///nowhere/at/all", "no result.json at or below it"),
         ("nonsense://bucket", "nonsense"),
     ],
 )

@@ -474,7 +474,7 @@ class TestSync:
     def test_a_folder_without_results(self, store: Store, tmp_path: Path) -> None:
         found = sdopt(tmp_path, "sync", str(tmp_path), *store.overrides)
         assert found.code == 2
-        assert found.err == f"sdopt: {tmp_path}: no result.json in it or below it\n"
+        assert found.err == f"sdopt: {tmp_path}: no result.json at or below it\n"
 
     def test_one_unreadable_result_does_not_keep_the_others(
         self, store: Store, copied: tuple[StudyResult, Path], tmp_path: Path

@@ -52,7 +52,7 @@ class TestNoise:
     def test_what_is_given_must_stay(self, session: Load) -> None:
         loaded = session()
         ChangesNoise().apply(loaded._pipe)
-        with pytest.raises(RuntimeError, match="changes the noise that it is given"):
+        with pytest.raises(RuntimeError, match="modifies the caller's noise tensor in place"):
             loaded.time_once()
 
 
@@ -129,7 +129,7 @@ class TestTimedCall:
 
         called(loaded._pipe, other)
         draw = timed_draw(loaded._variant)
-        said = re.escape(f"asked for images of the shape (4, 32, 32, 3), and made {made}")
+        said = re.escape(f"expected images of shape (4, 32, 32, 3), got {made}")
         for make in (
             loaded.time_once,
             loaded.time_stages,

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from sdopt.analysis.measures import RULED
-from sdopt.gate.calibration import Calibration
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
 from sdopt.gate.trial.base import Retouch, Sabotage
 from sdopt.gate.trial.caught import Caught, caught
@@ -46,7 +46,7 @@ CONTROLS: dict[Contract, tuple[str, dict[str, Optimization]]] = {
 def judge_drawn(
     result: StudyResult,
     folder: Path,
-    calibration: Calibration | None,
+    fit: Fit,
     context: StartContext,
     device: Device,
     gates: Sequence[Gate],
@@ -57,7 +57,7 @@ def judge_drawn(
     Args:
         result: a study with images of its baseline, and with a control.
         folder: where its images are; the drawn images go to `drawn/` below it.
-        calibration: for margins.
+        fit: the calibration for margins.
         context: starts the process that draws.
         device: the device to draw on.
         gates: each judges the same images.
@@ -68,7 +68,7 @@ def judge_drawn(
     """
     sabotages = drawn_sabotages()
     images = _draw_all(result, folder, {name: option for name, (_, option) in sabotages.items()}, context, device, note)
-    trial = _Trial(result, folder, images[PLAIN], calibration, gates)
+    trial = _Trial(result, folder, images[PLAIN], fit, gates)
     found: list[list[Caught]] = [[] for _ in gates]
     honest: dict[str, list[list[Ruling]]] = {}
     for contract, (name, options) in CONTROLS.items():
@@ -92,10 +92,10 @@ class _Trial:
         result: StudyResult,
         folder: Path,
         images: list[ImageRecord],
-        calibration: Calibration | None,
+        fit: Fit,
         gates: Sequence[Gate],
     ) -> None:
-        self._result, self._folder, self._calibration, self._gates = result, folder, calibration, gates
+        self._result, self._folder, self._fit, self._gates = result, folder, fit, gates
         control = result.control
         assert control is not None
         self._control = control
@@ -132,7 +132,7 @@ class _Trial:
             candidate,
             self._reference,
             self._evaluator.of_pair(pictures, self._pictures),
-            self._calibration,
+            self._fit,
             lambda metric, confidence: RULED[metric].ratio(self._control, self._reference, confidence),
             lambda metric: RULED[metric].floor(self._result, edge),
             floors=self._result.floors.get("numerical", {}),

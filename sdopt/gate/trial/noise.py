@@ -152,7 +152,7 @@ GAINS = (1.0, 1.25)
 
 DISTURBED = (
     "speed-up",
-    "neighbour met / s",
+    "interruptions / s",
     "rule",
     "bias",
     "95 % interval holds the truth",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdopt.analysis.ratios import compare
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.records import (
     Comparison,
@@ -93,7 +94,7 @@ def _judged(scenario: Scenario, random: np.random.Generator) -> tuple[set[str], 
     for _ in range(scenario.looks):
         measure_session(result, scenario, random)
         compare(result)
-        judge(result, gate, None)
+        judge(result, gate, Fit())
         for judgement in result.judgements:
             paying = [ruling for ruling in judgement.rulings if ruling.rule == "must pay"]
             spent = any(ruling.rule == "looks" and ruling.verdict is not Verdict.PASS for ruling in judgement.rulings)
@@ -200,7 +201,7 @@ def _naive(between: float, studies: int) -> float:
             measure_session(result, scenario, random)
             compare(result)
             result.looks.clear()
-            judge(result, Gate("simulated", smallest_speedup=scenario.smallest), None)
+            judge(result, Gate("simulated", smallest_speedup=scenario.smallest), Fit())
             paid = paid or bool(result.judgements[0].gains)
         false += paid
     return false / studies

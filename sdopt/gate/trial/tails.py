@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sdopt.analysis.ratios import compare
+from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.gate.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
 from sdopt.results.records import Measurement, StudyResult, Verdict
@@ -72,7 +73,7 @@ def _measured(between: float, rounds: int, slow: Slow | None, random: np.random.
 
 def _verdict(result: StudyResult) -> Verdict:
     compare(result)
-    judge(result, GATE, None)
+    judge(result, GATE, Fit())
     [judgement] = result.judgements
     timed = [ruling.verdict for ruling in judgement.rulings if ruling.metric]
     return max(timed, key=list(Verdict).index)

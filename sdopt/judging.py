@@ -1,0 +1,142 @@
+"""Judges finished results by a gate, or compares them with an earlier one, and records the verdicts."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from sdopt.config.composer import GateConfig
+from sdopt.errors import UnavailableError, UsageError, print_problems
+from sdopt.gate.calibration import calibration_for
+from sdopt.gate.drift import judge_drift
+from sdopt.gate.judge import exit_code, judge, judged_comparisons, worst_code
+from sdopt.report.catalog import write_reports
+from sdopt.report.table import answer_group
+from sdopt.report.verdicts import verdict_table, write_verdicts
+from sdopt.results.files import read_result, write_result
+from sdopt.results.records import Judgement, StudyResult
+from sdopt.schema import Tracking
+from sdopt.tracking.finding import find_result, find_results
+from sdopt.tracking.runs import update_verdicts
+from sdopt.tracking.store import TrackingError
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How finished results are judged, and where the verdicts go.
+
+    Attributes:
+        config: the gate, and the tracker that may hold the results.
+        against: the earlier result to compare with, as `find_result` takes it; None to judge each result by itself.
+        waived: names from `sdopt.gate.drift.WAIVERS`: differences to the earlier result that are allowed.
+        output: the folder for `verdicts.{json,md,xml}`; None for that of each result.
+        console: prints tables and paths.
+    """
+
+    config: GateConfig
+    against: str | None = None
+    waived: Sequence[str] = ()
+    output: Path | None = None
+    console: Console = field(default_factory=Console)
+
+    def judge_all(self, name: str) -> int:
+        """Judges the result of a run, those of a sweep, or that of an MLflow run; prints and writes the verdicts.
+
+        Returns:
+            the exit code. A result of a sweep that cannot be judged is printed, and the others are judged.
+
+        Raises:
+            UsageError: there is no such result, or none of them has a comparison to judge.
+            UnavailableError: the verdicts cannot be written, or MLflow cannot be reached.
+        """
+        found = find_results(name, self.config.tracking)
+        codes, problems = [], list(found.damaged)
+        judged = [study for study in found.studies if self.against or judged_comparisons(study[0])]
+        if found.studies and not judged:
+            raise UsageError([*problems, f"{name}: has no comparison to judge"])
+        for result, folder in judged:
+            try:
+                # Each job of a sweep has verdicts of its own.
+                output = self.output / folder.name if self.output and found.sweep else self.output
+                codes.append(self._judge(result, folder, output))
+            except UsageError as error:
+                problems += error.problems
+        print_problems(problems)
+        codes += [UsageError.exit_code] * len(problems)
+        return worst_code(codes)
+
+    def _judge(self, result: StudyResult, folder: Path, output: Path | None) -> int:
+        """Judges one result, and returns the exit code; only verdicts of the result by itself are recorded in it."""
+        gate = self.config.gate
+        if self.against is None:
+            judge(result, gate, calibration_for(result, gate.calibration))
+            _record(result, folder, verdicts=output is None)
+            judgements = result.judgements
+        else:
+            judgements = self._drift(result, folder, self.against)
+        self.console.print(verdict_table(result, judgements))
+        target = output or folder
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            write_verdicts(result, judgements, target)
+        except OSError as error:
+            raise UnavailableError(f"{target}: {error.strerror}; choose another folder with --output") from error
+        self.console.print(f"verdicts: {target / 'verdicts.md'}", markup=False, highlight=False, soft_wrap=True)
+        if self.against is None:
+            self.console.print(answer_group(result))
+            if output is None:
+                for _ in write_reports(result, folder):
+                    pass
+                self._track(result, folder)
+        return exit_code(judgements, gate.report_only)
+
+    def _drift(self, result: StudyResult, folder: Path, against: str) -> list[Judgement]:
+        earlier, then = find_result(against, self.config.tracking)
+        gate = self.config.gate
+        result.gate = gate.name
+        folders = (folder, then) if _have_images((folder, result), (then, earlier)) else None
+        fit = calibration_for(result, gate.calibration)
+        return judge_drift(result, earlier, gate, fit, self.waived, folders)
+
+    def _track(self, result: StudyResult, folder: Path) -> None:
+        """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
+        # The result says where it was logged, unless the command names another place.
+        tracking = self.config.tracking if self.config.tracking != Tracking() else result.config.tracking
+        try:
+            run = update_verdicts(result, folder, tracking)
+        except TrackingError as error:
+            print_problems([f"the verdicts were not logged to MLflow: {error}"])
+            return
+        if run is not None:
+            self.console.print(f"MLflow: the verdicts of run {run} are up to date", markup=False, highlight=False)
+
+
+def _record(result: StudyResult, folder: Path, verdicts: bool) -> None:
+    """Records this look in the run's `result.json`, so that a study extended later has spent it.
+
+    Records the judgements too if `verdicts` is true, that is, unless the verdicts are written elsewhere.
+    """
+    if not (folder / "result.json").is_file():  # it is an MLflow run's
+        return
+    kept = read_result(folder)
+    # A folder that cannot be written, as CI's may be, still gets its verdicts.
+    if kept.id == result.id and kept.status == "finished":
+        before = kept.looks, kept.judgements, kept.gate
+        kept.looks = result.looks
+        if verdicts:
+            kept.judgements, kept.gate = result.judgements, result.gate
+        if before != (kept.looks, kept.judgements, kept.gate):
+            with suppress(OSError):
+                write_result(kept, folder)
+
+
+def _have_images(*results: tuple[Path, StudyResult]) -> bool:
+    """Returns whether the files of all images of some results exist, each below its folder."""
+    return all(
+        (folder / record.path).is_file()
+        for folder, result in results
+        for variant in result.variants
+        for record in variant.images
+    )
