@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,15 @@ from sdopt.errors import ENDINGS, UnavailableError, UsageError
 from sdopt.launching import _ended_by_signals
 from sdopt.results.files import read_result
 from tests.command import SMOKE, Process, fork, sdopt
+
+
+@pytest.fixture(autouse=True)
+def signals_by_default() -> Iterator[None]:
+    """Under `nohup` a command ignores SIGHUP, as its user asks; these tests would ignore it, too."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDINGS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
