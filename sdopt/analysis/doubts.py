@@ -273,25 +273,26 @@ def noise_doubts(variant: VariantResult) -> list[str]:
 def log_drawn_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
     """Returns the speed-up in calls of the quality pass that were made while no other process worked; None without any.
 
-    They are few, and of the first process of each variant. Their error is that of the median of so many calls of one
-    process: how far processes differ, and calls of one process, is known from the timed calls (Satterthwaite 1946).
+    They are of the first process of each variant, one after the other: the state of the machine then is common
+    to them, and is another one for the other variant. So their median has the error of a single call, whatever their
+    number. How far processes differ, and calls of one process, is known from the timed calls (Satterthwaite 1946).
     """
     mine, other = _drawn_s(candidate), _drawn_s(reference)
     if not mine or not other:
         return None
     mean = float(np.log(np.median(other)) - np.log(np.median(mine)))
     found = LogRatio(mean, n=min(len(mine), len(other)), unit="call")
-    parts = [*_parts_of_error(candidate, len(mine)), *_parts_of_error(reference, len(other))]
+    parts = [*_parts_of_error(candidate), *_parts_of_error(reference)]
     if not parts or not all(freedom for _, freedom in parts):
         return found
     variance, squares = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
     return replace(found, error=math.sqrt(variance), freedom=variance**2 / squares if squares else 1.0)
 
 
-def _parts_of_error(variant: VariantResult, calls: int) -> list[tuple[float, int]]:
-    """Returns the variances, with their degrees of freedom, of the log median of so many calls of one process.
+def _parts_of_error(variant: VariantResult) -> list[tuple[float, int]]:
+    """Returns the variances, with their degrees of freedom, of the logarithm of a single call.
 
-    The first is that of the processes' means, the second is what fewer calls than such a mean has add to it.
+    The first is that of the processes' means, the second is what one call adds to it beside the mean of its process.
     """
     logs = [np.log(measurement.deciding_s) for measurement in variant.measurements if measurement.deciding_s]
     if len(logs) < 2:
@@ -300,13 +301,8 @@ def _parts_of_error(variant: VariantResult, calls: int) -> list[tuple[float, int
     if freedom := sum(values.size - 1 for values in logs):
         within = sum(float(np.square(values - values.mean()).sum()) for values in logs) / freedom
         rounds = freedom / len(logs) + 1
-        parts.append((within * max(0.0, _of_median(calls) - 1 / rounds), freedom))
+        parts.append((within * max(0.0, 1 - 1 / rounds), freedom))
     return parts
-
-
-def _of_median(calls: int) -> float:
-    """Returns the variance of the median of so many calls, as a share of that of a single one."""
-    return 1 / calls if calls < 3 else math.pi / (2 * calls)
 
 
 def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
