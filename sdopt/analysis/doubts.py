@@ -5,7 +5,7 @@ times, memory or images with those of another clock, another call or another pro
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from scipy import special
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, paired
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
-from sdopt.results.records import Measurement, StudyResult, VariantResult
+from sdopt.results.records import Measurement, MeasurementSession, StudyResult, VariantResult
 
 SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""
@@ -321,6 +321,12 @@ def _drawn_s(variant: VariantResult) -> list[float]:
     return [seconds for measurement in variant.measurements for seconds in measurement.drawn_s]
 
 
+def other_studies(sessions: Iterable[MeasurementSession]) -> list[str]:
+    """Returns a doubt that names the studies that were measured beside these sessions; [] if there were none."""
+    others = sorted({other for session in sessions for other in session.disturbed_by})
+    return [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
+
+
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says what disturbed the rounds of two variants: another study, a process of this one, or other work.
 
@@ -328,8 +334,7 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     """
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
     sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
-    others = sorted({other for session in sessions for other in session.disturbed_by})
-    found = [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
+    found = other_studies(sessions)
     for variant in result.variants:
         found += idle_doubts(variant, numbers)
     limit = result.config.protocol.interference

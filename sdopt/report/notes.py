@@ -2,7 +2,7 @@
 
 from sdopt.analysis.break_even import compiled_earlier_s
 from sdopt.analysis.disturbance import count_rounds
-from sdopt.analysis.doubts import doubts_of
+from sdopt.analysis.doubts import doubts_of, other_studies
 from sdopt.analysis.figures import figures_by_variant, figures_of, floor_range
 from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import TAIL_RATIO
@@ -90,12 +90,7 @@ def _sampling_notes(result: StudyResult) -> list[str]:
         )
     notes += [note] if (note := _rounds_note(result)) else []
     notes += [note] if (note := _precision_note(result)) else []
-    disturbing = sorted({other for session in result.sessions for other in session.disturbed_by})
-    if disturbing:
-        notes.append(
-            f"Disturbed: other studies were measured on this device at the same time: {', '.join(disturbing)}."
-        )
-    return notes
+    return notes + [f"Disturbed: {doubt}." for doubt in other_studies(result.sessions)]
 
 
 def _precision_note(result: StudyResult) -> str:
