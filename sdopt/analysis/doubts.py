@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 from sdopt.analysis.disturbance import shares
-from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, paired
+from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.results.records import Measurement, MeasurementSession, StudyResult, VariantResult
 
@@ -268,57 +268,6 @@ def noise_doubts(variant: VariantResult) -> list[str]:
     """Says that a pipeline draws the same image from different noise."""
     same = [error for measurement in variant.measurements for error in measurement.other_noise if not error > 0]
     return [f"'{variant.name}' draws the same image from different noise"] if same else []
-
-
-def log_drawn_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns the speed-up in calls of the quality pass that were made while no other process worked; None without any.
-
-    They are of the first process of each variant, one after the other: the state of the machine then is common
-    to them, and is another one for the other variant. So their median has the error of a single call, whatever their
-    number. How far processes differ, and calls of one process, is known from the timed calls (Satterthwaite 1946).
-    """
-    mine, other = _drawn_s(candidate), _drawn_s(reference)
-    if not mine or not other:
-        return None
-    mean = float(np.log(np.median(other)) - np.log(np.median(mine)))
-    found = LogRatio(mean, n=min(len(mine), len(other)), unit="call")
-    parts = [*_parts_of_error(candidate), *_parts_of_error(reference)]
-    if not parts or not all(freedom for _, freedom in parts):
-        return found
-    variance, squares = sum(part for part, _ in parts), sum(part**2 / freedom for part, freedom in parts)
-    return replace(found, error=math.sqrt(variance), freedom=variance**2 / squares if squares else 1.0)
-
-
-def _parts_of_error(variant: VariantResult) -> list[tuple[float, int]]:
-    """Returns the variances, with their degrees of freedom, of the logarithm of a single call.
-
-    The first is that of the processes' means, the second is what one call adds to it beside the mean of its process.
-    """
-    logs = [np.log(measurement.deciding_s) for measurement in variant.measurements if measurement.deciding_s]
-    if len(logs) < 2:
-        return [(0.0, 0)]
-    parts = [(float(np.var([values.mean() for values in logs], ddof=1)), len(logs) - 1)]
-    if freedom := sum(values.size - 1 for values in logs):
-        within = sum(float(np.square(values - values.mean()).sum()) for values in logs) / freedom
-        rounds = freedom / len(logs) + 1
-        parts.append((within * max(0.0, 1 - 1 / rounds), freedom))
-    return parts
-
-
-def call_deviation(candidate: VariantResult, reference: VariantResult) -> float:
-    """Returns the standard deviation of the log ratio of two single calls, from the timed calls of both sides.
-
-    Includes the deviation between processes: the calls that draw images are few, and of one process.
-    """
-    logs = [
-        np.log([seconds for measurement in side.measurements for seconds in measurement.deciding_s])
-        for side in (candidate, reference)
-    ]
-    return float(np.sqrt(sum(np.var(side_logs, ddof=1) for side_logs in logs if len(side_logs) > 1)))
-
-
-def _drawn_s(variant: VariantResult) -> list[float]:
-    return [seconds for measurement in variant.measurements for seconds in measurement.drawn_s]
 
 
 def other_studies(sessions: Iterable[MeasurementSession]) -> list[str]:

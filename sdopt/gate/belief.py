@@ -12,7 +12,6 @@ from sdopt.analysis.doubts import (
     SLOW,
     SLOW_SHARE,
     beside_doubts,
-    call_deviation,
     core_doubts,
     error_limit,
     growth,
@@ -21,12 +20,12 @@ from sdopt.analysis.doubts import (
     idle_uncounted,
     image_doubts,
     kept_in_pass,
-    log_drawn_speedup,
     noise_doubts,
     slow_calls,
     stage_doubts,
     uncompared,
 )
+from sdopt.analysis.drawn import log_drawn_speedup
 from sdopt.analysis.ratios import log_speedup
 from sdopt.gate.rulings import unjudged
 from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
@@ -35,9 +34,6 @@ _CHANCE = 1.05
 """Factor by which the speed-up in a few drawn calls, which do show a gain, may fall short of half of it."""
 
 _CONFIDENCE = 0.95
-
-_ONE_SIDED = 1.645
-"""Number of standard deviations below which 95 % of a normal distribution lies."""
 
 
 def belief_rulings(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
@@ -139,18 +135,19 @@ def _noise(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
     return [Ruling("other noise", "", Verdict.FAIL, doubt) for doubt in doubts]
 
 
-def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Ruling:
+def gain_when_drawn(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> Ruling:
     """Rules on a speed-up that the timed calls showed: the calls that draw images must show it, too.
 
     They must show half of it (on the log scale), and by their own bound a gain at all: where they cannot tell half of
     it from none, whatever they show proves nothing.
     """
-    rule, timed, found = "gain when drawn", log_speedup(candidate, reference), log_drawn_speedup(candidate, reference)
+    rule, timed = "gain when drawn", log_speedup(candidate, reference)
+    found = log_drawn_speedup(result, candidate, reference)
     repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
     if timed is None or found is None:
         return unjudged(rule, "no call of the quality pass was timed while the other processes were idle")
     drawn = found.interval(2 * _CONFIDENCE - 1)
-    figures = (drawn.estimate, drawn.low, None)
+    figures = (drawn.estimate, drawn.low, drawn.high)
     shown = f"{drawn.estimate:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"
     if repeated:
         why = f"{repeated} timed calls repeated a prompt, so a cache may have made them faster"
@@ -163,7 +160,7 @@ def gain_when_drawn(candidate: VariantResult, reference: VariantResult) -> Rulin
     if batches != {candidate.config.shapes[0].batch_size}:
         why = "the batch sizes differ: measure with the gate, or set quality.batch_size to workload.batch_size"
         return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", *figures)
-    if enough or math.log(half) - found.mean <= _ONE_SIDED * call_deviation(candidate, reference):
+    if enough or drawn.high is None or drawn.high >= half:
         why = "a few calls of single processes differ by as much here: measure again on a quieter machine"
         return Ruling(rule, "", Verdict.INCONCLUSIVE, f"{shown}; {why}", *figures)
     return Ruling(rule, "", Verdict.FAIL, f"{shown}: the calls that draw images do not show the gain", *figures)

@@ -106,7 +106,7 @@ def _judged(result: StudyResult, case: _Case, gate: Gate, answers: Sequence[Clai
         changes = changes_of(result, context.candidate, context.reference)
         rulings += [must_pay(answers, changes)] if answers else []
         if any(answer.answer is Answer.GAIN and answer.claim.measure is SPEEDUP for answer in answers):
-            rulings.append(gain_when_drawn(context.candidate, context.reference))
+            rulings.append(gain_when_drawn(result, context.candidate, context.reference))
         rulings += ruling_of(case.look)
     mixed = len({promise.contract for promise in context.candidate.promises_beside(context.reference)}) > 1
     notes = [f"options with different contracts changed; judged by the weakest, {contract}"] if mixed else []

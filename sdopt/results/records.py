@@ -324,6 +324,9 @@ class Measurement(ShapeSamples):
     no study has used before, made while no other process worked; of the first process of a variant alone."""
     drawn_batch: int | None = None
     """Prompts in each of these calls."""
+    drawn_beside_s: list[float] = field(default_factory=list)
+    """Times of the same calls in a process of the baseline, each made right before or after the one in `drawn_s`; empty
+    for the baseline itself, and if no process of it was left beside this one."""
     other_noise: list[float] = field(default_factory=list)
     """Mean squared difference of each image of these calls from the one of the same prompt that is kept."""
     pass_s: list[float] = field(default_factory=list)

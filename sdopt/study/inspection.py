@@ -139,18 +139,27 @@ class _Inspection:
         """Repeats some calls of a pass, made like timed calls, with noise that no run has used before.
 
         So an option gains nothing by remembering an earlier run, for example in a file. Latents from a file stay the
-        same.
+        same. A process of the baseline makes the same call right before or after each, so that drift affects both.
         """
         process, measurement = drawing.process, drawing.process.measurement
         given = process.variant.workload.latents is not None
-        draw = drawing.draw if given else replace(drawing.draw, seed=self.run.unseen)
+        partner = _partner(self.run, process)
+        pair = [process, partner] if partner else [process]
         for batch in _chosen_again(process, drawing.draw):
-            for _, images in self._ask([process], "images", PipelineHost.draw_again, batch, draw):
-                (process.images if given else process.afresh).extend(images)
-                if process.worker.observed_s is not None:
-                    measurement.drawn_s.append(process.worker.observed_s)
-                    measurement.drawn_batch = drawing.draw.batch_size
-            self.run.progress.advance()
+            seconds: dict[bool, float] = {}
+            for one in random.sample(pair, len(pair)):
+                own = draw_of(one.variant, self.run.drawing_batch)
+                draw = own if given else replace(own, seed=self.run.unseen)
+                for _, images in self._ask([one], "images", PipelineHost.draw_again, batch % own.calls, draw):
+                    if one is process:
+                        (process.images if given else process.afresh).extend(images)
+                    if one.worker.observed_s is not None:
+                        seconds[one is process] = one.worker.observed_s
+                self.run.progress.advance()
+            if len(seconds) == len(pair):
+                measurement.drawn_batch = drawing.draw.batch_size
+                measurement.drawn_s.append(seconds[True])
+                measurement.drawn_beside_s += [seconds[False]] if partner else []
 
     def _ask(
         self,
@@ -170,6 +179,18 @@ class _Inspection:
         found, out_of_memory = ask_each(self.run, asked, phase, requests, lenient=True)
         self.out_of_memory += out_of_memory
         return found
+
+
+def _partner(run: StudyRun, process: VariantProcess) -> VariantProcess | None:
+    """Returns a process of the baseline to time beside another variant's; None if none is left that was not inspected.
+
+    Its evidence has not been taken: on a GPU the profiler slows all later launches.
+    """
+    if process.row.name == run.result.baseline:
+        return None
+    names = [run.result.baseline, run.result.control.name] if run.result.control else [run.result.baseline]
+    alike = [other for other in living(run.processes) if other.row.name in names and not other.measurement.complete]
+    return next((other for other in reversed(alike) if other is not process), None)
 
 
 def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:

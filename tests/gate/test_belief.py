@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdopt.analysis.doubts import call_deviation, disturbances, doubts_of
+from sdopt.analysis.doubts import disturbances, doubts_of
+from sdopt.analysis.drawn import log_drawn_speedup
 from sdopt.gate.belief import gain_when_drawn
 from sdopt.gate.judge import judge
 from sdopt.gate.trial import CONF
@@ -251,7 +252,47 @@ class TestGainWhenDrawn:
                 measurement.latency_s = (np.median(measurement.latency_s) * noise).tolist()
                 measurement.drawn_s = []
         candidate.measurements[0].drawn_s, baseline.measurements[0].drawn_s = [0.1 / drawn] * 5, [0.1] * 5
-        assert gain_when_drawn(candidate, baseline).verdict is verdict
+        assert gain_when_drawn(study(candidate, baseline), candidate, baseline).verdict is verdict
+
+    @staticmethod
+    def beside(name: str, faster: float, drawn: float, drift: float = 1.3) -> VariantResult:
+        """A variant whose calls differ by 3 %; when it draws, the machine is slower than in the timed rounds."""
+        made = variant(name, seconds=0.1 / faster, claims=["latency"])
+        noise = np.exp(0.03 * np.random.default_rng([7, len(name)]).standard_normal(5))
+        made.measurements[0].drawn_s = (0.1 * drift * noise / drawn).tolist()
+        made.measurements[0].drawn_beside_s = [0.1 * drift] * 5
+        for measurement in made.measurements[1:]:
+            measurement.drawn_s = []
+        return made
+
+    @pytest.mark.parametrize(
+        ("faster", "drawn", "verdict"),
+        [
+            (1.08, 1.08, Verdict.PASS),
+            (1.08, 1.0, Verdict.INCONCLUSIVE),
+            (1.3, 1.3, Verdict.PASS),
+            (1.3, 1.0, Verdict.FAIL),
+        ],
+    )
+    def test_beside_the_baseline_is_free_of_drift(self, faster: float, drawn: float, verdict: Verdict) -> None:
+        candidate, baseline = self.beside("it", faster, drawn), variant("baseline")
+        assert gain_when_drawn(study(candidate, baseline), candidate, baseline).verdict is verdict
+
+    @pytest.mark.parametrize(("drawn", "verdict"), [(1.3, Verdict.PASS), (1.0, Verdict.FAIL)])
+    def test_over_a_reference_that_was_drawn_beside_the_baseline_too(self, drawn: float, verdict: Verdict) -> None:
+        candidate, reference = self.beside("it", 1.3 * 0.8, drawn * 0.8, drift=1.5), self.beside("reference", 0.8, 0.8)
+        result = study(candidate, variant("baseline"))
+        result.variants.append(reference)
+        assert gain_when_drawn(result, candidate, reference).verdict is verdict
+
+    def test_of_one_process_has_no_bound(self) -> None:
+        candidate, baseline = self.beside("it", 1.3, 1.3), variant("baseline")
+        for side in (candidate, baseline):
+            side.measurements = side.measurements[:1]
+        found = log_drawn_speedup(study(candidate, baseline), candidate, baseline)
+        assert found is not None
+        assert found.ratio == pytest.approx(1.3, rel=0.05)
+        assert found.error is None
 
     @pytest.mark.parametrize("faster", [1.1, 1.2])
     def test_that_does_not_show_fails_where_it_is_no_small_one(self, faster: float) -> None:
@@ -259,7 +300,7 @@ class TestGainWhenDrawn:
         for side in (candidate, baseline):
             for measurement in side.measurements:
                 measurement.drawn_s = [0.1]
-        assert gain_when_drawn(candidate, baseline).verdict is (
+        assert gain_when_drawn(study(candidate, baseline), candidate, baseline).verdict is (
             Verdict.INCONCLUSIVE if math.sqrt(faster) <= 1.05 else Verdict.FAIL
         )
 
@@ -268,12 +309,16 @@ class TestGainWhenDrawn:
         for measurement in (*candidate.measurements, *baseline.measurements):
             noisy = [1.2, 0.85] * len(measurement.latency_s)
             measurement.latency_s = [t * n for t, n in zip(measurement.latency_s, noisy, strict=False)]
-        assert call_deviation(candidate, baseline) > 0.2
         for measurement in candidate.measurements:
             measurement.drawn_s, measurement.drawn_batch = [0.1], 1
         for measurement in baseline.measurements:
             measurement.drawn_s, measurement.drawn_batch = [0.1], 1
-        assert gain_when_drawn(candidate, baseline).verdict is Verdict.INCONCLUSIVE
+        result = study(candidate, baseline)
+        found = log_drawn_speedup(result, candidate, baseline)
+        assert found is not None
+        assert found.error is not None
+        assert found.error > 0.2
+        assert gain_when_drawn(result, candidate, baseline).verdict is Verdict.INCONCLUSIVE
 
     def test_is_unproven_where_prompts_were_repeated(self) -> None:
         result = of_candidate(variant("it", seconds=0.05, claims=["latency"]), repeated=2)
@@ -470,6 +515,14 @@ class TestCheats:
         }
         # The first call had prompt 1 and the discarded round 3.
         assert prompts == {(3, 4)}
+
+    def test_calls_that_draw_are_timed_beside_the_baseline(self, cheated: Finished) -> None:
+        result = cheated.result
+        for row in (result.variant("baseline"), result.variant("few"), result.variant("child")):
+            for measurement in row.measurements:
+                pairs = 0 if row.name == "baseline" or measurement.replicate else 2
+                assert len(measurement.drawn_beside_s) == pairs
+                assert len(measurement.drawn_s) == (0 if measurement.replicate else 2)
 
     def test_steps_that_only_drawn_calls_take(self, cheated: Finished) -> None:
         [doubt] = [doubt for doubt in doubts_of(cheated.result) if doubt.startswith("few: ")]

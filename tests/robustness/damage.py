@@ -80,6 +80,7 @@ def _complete(measurement: Measurement) -> None:
     measurement.timed_images, measurement.memory_after = [TimedImage(0, 0, 0.0)], measurement.memory
     measurement.idle_cpu, measurement.energy_j, measurement.other_noise = 0.0, [1.0], [0.1]
     measurement.drawn_s, measurement.drawn_batch = [a_call] * 3, 1
+    measurement.drawn_beside_s = [a_call] * 3
     measurement.pass_s, measurement.pass_held_gib = [a_call] * 10, [0.1] * 10
 
 
