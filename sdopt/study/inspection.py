@@ -139,13 +139,12 @@ class _Inspection:
         """Repeats some calls of a pass, made like timed calls, with noise that no run has used before.
 
         So an option gains nothing by remembering an earlier run, for example in a file. Latents from a file stay the
-        same. A process of the baseline makes the same call right before or after each, so that drift affects both.
+        same. Some process of the baseline makes the same call right before or after each, so that drift affects both.
         """
         process, measurement = drawing.process, drawing.process.measurement
         given = process.variant.workload.latents is not None
-        partner = _partner(self.run, process)
-        pair = [process, partner] if partner else [process]
         for batch in _chosen_again(process, drawing.draw):
+            pair = [process, *_partner(self.run, process)]
             seconds: dict[bool, float] = {}
             for one in random.sample(pair, len(pair)):
                 own = draw_of(one.variant, self.run.drawing_batch)
@@ -159,7 +158,7 @@ class _Inspection:
             if len(seconds) == len(pair):
                 measurement.drawn_batch = drawing.draw.batch_size
                 measurement.drawn_s.append(seconds[True])
-                measurement.drawn_beside_s += [seconds[False]] if partner else []
+                measurement.drawn_beside_s += [seconds[False]] if len(pair) > 1 else []
 
     def _ask(
         self,
@@ -181,16 +180,19 @@ class _Inspection:
         return found
 
 
-def _partner(run: StudyRun, process: VariantProcess) -> VariantProcess | None:
-    """Returns a process of the baseline to time beside another variant's; None if none is left that was not inspected.
+def _partner(run: StudyRun, process: VariantProcess) -> list[VariantProcess]:
+    """Returns a random process of the baseline to time beside another variant's; [] if none is left.
 
     Its evidence has not been taken: on a GPU the profiler slows all later launches.
     """
-    if process.row.name == run.result.baseline:
-        return None
-    names = [run.result.baseline, run.result.control.name] if run.result.control else [run.result.baseline]
-    alike = [other for other in living(run.processes) if other.row.name in names and not other.measurement.complete]
-    return next((other for other in reversed(alike) if other is not process), None)
+    if process.row.name == run.result.baseline or process.row.is_control:
+        return []
+    alike = [
+        other
+        for other in living(run.processes)
+        if (other.row.name == run.result.baseline or other.row.is_control) and not other.measurement.complete
+    ]
+    return [random.choice(alike)] if alike else []
 
 
 def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:

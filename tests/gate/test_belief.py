@@ -287,9 +287,10 @@ class TestGainWhenDrawn:
 
     def test_of_one_process_has_no_bound(self) -> None:
         candidate, baseline = self.beside("it", 1.3, 1.3), variant("baseline")
-        for side in (candidate, baseline):
-            side.measurements = side.measurements[:1]
-        found = log_drawn_speedup(study(candidate, baseline), candidate, baseline)
+        result = study(candidate, baseline)
+        for row in result.variants:
+            row.measurements = row.measurements[:1]
+        found = log_drawn_speedup(result, candidate, baseline)
         assert found is not None
         assert found.ratio == pytest.approx(1.3, rel=0.05)
         assert found.error is None
