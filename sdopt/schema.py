@@ -167,7 +167,7 @@ class Protocol:
     warmup: int = bounded(1, ge=0, le=100_000)
     """Untimed calls after the first call, which is reported as the cold start. The last of them is a discarded round,
     so that interleaved processes always have one. Memory is measured in that round (with 0, in the first call), and
-    again after the last round."""
+    again after the last round. At least 2 if a variant's compiler records CUDA graphs in the second call."""
     replicates: int | None = bounded(None, ge=1, le=1000)
     """Processes per variant; null is `gate.replicates`. With fewer than three, no interval is given."""
     precision: float | None = bounded(None, gt=0, lt=1)

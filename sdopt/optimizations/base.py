@@ -106,6 +106,11 @@ class Optimization:
         return self.stage is Stage.COMPILE
 
     @property
+    def recording_calls(self) -> int:
+        """Number of calls at a shape, after its first one, that still record graphs; memory is measured after them."""
+        return 0
+
+    @property
     def traced_calls(self) -> int:
         """Number of denoiser calls that a trace must contain to show that the option took effect."""
         return 2

@@ -16,6 +16,7 @@ from sdopt.pipelines.hub import download_bytes
 from sdopt.results.files import read_result
 from sdopt.results.records import RecordedConfig, StudyResult
 from sdopt.schema import Model, Protocol
+from sdopt.study.plan import warmup_calls
 from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch
 
@@ -51,7 +52,7 @@ def calls_ahead(variants: Sequence[Variant], processes: int, rounds: int, protoc
         batch: prompts per call in the quality pass; None uses each workload's own batch size.
     """
     # Loading; at each shape the cold start, the warm-up with the discarded round, and the evidence.
-    calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, protocol.warmup) + rounds)
+    calls_per_process = 1 + len(variants[0].shapes) * (2 + max(1, warmup_calls(variants, protocol)) + rounds)
     draws = [draw_of(variant, batch) for variant in variants]
     # What is timed again is timed beside a process of the baseline.
     drawn = sum(draw.calls + draw.timed_again for draw in draws) + sum(draw.timed_again for draw in draws[1:])

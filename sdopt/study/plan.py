@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from sdopt.results.records import (
     StudyResult,
     VariantResult,
 )
-from sdopt.schema import Model
+from sdopt.schema import Model, Protocol
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.environment import describe_environment
 from sdopt.study.fingerprint import inputs_of, of_model
@@ -85,6 +85,15 @@ def runnable_of(plan: Plan, result: StudyResult) -> list[Variant]:
     """Returns the variants that the plan did not skip."""
     skipped = {row.name for row in result.variants if row.status is Status.SKIPPED}
     return [variant for variant in plan.variants if variant.name not in skipped]
+
+
+def warmup_calls(variants: Sequence[Variant], protocol: Protocol) -> int:
+    """Returns how many calls follow the first one before the rounds, for all variants alike.
+
+    They are `protocol.warmup`, or more if an option still records graphs in some of them: one more call then follows.
+    """
+    recording = max((o.recording_calls for variant in variants for o in variant.optimizations.values()), default=0)
+    return max(protocol.warmup, 1 + recording if recording else 0)
 
 
 def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> VariantResult:

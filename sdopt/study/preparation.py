@@ -84,7 +84,7 @@ def _prepare(run: StudyRun, group: Sequence[VariantProcess]) -> OutOfMemory:
 
 def early_warmup(run: StudyRun) -> int:
     """Returns how many calls warm a process up before the others are prepared: the last one is the discarded round."""
-    return max(0, run.protocol.warmup - 1) if run.interleaved and run.rounds else run.protocol.warmup
+    return max(0, run.warmup - 1) if run.interleaved and run.rounds else run.warmup
 
 
 def _start(run: StudyRun, part: Sequence[VariantProcess]) -> OutOfMemory:
@@ -182,11 +182,11 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
     process.worker.prepare()
     run.progress.advance()
     for shape_index in run.shapes:
-        for call in range(1 + run.protocol.warmup):
+        for call in range(1 + run.warmup):
             run.progress.phase(process.row.name, "warm-up")
             number = next_batch(run, process, shape_index, call)
             # Loading must not count towards the peak that is read after the rounds.
-            process.worker.time_once(shape_index, number, memory=call == run.protocol.warmup)
+            process.worker.time_once(shape_index, number, memory=call == run.warmup)
             run.progress.advance()
 
 
@@ -357,7 +357,7 @@ def _try_alone(run: StudyRun, out_of_memory: OutOfMemory) -> None:
         use_blocks(run, fitting[0])
         return
     survivors = [process for process in run.processes if process.active]
-    run.progress.more(len(survivors) * (1 + len(run.shapes) * (1 + run.protocol.warmup)))
+    run.progress.more(len(survivors) * (1 + len(run.shapes) * (1 + run.warmup)))
     for process in survivors:
         reason = attempt(run, process, warm_up_again)
         if reason is not None:

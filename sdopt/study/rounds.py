@@ -142,7 +142,7 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
     if process.idle is not None:
         process.idle.wake()
     samples, count = process.measurement.shapes[shape_index], len(process.given)
-    batch = next_batch(run, process, shape_index, 1 + run.protocol.warmup + number)
+    batch = next_batch(run, process, shape_index, 1 + run.warmup + number)
     samples.repeated += len(process.given) == count
     meter = InterferenceMeter(process.worker.pid)
     call = process.worker.time_once(shape_index, batch)
@@ -237,7 +237,7 @@ def _discarded_round(run: StudyRun, shuffle: random.Random) -> Schedule | None:
     waiting = [process for process in run.processes if process.timed and process.active]
     shuffle.shuffle(waiting)
     for group, shape_index in product(batched(waiting, run.sharing.processes), run.shapes):
-        number, memory = 1 + run.protocol.warmup, run.protocol.warmup > 0
+        number, memory = 1 + run.warmup, run.warmup > 0
         calls, out_of_memory = call_group(run, group, "discarded round", shape_index, number, memory=memory)
         for process, call in calls:
             process.measurement.shapes[shape_index].discarded_s.append(call.seconds)

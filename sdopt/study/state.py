@@ -21,7 +21,7 @@ from sdopt.results.records import (
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import Plan
 from sdopt.study.image_cache import ImageCache
-from sdopt.study.plan import runnable_of
+from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.sharing import Sharing
 from sdopt.study.status import append_reason
@@ -137,6 +137,11 @@ class StudyRun:
         return Sharing(cores, self.plan.baseline.hardware.threads or cores, self.machine.device.is_cuda)
 
     @property
+    def warmup(self) -> int:
+        """How many untimed calls at each shape follow the first one; the last is the discarded round."""
+        return warmup_calls(runnable_of(self.plan, self.result), self.protocol)
+
+    @property
     def extra_rounds(self) -> int:
         """How many rounds of the current session may be timed again because other work disturbed them."""
         if self.protocol.interference is None:
@@ -155,7 +160,7 @@ class StudyRun:
             shape_index: the index of the shape.
             call: the index of the worker's call at that shape; 0 is its first.
         """
-        calls_per_process = 2 + self.protocol.warmup + self.rounds + self.extra_rounds
+        calls_per_process = 2 + self.warmup + self.rounds + self.extra_rounds
         number = process.measurement.replicate * calls_per_process + call
         return number % timed_draw(process.variant, shape_index).calls
 

@@ -1,13 +1,15 @@
-"""Which schedule a session gets: whether all processes fit side by side, on the card and in the host's memory."""
+"""Prepares sessions: whether processes fit side by side in memory, and how many calls warm them up."""
 
 import pytest
 
 from sdopt.hardware.device import Device
 from sdopt.results.records import Memory
 from sdopt.schema import Protocol
+from sdopt.study.plan import warmup_calls
 from sdopt.study.preparation import excess, footprint_gib, memory_budget_gib
 from sdopt.study.run import first_schedule
 from sdopt.worker.machine import Machine
+from tests.fixtures import Compose
 
 GPU = Device("cuda", name="a GPU", memory_total_gib=80.0, memory_free_gib=79.0)
 
@@ -63,3 +65,21 @@ def test_a_device_that_takes_one_process_at_a_time_is_measured_in_blocks(
     assert bool(found.reason) == (kind == "blocks")
     if schedule == "auto" and mode:
         assert (mode in found.reason) == (kind == "blocks")
+
+
+@pytest.mark.parametrize(
+    ("given", "warmup", "calls"),
+    [
+        ([], 0, 0),
+        ([], 3, 3),
+        (["compiler=inductor"], 1, 1),
+        (["compiler=inductor", "compiler.mode=reduce-overhead"], 0, 2),
+        (["compiler=inductor", "compiler.mode=max-autotune"], 1, 2),
+        (["compiler=inductor", "compiler.mode=max-autotune-no-cudagraphs"], 1, 1),
+        (["compiler=inductor", "compiler.mode=reduce-overhead"], 5, 5),
+    ],
+)
+def test_a_call_that_still_records_graphs_is_not_the_one_in_which_memory_is_measured(
+    variant: Compose, given: list[str], warmup: int, calls: int
+) -> None:
+    assert warmup_calls([variant(), variant(*given)], Protocol(warmup=warmup)) == calls

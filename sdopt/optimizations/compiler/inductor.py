@@ -97,6 +97,13 @@ class Inductor(Compiler):
 
     @property
     @override
+    def recording_calls(self) -> int:
+        # torch/_inductor/cudagraph_trees.py: a module runs once without a graph, and is recorded in its second run. A
+        # text encoder or decoder runs once per call.
+        return int(records_cuda_graphs(self.mode))
+
+    @property
+    @override
     def diffusers_lines(self) -> tuple[str, ...]:
         places = {"denoiser": "pipe.unet", "decoder": "pipe.vae.decoder"}
         if records_cuda_graphs(self.mode) or not set(self.targets) <= places.keys():
