@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sdopt.contract import Contract, weakest
 from sdopt.hardware.cards import emulated
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Context, Contract, Optimization
+from sdopt.optimizations.base import Context, Optimization
 from sdopt.optimizations.lora import NoLora
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
 from sdopt.pipelines.loading import pipeline_of
@@ -69,8 +70,7 @@ class Variant:
     @property
     def contract(self) -> Contract:
         """The weakest contract among the variant's optimizations."""
-        order = list(Contract)
-        return max((option.contract for option in self.optimizations.values()), key=order.index, default=Contract.EXACT)
+        return weakest(option.contract for option in self.optimizations.values())
 
     @property
     def applied(self) -> list[tuple[str, Optimization]]:

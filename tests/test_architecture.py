@@ -42,6 +42,7 @@ FLOORS = (
     "results",
     "reference",
     "schema",
+    "contract",
     "errors",
 )
 """Top floor first; `sdopt` is the package's own `__init__.py`. A new room is added here, above all that it imports."""

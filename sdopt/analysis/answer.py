@@ -13,6 +13,7 @@ from sdopt.analysis.changes import changes_of
 from sdopt.analysis.figures import Figures, Ratio, figures_of
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
+from sdopt.contract import Contract
 from sdopt.results.records import Judgement, Payoff, Ruling, Status, StudyResult, VariantResult, Verdict
 
 
@@ -308,7 +309,7 @@ def _images(row: Figures, judged: Judgement | None) -> str:
     if not rulings or judged is None:
         return "images not judged"
     if all(ruling.verdict is Verdict.PASS for ruling in rulings):
-        return "images within the gate's limits" if judged.contract == "lossy" else "images equal"
+        return "images within the gate's limits" if judged.contract is Contract.LOSSY else "images equal"
     if any(ruling.verdict is Verdict.FAIL for ruling in rulings):
         return "images worse than the gate allows"
     return "images undecided"

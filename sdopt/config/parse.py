@@ -9,10 +9,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sdopt.analysis.precision import require_precision
 from sdopt.config.typed import build_typed
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.rule_checks import require_rules
 from sdopt.hardware.cards import require_sheet
-from sdopt.optimizations.base import Contract, Optimization
+from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.latents import require_latents
 from sdopt.pipelines.loading import require_options

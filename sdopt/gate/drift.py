@@ -12,12 +12,12 @@ from typing import Any
 from sdopt.analysis.doubts import disturbances
 from sdopt.analysis.measures import RULED, SPEEDUP
 from sdopt.analysis.ratios import speedup_drift
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, judgement, of_shapes
 from sdopt.gate.rulings import unjudged
-from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.results.records import (
     Comparison,

@@ -22,6 +22,7 @@ from sdopt.analysis.doubts import disturbances, uncounted
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
 from sdopt.analysis.ratios import exceeds, observed_speedup
 from sdopt.analysis.rounding import precision_of
+from sdopt.contract import Contract, weakest
 from sdopt.errors import UsageError
 from sdopt.gate.belief import belief_rulings, gain_when_drawn
 from sdopt.gate.calibration import Fit
@@ -41,7 +42,6 @@ from sdopt.gate.rulings import (
     unjudged,
 )
 from sdopt.gate.work import comparable, same_work, tripwires
-from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import family_of
 from sdopt.results.records import (
     Comparison,
@@ -187,7 +187,7 @@ def of_shapes(contexts: Sequence["RuleContext"]) -> "RuleContext":
     return replace(contexts[0], further=tuple(contexts[1:]))
 
 
-def judgement(comparison: Comparison, contract: str, rulings: list[Ruling], note: str = "") -> Judgement:
+def judgement(comparison: Comparison, contract: Contract, rulings: list[Ruling], note: str = "") -> Judgement:
     """Returns the judgement of a comparison: the worst of the rulings counts."""
     verdict = worst([ruling.verdict for ruling in rulings])
     sides = comparison.candidate, comparison.reference, comparison.credit
@@ -234,11 +234,9 @@ class RuleContext:
     @property
     def contract(self) -> Contract:
         """The weakest contract among `promises`; different work, such as another scheduler, is `lossy`."""
-        order = list(Contract)
-        if (self.candidate.contract == Contract.LOSSY) != (self.reference.contract == Contract.LOSSY):
+        if (self.candidate.contract is Contract.LOSSY) != (self.reference.contract is Contract.LOSSY):
             return Contract.LOSSY
-        promised = [Contract(promise.contract) for promise in self.promises]
-        return max(promised, key=order.index, default=Contract(self.candidate.contract))
+        return weakest((promise.contract for promise in self.promises), default=self.candidate.contract)
 
     @property
     def claimed(self) -> list[str]:

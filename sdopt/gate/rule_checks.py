@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sdopt.analysis.measures import RULED
 from sdopt.analysis.rounding import UNIT_ROUNDOFF
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import read_calibration
-from sdopt.optimizations.base import Contract
 from sdopt.quality.metrics import FAMILIES, Family, QualityMetric, family_of, measured_metrics
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.study.designs import Plan

@@ -3,8 +3,9 @@
 A custom option needs one import line: `from sdopt.optimizations import Finding, Optimization, Proof, Stage, …`.
 """
 
+from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.schema import bounded
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.hardware.cards import (
     CUDNN_ATTENTION,
     FLASH_ATTENTION,
@@ -15,7 +16,7 @@ from sdopt.hardware.cards import (
 )
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import attends_in_float32, leaves_adapters_out, missing_packages
 from sdopt.pipelines.loading import fewest_heads, head_dimensions
 from sdopt.pipelines.parts import denoiser_of, unwrapped

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from sdopt.contract import Contract
 from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.schema import Model, Scheduler, Shape, Task, Workload
@@ -29,17 +30,6 @@ class Stage(IntEnum):
     OFFLOAD = 7
     COMPILE = 8
     CALL = 9
-
-
-class Contract(StrEnum):
-    """The promise of an optimization about its images, compared with those of the reference."""
-
-    EXACT = "exact"
-    """Images are identical bit by bit."""
-    EQUIVALENT = "equivalent"
-    """The mathematics is the same, in another order: images differ by rounding."""
-    LOSSY = "lossy"
-    """The computation is approximated."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import Aot, CudaGraphs, Inductor, OnnxRuntime, OpenVino, Regional, TorchScript
 from sdopt.optimizations.conflicts import compiles, missing_packages
 from sdopt.optimizations.deepspeed import Attention as DeepSpeedAttention

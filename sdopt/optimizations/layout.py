@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.base import Finding, Optimization, Proof, Stage
 from sdopt.pipelines.parts import denoiser_of
 from sdopt.schema import bounded
 

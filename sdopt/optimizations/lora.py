@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.compilation import compiled_so_far
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.pipelines.loading import part_config
 from sdopt.pipelines.loras import is_on_hub, lora_file, misfits, rank_of, trains_text_encoder
 from sdopt.pipelines.parts import denoiser_of, hook_of, unwrapped

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Inputs, Optimization, Proof, Stage
+from sdopt.optimizations.base import Context, Finding, Inputs, Optimization, Proof, Stage
 from sdopt.optimizations.conflicts import compiles
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.hardware.cards import BFLOAT16, FP8, INT8, missing
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Proof, Stage
+from sdopt.optimizations.base import Context, Finding, Optimization, Proof, Stage
 from sdopt.optimizations.compiler import CudaGraphs, Regional
 from sdopt.optimizations.compiler.toolchain import missing_for_triton
 from sdopt.optimizations.conflicts import is_channels_last, missing_packages, records_autograd

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from sdopt.results.records import CONTRACTS, Evidence, Measurement, RecordedConfig, ShapeSamples, StudyResult
+from sdopt.results.records import Evidence, Measurement, RecordedConfig, ShapeSamples, StudyResult
 from sdopt.schema import Gate, out_of_range, wrong_label, wrong_name
 
 _CLAIMED = ("speedup", "memory_ratio")
@@ -50,10 +50,6 @@ def _variant_problems(result: StudyResult) -> Iterator[str]:
         yield from _config_problems(row.config, f"variants.{index}.config")
         if len(result.shapes) > 1 and row.config.shapes != result.shapes:
             yield f"variants.{index}.config.workload: has other shapes than the study"
-        contracts = {"": row.contract} | {f".promises.{axis}": made.contract for axis, made in row.promises.items()}
-        for key, contract in contracts.items():
-            if contract not in CONTRACTS:
-                yield f"variants.{index}{key}.contract={contract}: choose one of {', '.join(CONTRACTS)}"
         for number, measurement in enumerate(row.measurements):
             if wrong := _wrong_process(measurement, len(row.config.shapes), len(result.sessions)):
                 yield f"variants.{index}.measurements.{number}.{wrong}"

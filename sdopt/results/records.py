@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.schema import (
     CHOICES,
@@ -415,15 +416,11 @@ class BrokenImage:
     detail: str
 
 
-CONTRACTS = ("exact", "equivalent", "lossy")
-"""What an optimization may promise about the images: the names of `optimizations.Contract`."""
-
-
 @dataclass
 class Promise:
     """What one optimization promises about the images, and what it is for: `latency`, `memory` or nothing."""
 
-    contract: str
+    contract: Contract
     claims: list[str]
 
 
@@ -437,7 +434,7 @@ class VariantResult:
     choices: dict[str, str]
     overrides: list[str]
     config: RecordedConfig
-    contract: str = "exact"
+    contract: Contract = Contract.EXACT
     status: Status = Status.PENDING
     reason: str = ""
     measurements: list[Measurement] = field(default_factory=list)
@@ -647,7 +644,7 @@ class Judgement:
     candidate: str
     reference: str
     credit: str
-    contract: str
+    contract: Contract
     verdict: Verdict
     rulings: list[Ruling]
     note: str = ""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sdopt.config.composer import composer_of
+from sdopt.contract import Contract
 from sdopt.gate.rule_checks import decidable
-from sdopt.optimizations.base import Contract
 from sdopt.report.words import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult

@@ -11,9 +11,9 @@ from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import default_options, options_of, override_of
 from sdopt.config.overrides import quoted
 from sdopt.config.parse import SECTIONS
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Contract
 from sdopt.results.choices import NONE
 from sdopt.search.config import SearchConfig
 from sdopt.variant import Variant

@@ -7,9 +7,10 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
+from sdopt.contract import Contract
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Contract, loading_arguments
+from sdopt.optimizations.base import loading_arguments
 from sdopt.pipelines.components import count_weights
 from sdopt.results.records import (
     Comparison,
@@ -58,7 +59,7 @@ def plan_result(
         variants[-1].inputs = inputs_of(variant, model)
         if variant.other_work(plan.baseline):
             # Another scheduler or number of steps changes the images, and no option's contract covers that.
-            variants[-1].contract = str(Contract.LOSSY)
+            variants[-1].contract = Contract.LOSSY
         if conflicts and variant is plan.baseline:
             raise ConflictError([f"the baseline '{variant.name}' cannot run: {reason}" for reason in conflicts])
     variants.append(_row(plan.baseline, CONTROL, "control", []))
@@ -103,9 +104,9 @@ def _row(variant: Variant, name: str, role: str, conflicts: list[str]) -> Varian
         choices=dict(variant.choices),
         overrides=list(variant.overrides),
         config=variant.config,
-        contract=str(variant.contract),
+        contract=variant.contract,
         promises={
-            axis: Promise(str(option.contract), sorted(option.claims)) for axis, option in variant.optimizations.items()
+            axis: Promise(option.contract, sorted(option.claims)) for axis, option in variant.optimizations.items()
         },
         snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
         status=Status.SKIPPED if conflicts else Status.PENDING,

@@ -12,6 +12,7 @@ from sdopt.analysis.answer import REPEATS, OptionAnswer, Worth, _in_words, answe
 from sdopt.analysis.figures import Ratio, figures_of
 from sdopt.analysis.measures import RULED, Measure
 from sdopt.config.paths import CONF
+from sdopt.contract import Contract
 from sdopt.gate.judge import exit_code
 from sdopt.report.rows import rows_of
 from sdopt.results.files import read_result
@@ -237,7 +238,7 @@ class TestWithAGate:
         ]
         study.gate = "default"
         study.judgements = [
-            Judgement(NAME, study.baseline, "layout=channels_last", "equivalent", verdict, rulings, gains=gains)
+            Judgement(NAME, study.baseline, "layout=channels_last", Contract.EQUIVALENT, verdict, rulings, gains=gains)
         ]
         return only(study)
 

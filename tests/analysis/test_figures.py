@@ -8,6 +8,7 @@ from sdopt.analysis.figures import Ratio, figures_by_variant, figures_of, flat_f
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP
 from sdopt.analysis.noise import noise_of
 from sdopt.analysis.ratios import compare
+from sdopt.contract import Contract
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.notes import notes_of
 from sdopt.report.outcome import Outcome
@@ -107,7 +108,7 @@ class TestOneFigureEverywhere:
         edge = result.comparisons[0]
         result.comparisons.append(replace(edge, reference="batches of four"))
         result.judgements = [
-            Judgement(edge.candidate, reference, edge.credit, "lossy", verdict, [])
+            Judgement(edge.candidate, reference, edge.credit, Contract.LOSSY, verdict, [])
             for reference, verdict in ((edge.reference, Verdict.PASS), ("batches of four", Verdict.FAIL))
         ]
         frame = to_dataframe(result)

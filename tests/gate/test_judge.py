@@ -14,6 +14,7 @@ import pytest
 from sdopt.analysis.ratios import compare
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
 from sdopt.config.composer import composer_of
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Calibration, Fit, read_calibration, write_calibration
 from sdopt.gate.judge import exit_code, judge, worst
@@ -78,7 +79,7 @@ def variant(name: str, *, role: str = "variant", seconds: float = 0.1, **fields:
         for number in range(3)
     ]
     fields.pop("memory", None)
-    contract, claims = fields.get("contract", "lossy"), fields.pop("claims", [])
+    contract, claims = Contract(fields.pop("contract", "lossy")), fields.pop("claims", [])
     made: dict[str, Any] = {
         "status": Status.OK,
         "contract": contract,
@@ -616,7 +617,7 @@ class TestCodesAndReports:
         ],
     )
     def test_exit_codes(self, verdicts: list[Verdict], code: int) -> None:
-        judgements = [Judgement("c", "r", "", "lossy", verdict, []) for verdict in verdicts]
+        judgements = [Judgement("c", "r", "", Contract.LOSSY, verdict, []) for verdict in verdicts]
         assert exit_code(judgements) == code
         assert exit_code(judgements, report_only=True) == 0
 
@@ -633,7 +634,7 @@ class TestCodesAndReports:
         job = study(variant("it"))
         for edge in job.comparisons:
             edge.speedup = Interval(1.0)
-        job.judgements = [Judgement("it", "baseline", "", "exact", verdict, [])]
+        job.judgements = [Judgement("it", "baseline", "", Contract.EXACT, verdict, [])]
         failed = {str(number): JobError(error, ["why"]) for number, error in enumerate(errors, start=1)}
         assert Sweep(Path(), {"0": job}, failed).exit_code == code
 
@@ -669,7 +670,9 @@ class TestCodesAndReports:
         result = study(variant("quick", seconds=0.05, claims=["latency"]))
         found = verdict(result, contract="lossy")
         assert 0 < found.claims["speedup"] < 1e-4
-        doubtful = Judgement("doubtful", "baseline", "", "lossy", Verdict.PASS, [], claims={"memory_ratio": 0.06})
+        doubtful = Judgement(
+            "doubtful", "baseline", "", Contract.LOSSY, Verdict.PASS, [], claims={"memory_ratio": 0.06}
+        )
         said = "1 of 2 claims of a gain hold together (Holm): quick (latency)."
         assert said in verdict_markdown(result, [found, doubtful])
         assert verdict_markdown(study(variant("modest")), []).find("Holm") == -1

@@ -17,8 +17,8 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from sdopt.config.paths import CONF
+from sdopt.contract import Contract
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Contract
 from sdopt.optimizations.caching import Caching, _branches
 from sdopt.optimizations.compiler.aot import digest
 from sdopt.optimizations.compiler.base import Tensors

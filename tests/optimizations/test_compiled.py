@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sdopt.config.composer import HydraComposer
+from sdopt.contract import Contract
 from sdopt.measure.compilation import compiled_so_far
-from sdopt.optimizations.base import Contract
 from sdopt.optimizations.compiler import InductorDynamic
 from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.host import PipelineHost

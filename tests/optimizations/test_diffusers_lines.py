@@ -10,6 +10,7 @@ from diffusers.models.attention_processor import AttnProcessor
 
 from sdopt.analysis.adoption import lines_of
 from sdopt.assembly import Assembly
+from sdopt.contract import Contract
 from sdopt.measure.trace import trace_call
 from sdopt.optimizations.attention import Xformers
 from sdopt.optimizations.base import Optimization
@@ -60,7 +61,7 @@ def lines(chosen: Variant, plain: Variant) -> list[str]:
             dict(variant.choices),
             list(variant.overrides),
             variant.config,
-            promises={axis: Promise("", []) for axis in variant.optimizations},
+            promises={axis: Promise(Contract.EXACT, []) for axis in variant.optimizations},
             snippets={axis: list(option.diffusers_lines) for axis, option in variant.applied},
         )
         for variant in (chosen, plain)

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 
 from sdopt.config.composer import HydraComposer
+from sdopt.contract import Contract
 from sdopt.measure.compilation import compilation
 from sdopt.measure.trace import trace_call
-from sdopt.optimizations.base import Contract, Finding
+from sdopt.optimizations.base import Finding
 from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS

@@ -15,11 +15,11 @@ from PIL import Image
 
 from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import CONF
+from sdopt.contract import Contract
 from sdopt.hardware.arithmetic import tf32
 from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Contract
 from sdopt.results.records import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost

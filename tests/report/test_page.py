@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdopt.contract import Contract
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.spec import Spec
 from sdopt.report.page import html
@@ -94,7 +95,7 @@ def full(result: StudyResult) -> StudyResult:
     ]
     result.design = "cumulative"
     result.gate = "default"
-    result.judgements = [Judgement("bfloat16", "baseline", "it", "lossy", Verdict.PASS, [], gains=["speedup"])]
+    result.judgements = [Judgement("bfloat16", "baseline", "it", Contract.LOSSY, Verdict.PASS, [], gains=["speedup"])]
     return result
 
 

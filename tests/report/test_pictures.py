@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from sdopt.contract import Contract
 from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
@@ -141,7 +142,7 @@ class TestCatalog:
         assert f"report: {finished.folder / 'report.html'}" in finished.out
 
     def test_of_a_judged_study_the_verdicts_too(self, finished: Finished, result: StudyResult) -> None:
-        result.judgements = [Judgement("bfloat16", "baseline", "it", "lossy", Verdict.PASS, [])]
+        result.judgements = [Judgement("bfloat16", "baseline", "it", Contract.LOSSY, Verdict.PASS, [])]
         contents = {report.file: report.render(result, finished.folder) for report in REPORTS if not report.is_picture}
         verdicts = {"verdicts.md", "verdicts.json", "verdicts.xml"}
         assert {file for file, content in contents.items() if content} == {

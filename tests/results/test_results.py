@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
@@ -107,7 +108,7 @@ def test_a_ruling_of_an_earlier_version_says_in_its_reason_whether_it_pays(resul
         Ruling("must pay", "", Verdict.FAIL, "no benefit: latency 1×"),
         Ruling("must pay", "", Verdict.INCONCLUSIVE, "straddles"),
     ]
-    result.judgements = [Judgement("bfloat16", "baseline", "it", "lossy", Verdict.FAIL, rulings)]
+    result.judgements = [Judgement("bfloat16", "baseline", "it", Contract.LOSSY, Verdict.FAIL, rulings)]
     document = json.loads(to_json(result))
     for ruling in document["judgements"][0]["rulings"]:
         del ruling["payoff"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.ratios import paired_rounds
+from sdopt.contract import Contract
 from sdopt.experiment import Experiment
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
@@ -215,7 +216,7 @@ class TestFailed:
     def test_is_a_result_unless_it_is_to_be_tried_again(self, failed: Path) -> None:
         result = read_result(failed)
         result.gate = "a gate"
-        result.judgements = [Judgement("once", "baseline", "once", "exact", Verdict.FAIL, [])]
+        result.judgements = [Judgement("once", "baseline", "once", Contract.EXACT, Verdict.FAIL, [])]
         write_result(result, failed)
         assert "already complete" in resume(failed).out
         assert read_result(failed).gate

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sdopt.analysis.answer import answer_of
+from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.report.markdown import markdown_table
 from sdopt.results.files import read_result, write_result
@@ -227,7 +228,7 @@ class TestStudy:
         for name in ("baseline", "batches of four"):
             store.client.delete_tag(children[name].info.run_id, "sdopt.variant")
         sides = [("bfloat16", "baseline"), ("batches of four", "baseline")]
-        result.judgements = [Judgement(*pair, "", "lossy", Verdict.INCONCLUSIVE, []) for pair in sides]
+        result.judgements = [Judgement(*pair, "", Contract.LOSSY, Verdict.INCONCLUSIVE, []) for pair in sides]
         assert update_verdicts(result, folder, store.tracking) == run
         _, children = store.of_study(result)
         assert children["my bfloat16"].data.tags["verdict"] == "inconclusive against baseline"

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from sdopt.analysis.measures import RULED
+from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext
 from sdopt.gate.trial.base import Retouch, Sabotage
@@ -23,7 +24,7 @@ from sdopt.gate.trial.honest import TITLE as HONEST
 from sdopt.gate.trial.honest import Reordered
 from sdopt.gate.trial.registry import drawn_sabotages
 from sdopt.hardware.device import Device
-from sdopt.optimizations.base import Contract, Optimization
+from sdopt.optimizations.base import Optimization
 from sdopt.optimizations.precision import Precision
 from sdopt.quality.evaluation import Evaluator, Settings
 from sdopt.quality.inputs import Pictures

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdopt.analysis.ratios import compare
+from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.records import (
@@ -114,7 +115,7 @@ def empty_study(options: int) -> StudyResult:
             [],
             RecordedConfig(),
             status=Status.OK,
-            promises={"speed": Promise("exact", ["latency"])} if name.startswith("option") else {},
+            promises={"speed": Promise(Contract.EXACT, ["latency"])} if name.startswith("option") else {},
         )
         for name in names
     ]

@@ -10,11 +10,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.measure.compilation import compilation
 from sdopt.measure.stages import DENOISER, TEXT_ENCODER, VAE_DECODER
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations.attention import Sdpa
-from sdopt.optimizations.base import Context, Contract, Finding, Optimization, Stage
+from sdopt.optimizations.base import Context, Finding, Optimization, Stage
 from sdopt.optimizations.conflicts import autocasts, records_autograd, upcasts_vae, weights_of
 from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.parts import STEPS, denoiser_name, text_encoders_of

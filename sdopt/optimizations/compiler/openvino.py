@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from typing_extensions import override
 
+from sdopt.contract import Contract
 from sdopt.measure import compilation
 from sdopt.measure.trace import Trace
-from sdopt.optimizations.base import Context, Contract, Finding, Proof
+from sdopt.optimizations.base import Context, Finding, Proof
 from sdopt.optimizations.compiler.base import (
     Compiler,
     Graph,
