@@ -191,7 +191,7 @@ def _show_alarms(trials: "list[Trial]", folder: Path) -> int:
     """Prints the rates of false alarms, and writes them to `folder`; returns how many trials failed."""
     from sdopt.gate.trial.alarms import count_alarms
     from sdopt.report.markdown import markdown
-    from sdopt.results.records import Verdict
+    from sdopt.results.verdicts import Verdict
 
     *by_contract, every = count_alarms(trials)
     shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)

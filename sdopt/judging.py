@@ -16,7 +16,8 @@ from sdopt.report.catalog import write_reports
 from sdopt.report.table import answer_group
 from sdopt.report.verdicts import verdict_table, write_verdicts
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Judgement, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement
 from sdopt.schema import Tracking
 from sdopt.tracking.finding import find_result, find_results
 from sdopt.tracking.runs import update_verdicts

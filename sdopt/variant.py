@@ -13,7 +13,7 @@ from sdopt.optimizations.lora import NoLora
 from sdopt.pipelines.catalog import ALT_DIFFUSION, missing_alt_diffusion
 from sdopt.pipelines.loading import pipeline_of
 from sdopt.results.choices import as_choice
-from sdopt.results.records import RecordedConfig
+from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import WORK, Hardware, Model, Protocol, Scheduler, Shape, Task, Workload
 
 _THREADS_PER_CORE = 4

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from sdopt.results.choices import option_name
-from sdopt.results.records import RecordedConfig, VariantResult
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import VariantResult
 from sdopt.schema import Workload
 
 _ELSEWHERE = ("study", "experiment", "tracking", "hydra", "dry_run", "resume", "retry_failed", "objective")

@@ -14,7 +14,8 @@ from sdopt.analysis.figures import Figures, Ratio, figures_of
 from sdopt.analysis.measures import RULED, SPEEDUP, measure_named, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
 from sdopt.contract import Contract
-from sdopt.results.records import Judgement, Payoff, Ruling, Status, StudyResult, VariantResult, Verdict
+from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 
 
 class Worth(StrEnum):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from sdopt.errors import UsageError
-from sdopt.results.records import RecordedConfig
+from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import Shape, bounded
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from sdopt.results.records import Score
+from sdopt.results.scores import Score
 
 MINIMUM_PROMPTS = 16
 """With fewer prompts, there are no bounds: a bootstrap of so few is overconfident."""

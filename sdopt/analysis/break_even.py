@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from sdopt.results.records import BreakEven, Interval, VariantResult
+from sdopt.results.comparisons import BreakEven, Interval
+from sdopt.results.records import VariantResult
 
 
 def break_even(

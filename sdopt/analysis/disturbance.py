@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdopt.results.records import ShapeSamples, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import ShapeSamples
 
 
 def shares(samples: ShapeSamples) -> list[float | None]:

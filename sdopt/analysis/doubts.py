@@ -15,7 +15,8 @@ from scipy import special
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
 from sdopt.analysis.rounding import UNIT_ROUNDOFF, precision_of
-from sdopt.results.records import Measurement, MeasurementSession, StudyResult, VariantResult
+from sdopt.results.records import MeasurementSession, StudyResult, VariantResult
+from sdopt.results.samples import Measurement
 
 SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""

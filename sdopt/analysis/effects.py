@@ -8,7 +8,8 @@ from scipy import linalg
 
 from sdopt.analysis.ratios import log_times, ratio, relative_logs
 from sdopt.results.choices import as_choice, option_name
-from sdopt.results.records import Effect, StudyResult, VariantResult
+from sdopt.results.comparisons import Effect
+from sdopt.results.records import StudyResult, VariantResult
 
 _TOLERANCE = 1e-9
 

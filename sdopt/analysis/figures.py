@@ -15,16 +15,10 @@ from sdopt.analysis.disturbance import shares
 from sdopt.analysis.measures import RULED, SPEEDUP, Measure, smallest_change, with_shape
 from sdopt.analysis.ratios import exceeds, latency, peak_memory_gib
 from sdopt.hardware.cards import peak_of
-from sdopt.results.records import (
-    BreakEven,
-    Comparison,
-    Interval,
-    Judgement,
-    Score,
-    StudyResult,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.comparisons import BreakEven, Comparison, Interval
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.scores import Score
+from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Shape
 
 _LABELS = {"median": "p50"}

@@ -4,7 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from sdopt.results.records import Measurement, StudyResult, VariantResult
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.samples import Measurement
 
 LAUNCH_BOUND = 0.8
 """If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""

@@ -12,7 +12,8 @@ from sdopt.analysis.ratios import (
     peak_memory_gib,
     tail_floor,
 )
-from sdopt.results.records import Comparison, Interval, StudyResult, VariantResult
+from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.records import StudyResult, VariantResult
 from sdopt.schema import Gate
 
 

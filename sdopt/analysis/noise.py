@@ -7,7 +7,8 @@ from itertools import combinations
 import numpy as np
 
 from sdopt.analysis.ratios import log_times, paired
-from sdopt.results.records import Measurement, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import Measurement
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.gpu import LAUNCH_BOUND, busy_share
 from sdopt.analysis.measures import SPEEDUP
 from sdopt.results.choices import as_choice, option_name
-from sdopt.results.records import Evidence, Status, StudyResult, VariantResult
+from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.results.samples import Evidence
 from sdopt.schema import WORK
 
 

@@ -15,7 +15,8 @@ from sdopt.analysis.article import Printed, Published, PublishedTable, other_set
 from sdopt.analysis.figures import Figures, figures_of, first_rows
 from sdopt.analysis.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
-from sdopt.results.records import Interval, Status, StudyResult, VariantResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import Status, StudyResult, VariantResult
 
 _GIB_IN_GB = 2**30 / 1e9
 

@@ -13,7 +13,9 @@ import numpy as np
 from scipy import special
 
 from sdopt.analysis.break_even import break_even, uncounted
-from sdopt.results.records import Comparison, Interval, Measurement, StudyResult, VariantResult
+from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.samples import Measurement
 
 MINIMUM_PROCESSES = 3
 """Minimum number of processes on each side for an interval: with two, one odd process decides."""

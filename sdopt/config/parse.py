@@ -20,7 +20,7 @@ from sdopt.pipelines.loading import require_options
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.pipelines.tasks import require_inputs
 from sdopt.quality.settings import require_quality
-from sdopt.results.records import RecordedConfig
+from sdopt.results.configuration import RecordedConfig
 from sdopt.schema import (
     Gate,
     Hardware,

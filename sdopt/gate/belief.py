@@ -28,7 +28,8 @@ from sdopt.analysis.doubts import (
 from sdopt.analysis.drawn import log_drawn_speedup
 from sdopt.analysis.ratios import log_speedup
 from sdopt.gate.rulings import unjudged
-from sdopt.results.records import Ruling, StudyResult, VariantResult, Verdict
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.verdicts import Ruling, Verdict
 
 _CHANCE = 1.05
 """Factor by which the speed-up in a few drawn calls, which do show a gain, may fall short of half of it."""

@@ -19,17 +19,10 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import RuleContext, judgement, of_shapes
 from sdopt.gate.rulings import unjudged
 from sdopt.quality.metrics import family_of, measured_metrics
-from sdopt.results.records import (
-    Comparison,
-    Interval,
-    Judgement,
-    Ruling,
-    Score,
-    Spread,
-    StudyResult,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.scores import Score, Spread
+from sdopt.results.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import CHOICES, WORK, Gate, Quality
 
 WAIVERS = ("versions", "sdopt", "options")

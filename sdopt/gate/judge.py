@@ -43,20 +43,10 @@ from sdopt.gate.rulings import (
 )
 from sdopt.gate.work import comparable, same_work, tripwires
 from sdopt.quality.metrics import family_of
-from sdopt.results.records import (
-    Comparison,
-    Interval,
-    Judgement,
-    Look,
-    Promise,
-    Ruling,
-    Score,
-    Spread,
-    Status,
-    StudyResult,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.records import Promise, Status, StudyResult, VariantResult
+from sdopt.results.scores import Score, Spread
+from sdopt.results.verdicts import Judgement, Look, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 
 

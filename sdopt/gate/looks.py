@@ -10,7 +10,9 @@ import json
 from datetime import UTC, datetime
 
 from sdopt.analysis.ratios import paired
-from sdopt.results.records import Comparison, Look, Ruling, StudyResult, Verdict
+from sdopt.results.comparisons import Comparison
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Look, Ruling, Verdict
 from sdopt.schema import Gate
 
 

@@ -16,7 +16,7 @@ from sdopt.analysis.claims import holm
 from sdopt.analysis.measures import SPEEDUP, Measure, with_shape
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, exceeds
 from sdopt.gate.rulings import level_of, percent
-from sdopt.results.records import Payoff, Ruling, Verdict
+from sdopt.results.verdicts import Payoff, Ruling, Verdict
 
 
 class Answer(StrEnum):

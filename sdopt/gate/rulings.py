@@ -11,11 +11,8 @@ import numpy as np
 
 from sdopt.analysis.bounds import Bounds, jackknife_bounds, mean_bounds, prompts_to_exclude, share_bounds
 from sdopt.quality.metrics import family_of
-from sdopt.results.records import (
-    Ruling,
-    Score,
-    Verdict,
-)
+from sdopt.results.scores import Score
+from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 
 _TOO_MANY_PROMPTS = 10_000

@@ -1,7 +1,8 @@
 """Checks whether two variants can be compared: both measured, on the same work, and neither with broken images."""
 
 from sdopt.gate.rulings import unjudged
-from sdopt.results.records import Ruling, Status, VariantResult, Verdict
+from sdopt.results.records import Status, VariantResult
+from sdopt.results.verdicts import Ruling, Verdict
 
 
 def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:

@@ -18,7 +18,7 @@ from sdopt.optimizations.base import Optimization
 from sdopt.pipelines.parts import device_of, place
 from sdopt.pipelines.snapshot import Snapshot
 from sdopt.results.choices import as_choice
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 
 if TYPE_CHECKING:
     import pandas as pd

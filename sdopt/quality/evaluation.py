@@ -17,7 +17,8 @@ from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
 from sdopt.quality.settings import reference_of
 from sdopt.quality.tripwires import tripped
-from sdopt.results.records import BrokenImage, ImageRecord, Score, Spread, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.schema import Model, Quality
 from sdopt.worker.calls import call_apart
 from sdopt.worker.child import ChildDiedError

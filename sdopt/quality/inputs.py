@@ -15,7 +15,7 @@ from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from sdopt.results.folders import inside
-from sdopt.results.records import ImageRecord, Score
+from sdopt.results.scores import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
 
 

@@ -17,7 +17,7 @@ from sdopt.quality.distances import SquaredMMD, cmmd, fid, kid
 from sdopt.quality.features import ClipFeatures
 from sdopt.quality.inputs import Inputs, finite
 from sdopt.quality.paired import latents_error, perceptual_distances, psnr_db
-from sdopt.results.records import Score
+from sdopt.results.scores import Score
 from sdopt.schema import Model, Quality
 
 

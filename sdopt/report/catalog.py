@@ -16,7 +16,8 @@ from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
 from sdopt.report.published import published_json, published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
-from sdopt.results.records import Judgement, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement
 
 
 @dataclass(frozen=True)

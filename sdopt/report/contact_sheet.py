@@ -11,7 +11,8 @@ from sdopt.report.quality import metric_text, pair_metric, quality_heading
 from sdopt.report.words import compared, memory_text, seconds_text
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import ImageRecord, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.scores import ImageRecord
 
 _CELL = 160
 

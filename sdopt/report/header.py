@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from sdopt.results.records import RecordedConfig, Status, StudyResult
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import Status, StudyResult
 
 _PACKAGES = ("torch", "diffusers")
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement, Ruling, Verdict
 
 
 def rule_name(ruling: Ruling) -> str:

@@ -8,7 +8,8 @@ from sdopt.analysis.gpu import gpu_notes
 from sdopt.analysis.measures import TAIL_RATIO
 from sdopt.analysis.precision import kept_going
 from sdopt.report.words import compared, sampling_text, seconds_text, start_words
-from sdopt.results.records import Interval, Status, StudyResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import Status, StudyResult
 
 SWEEP_NOTE = "Each job is a study of its own: a speed-up is against the baseline measured in the same job."
 

@@ -22,7 +22,8 @@ from sdopt.analysis.published import (
 from sdopt.report.markdown import markdown
 from sdopt.report.tones import RICH, TONES
 from sdopt.report.words import seconds_text
-from sdopt.results.records import Interval, StudyResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import StudyResult
 
 _WORDS = {SPEEDUP.name: "speed-up", "memory_ratio": "memory", MEMORY: "memory limit"}
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from sdopt.analysis.answer import REPEATS, OptionAnswer
 from sdopt.analysis.figures import Figures, figures_of, ratio_text
 from sdopt.report.words import memory_text, seconds_text
-from sdopt.results.records import Effect, Status, StudyResult
+from sdopt.results.comparisons import Effect
+from sdopt.results.records import Status, StudyResult
 from sdopt.study.designs import difference
 
 

@@ -2,7 +2,8 @@
 
 from sdopt.analysis.figures import Figures, figures_by_variant
 from sdopt.report.words import memory_text, seconds_text
-from sdopt.results.records import Interval, StudyResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import StudyResult
 
 SHAPE_HEADINGS = ("shape", "variant", "latency", "memory", "first call", "compiled in it", "compiled later")
 

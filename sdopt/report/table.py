@@ -18,7 +18,8 @@ from sdopt.report.quality import headline_columns, quality_columns, quality_head
 from sdopt.report.rows import EFFECT_HEADINGS, Row, answer_cells, effect_cells, rows_of, shape_of, speedup_headings
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.report.tones import RICH, TONES
-from sdopt.results.records import Effect, StudyResult
+from sdopt.results.comparisons import Effect
+from sdopt.results.records import StudyResult
 
 _WIDE = 130
 """Width of a terminal from which on intervals stand beside their figures, and evidence in the table."""

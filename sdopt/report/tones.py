@@ -10,7 +10,8 @@ from enum import StrEnum
 from sdopt.analysis.answer import Worth
 from sdopt.analysis.published import Reproduction
 from sdopt.report.charts.spec import BLUE, GREY, INK, PURPLE, VERMILION
-from sdopt.results.records import Status, Verdict
+from sdopt.results.records import Status
+from sdopt.results.verdicts import Verdict
 
 
 class Tone(StrEnum):

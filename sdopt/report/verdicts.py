@@ -19,7 +19,8 @@ from sdopt.report.junit import junit, rule_name
 from sdopt.report.markdown import escaped, markdown
 from sdopt.report.tones import RICH, TONES
 from sdopt.results.files import write_atomically
-from sdopt.results.records import Judgement, Ruling, StudyResult, Verdict
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement, Ruling, Verdict
 
 _BOUNDS = (
     "A gate's bounds are one-sided, each at its rule's confidence: "

@@ -4,7 +4,8 @@ from sdopt.analysis.break_even import break_even_text, start_text
 from sdopt.analysis.figures import Figures
 from sdopt.analysis.measures import MEMORY_RATIO
 from sdopt.analysis.ratios import MINIMUM_PROCESSES
-from sdopt.results.records import BreakEven, Interval, StudyResult
+from sdopt.results.comparisons import BreakEven, Interval
+from sdopt.results.records import StudyResult
 
 
 def seconds_text(interval: Interval) -> str:

@@ -8,7 +8,9 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from sdopt.results.records import Evidence, Measurement, RecordedConfig, ShapeSamples, StudyResult
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import Evidence, Measurement, ShapeSamples
 from sdopt.schema import Gate, out_of_range, wrong_label, wrong_name
 
 _CLAIMED = ("speedup", "memory_ratio")

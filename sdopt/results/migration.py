@@ -4,7 +4,9 @@ from dataclasses import fields
 from typing import Any
 
 from sdopt.errors import UsageError
-from sdopt.results.records import SCHEMA_VERSION, Payoff, RecordedConfig
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import SCHEMA_VERSION
+from sdopt.results.verdicts import Payoff
 
 _SECTIONS = {field.name for field in fields(RecordedConfig)}
 

@@ -12,8 +12,9 @@ from sdopt.analysis.figures import figures_of, ratio_text
 from sdopt.report.header import header_of
 from sdopt.report.markdown import markdown
 from sdopt.report.words import gib_text, start_words
+from sdopt.results.comparisons import Interval
 from sdopt.results.files import write_atomically
-from sdopt.results.records import Interval, StudyResult
+from sdopt.results.records import StudyResult
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, Finding, findings_of
 from sdopt.search.racing import UNKNOWN, front_of

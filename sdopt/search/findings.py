@@ -9,7 +9,10 @@ from sdopt.analysis.figures import Figures, figures_of
 from sdopt.analysis.measures import MEMORY_RATIO, RULED, SPEEDUP, smallest_factor
 from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
-from sdopt.results.records import BreakEven, Ruling, Score, StudyResult, VariantResult, Verdict
+from sdopt.results.comparisons import BreakEven
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.scores import Score
+from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from sdopt.report.words import start_words
-from sdopt.results.records import BreakEven
+from sdopt.results.comparisons import BreakEven
 
 
 def shortened(reasons: str) -> str:

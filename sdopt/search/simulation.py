@@ -21,7 +21,7 @@ from sdopt.gate.trial.simulation import (
     measure_session,
     percent,
 )
-from sdopt.results.records import Verdict
+from sdopt.results.verdicts import Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig, search_file
 from sdopt.search.racing import Noise, RatioStanding, Standings, race

@@ -13,8 +13,9 @@ from sdopt.analysis.ratios import latency, peak_memory_gib
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.hub import download_bytes
+from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import read_result
-from sdopt.results.records import RecordedConfig, StudyResult
+from sdopt.results.records import StudyResult
 from sdopt.schema import Model, Protocol
 from sdopt.study.plan import warmup_calls
 from sdopt.variant import Variant

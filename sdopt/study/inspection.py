@@ -12,7 +12,8 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
-from sdopt.results.records import ImageRecord, TimedImage
+from sdopt.results.samples import TimedImage
+from sdopt.results.scores import ImageRecord
 from sdopt.study.fingerprint import OPTIONS
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.preparation import OutOfMemory, ask_each, batched, living

@@ -12,15 +12,9 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import loading_arguments
 from sdopt.pipelines.components import count_weights
-from sdopt.results.records import (
-    Comparison,
-    Promise,
-    RecordedConfig,
-    ShapeRatios,
-    Status,
-    StudyResult,
-    VariantResult,
-)
+from sdopt.results.comparisons import Comparison, ShapeRatios
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import Promise, Status, StudyResult, VariantResult
 from sdopt.schema import Model, Protocol
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.environment import describe_environment

@@ -8,7 +8,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
-from sdopt.results.records import Memory, Schedule, Status
+from sdopt.results.records import Schedule, Status
+from sdopt.results.samples import Memory
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
 from sdopt.worker.host import PipelineHost

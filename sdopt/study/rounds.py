@@ -10,7 +10,8 @@ import numpy as np
 from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.measure.interference import InterferenceMeter
 from sdopt.measure.processes import IdleMeter
-from sdopt.results.records import Measurement, Schedule, ShapeSamples, Status
+from sdopt.results.records import Schedule, Status
+from sdopt.results.samples import Measurement, ShapeSamples
 from sdopt.study.inspection import inspect_group
 from sdopt.study.preparation import (
     OutOfMemory,

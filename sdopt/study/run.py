@@ -7,7 +7,8 @@ from sdopt.analysis.effects import effects_of
 from sdopt.analysis.ratios import compare
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
-from sdopt.results.records import Measurement, MeasurementSession, Schedule, ShapeSamples, Status, StudyResult
+from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult
+from sdopt.results.samples import Measurement, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.scratch import scratch_folder
 from sdopt.study.designs import CONTROL, Plan

@@ -10,14 +10,8 @@ from pathlib import Path
 from sdopt.locks import Presence
 from sdopt.measure.processes import IdleMeter
 from sdopt.results.files import write_result
-from sdopt.results.records import (
-    Measurement,
-    MeasurementSession,
-    Schedule,
-    Status,
-    StudyResult,
-    VariantResult,
-)
+from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult
+from sdopt.results.samples import Measurement
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import Plan
 from sdopt.study.image_cache import ImageCache

@@ -13,8 +13,10 @@ from sdopt.analysis.disturbance import count_rounds
 from sdopt.analysis.figures import Figures, figures_of, floor_range
 from sdopt.report.markdown import markdown_table
 from sdopt.report.verdicts import verdict_markdown
+from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import to_json
-from sdopt.results.records import RecordedConfig, StudyResult, VariantResult, Verdict
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.verdicts import Verdict
 
 NOTE = "mlflow.note.content"
 

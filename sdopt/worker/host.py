@@ -34,7 +34,8 @@ from sdopt.measure.trace import trace_call
 from sdopt.optimizations.base import Inputs
 from sdopt.pipelines.latents import read_latents
 from sdopt.pipelines.tasks import noise_in_float32
-from sdopt.results.records import Evidence, ImageRecord, Memory
+from sdopt.results.samples import Evidence, Memory
+from sdopt.results.scores import ImageRecord
 from sdopt.variant import Variant
 from sdopt.worker.child import Note, send_answer
 from sdopt.worker.draws import LATENTS, Draw, timed_draw

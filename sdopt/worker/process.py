@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Memory, Status
+from sdopt.results.records import Status
+from sdopt.results.samples import Memory
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, print_warning
 from sdopt.worker.forkserver import StartContext

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from sdopt.results.records import GpuState, Memory, Status
+from sdopt.results.records import Status
+from sdopt.results.samples import GpuState, Memory
 
 
 class WorkerError(Exception):

@@ -15,21 +15,12 @@ from sdopt.config.paths import CONF
 from sdopt.contract import Contract
 from sdopt.gate.judge import exit_code
 from sdopt.report.rows import rows_of
+from sdopt.results.comparisons import Interval, ShapeRatios
 from sdopt.results.files import read_result
-from sdopt.results.records import (
-    BrokenImage,
-    Interval,
-    Judgement,
-    Payoff,
-    Ruling,
-    Score,
-    ShapeRatios,
-    ShapeSamples,
-    Status,
-    StudyResult,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.results.samples import ShapeSamples
+from sdopt.results.scores import BrokenImage, Score
+from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.tracking.projection import variant_tags
 from tests.records import reconfigure
 

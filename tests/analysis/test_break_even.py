@@ -10,7 +10,9 @@ from sdopt.analysis.ratios import compare
 from sdopt.report.charts.comparisons import break_even_plot
 from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
-from sdopt.results.records import BreakEven, Interval, ShapeSamples, StudyResult
+from sdopt.results.comparisons import BreakEven, Interval
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import ShapeSamples
 
 
 def started(result: StudyResult, name: str, load_s: float, cold_start_s: float) -> None:

@@ -7,7 +7,8 @@ from sdopt.analysis.disturbance import count_rounds, enough_clean, rounds_left_o
 from sdopt.analysis.figures import figures_by_variant
 from sdopt.analysis.ratios import log_speedup, paired_rounds
 from sdopt.report.notes import notes_of
-from sdopt.results.records import GpuState, Interference, Measurement, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import GpuState, Interference, Measurement
 from tests.records import reconfigure
 
 

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 
 from sdopt.analysis.effects import effects_of
+from sdopt.results.comparisons import Interval
+from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import (
-    Environment,
-    Interval,
-    Measurement,
-    Memory,
-    RecordedConfig,
-    Status,
-    StudyResult,
-    VariantResult,
-)
+from sdopt.results.records import Environment, Status, StudyResult, VariantResult
+from sdopt.results.samples import Measurement, Memory
 
 OPTIONS = ("precision=bf16", "layout=channels_last", "attention=math")
 TRUE = {"precision=bf16": 2.0, "layout=channels_last": 1.25, "attention=math": 0.8}

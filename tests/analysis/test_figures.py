@@ -14,7 +14,10 @@ from sdopt.report.notes import notes_of
 from sdopt.report.outcome import Outcome
 from sdopt.report.rows import rows_of
 from sdopt.report.words import seconds_text
-from sdopt.results.records import Interval, Judgement, Memory, Status, StudyResult, Verdict
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import Memory
+from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.tracking.projection import logged_metrics
 from tests.records import reconfigure
 

@@ -3,7 +3,8 @@
 import pytest
 
 from sdopt.analysis.gpu import busy_note, busy_share, gpu_notes, throttling_note
-from sdopt.results.records import GpuState, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import GpuState
 
 
 class TestThrottling:

@@ -12,7 +12,8 @@ from sdopt.analysis.ratios import log_speedup
 from sdopt.errors import UsageError
 from sdopt.gate.trial.noise import precise, two_stages, until_narrow
 from sdopt.report.notes import notes_of
-from sdopt.results.records import Measurement, Precision, StudyResult
+from sdopt.results.records import Precision, StudyResult
+from sdopt.results.samples import Measurement
 from sdopt.schema import Gate, Protocol
 from tests.records import reconfigure
 

@@ -18,7 +18,9 @@ from sdopt.analysis.published import (
     shown_claims,
 )
 from sdopt.errors import UsageError
-from sdopt.results.records import Interval, Memory, Status, StudyResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import Memory
 from tests.records import reconfigure
 
 Article = Callable[..., list[Claim]]

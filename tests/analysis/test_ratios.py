@@ -20,17 +20,10 @@ from sdopt.analysis.ratios import (
     speedup,
     speedup_drift,
 )
-from sdopt.results.records import (
-    Comparison,
-    Environment,
-    Interval,
-    Measurement,
-    Memory,
-    RecordedConfig,
-    Status,
-    StudyResult,
-    VariantResult,
-)
+from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import Environment, Status, StudyResult, VariantResult
+from sdopt.results.samples import Measurement, Memory
 from tests.records import reconfigure
 
 

@@ -11,18 +11,10 @@ from sdopt.analysis.ratios import compare
 from sdopt.errors import UsageError
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.markdown import markdown_table
+from sdopt.results.comparisons import Comparison, ShapeRatios
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import (
-    Comparison,
-    Interference,
-    Measurement,
-    MeasurementSession,
-    Memory,
-    ShapeRatios,
-    ShapeSamples,
-    StudyResult,
-    VariantResult,
-)
+from sdopt.results.records import MeasurementSession, StudyResult, VariantResult
+from sdopt.results.samples import Interference, Measurement, Memory, ShapeSamples
 from sdopt.schema import Shape
 from sdopt.study.missing import missing_of
 from tests.analysis.test_ratios import study, variant

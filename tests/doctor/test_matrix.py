@@ -18,7 +18,8 @@ from sdopt.doctor.matrix import Cell, Key, Matrix, Shown, State, grouped, shown_
 from sdopt.doctor.tables import matrix_table
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
-from sdopt.results.records import Interval, Status, StudyResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import Status, StudyResult
 from tests.command import Finished, sdopt
 from tests.fixtures import CPU
 

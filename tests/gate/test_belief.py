@@ -16,19 +16,10 @@ from sdopt.gate.judge import judge
 from sdopt.gate.trial import CONF
 from sdopt.gate.trial.caught import timed_variants
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import (
-    Interference,
-    Judgement,
-    Measurement,
-    MeasurementSession,
-    Ruling,
-    Spread,
-    Status,
-    StudyResult,
-    TimedImage,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.records import MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.results.samples import Interference, Measurement, TimedImage
+from sdopt.results.scores import Spread
+from sdopt.results.verdicts import Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.study.rounds import clocks_differ
 from sdopt.worker.protocol import Compiled, TimedCall

@@ -16,7 +16,8 @@ from sdopt.gate.trial.alarms import count_alarms, missing_seeds, read_ledger, tr
 from sdopt.gate.trial.caught import timed_variants
 from sdopt.gate.trial.registry import drawn_sabotages
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Status, Verdict
+from sdopt.results.records import Status
+from sdopt.results.verdicts import Verdict
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
 from tests.robustness.damage import VERSION_1

@@ -14,7 +14,10 @@ from sdopt.gate.calibration import Fit
 from sdopt.gate.drift import changed_choices, differences, judge_drift
 from sdopt.gate.judge import exit_code
 from sdopt.report.comparing import comparison_of
-from sdopt.results.records import Interference, MeasurementSession, Score, Spread, StudyResult, TimedImage, Verdict
+from sdopt.results.records import MeasurementSession, StudyResult
+from sdopt.results.samples import Interference, TimedImage
+from sdopt.results.scores import Score, Spread
+from sdopt.results.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import reconfigure

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from sdopt.gate.trial.tails import Slow, verdicts_of
-from sdopt.results.records import Measurement, Ruling, Score, Spread, Verdict
+from sdopt.results.samples import Measurement
+from sdopt.results.scores import Score, Spread
+from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
 

@@ -21,32 +21,14 @@ from sdopt.gate.judge import exit_code, judge, worst
 from sdopt.gate.rule_checks import require_rules
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown, write_verdicts
+from sdopt.results.comparisons import Comparison, Interval, ShapeRatios
+from sdopt.results.configuration import RecordedConfig
 from sdopt.results.files import read_result, write_result
 from sdopt.results.folders import JobError
-from sdopt.results.records import (
-    BrokenImage,
-    Comparison,
-    Environment,
-    ImageRecord,
-    Interval,
-    Judgement,
-    Measurement,
-    MeasurementSession,
-    Memory,
-    Payoff,
-    Promise,
-    RecordedConfig,
-    Ruling,
-    Score,
-    ShapeRatios,
-    ShapeSamples,
-    Spread,
-    Status,
-    StudyResult,
-    TimedImage,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.records import Environment, MeasurementSession, Promise, Status, StudyResult, VariantResult
+from sdopt.results.samples import Measurement, Memory, ShapeSamples, TimedImage
+from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
+from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.schema import Gate, Rule
 from tests.records import reconfigure
 

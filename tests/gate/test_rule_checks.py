@@ -11,7 +11,8 @@ from sdopt.errors import UsageError
 from sdopt.gate.calibration import FOLDER
 from sdopt.gate.rule_checks import require_measured, require_rules
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.results.records import ImageRecord, Score, Verdict
+from sdopt.results.scores import ImageRecord, Score
+from sdopt.results.verdicts import Verdict
 from sdopt.schema import Gate, Model, Rule
 from tests.command import sdopt
 from tests.gate.test_judge import study, variant, verdict

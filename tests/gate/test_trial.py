@@ -26,7 +26,7 @@ from sdopt.optimizations import Contract
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.appearance import fine_detail, palette
 from sdopt.quality.metrics import FAMILIES
-from sdopt.results.records import Payoff, Ruling, Verdict
+from sdopt.results.verdicts import Payoff, Ruling, Verdict
 from sdopt.schema import Model, Scheduler, Task
 
 FAIL, OPEN, PASS = (

@@ -10,7 +10,7 @@ import torch
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor, ask_nvml, describe_gpu, process_gib
-from sdopt.results.records import GpuState
+from sdopt.results.samples import GpuState
 from tests.fixtures import CPU
 from tests.hardware.stubs import UUID, Nvml, NVMLLibraryMismatchError, install
 

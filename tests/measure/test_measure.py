@@ -18,7 +18,8 @@ from sdopt.measure.memory import PeakMemory, resident_gib
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import trace_call
 from sdopt.pipelines.parts import denoiser_of, text_encoders_of, unwrapped
-from sdopt.results.records import GpuState, Status, StudyResult
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import GpuState
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load, operations_of
 from tests.records import reconfigure

@@ -15,7 +15,8 @@ from sdopt.measure import memory as memory_module
 from sdopt.measure.memory import PeakMemory, graph_pools_gib
 from sdopt.report.rows import rows_of
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import Memory, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import Memory
 from tests.fixtures import CPU
 
 MIB = 2**20

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from sdopt.optimizations.compiler.base import Tensors
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.draws import LATENTS, timed_draw
 from sdopt.worker.host import PipelineHost
 

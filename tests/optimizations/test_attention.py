@@ -15,7 +15,7 @@ from sdopt.hardware.device import Device
 from sdopt.measure import memory
 from sdopt.measure.trace import StageTrace, Trace
 from sdopt.optimizations import attention, conflicts, deepspeed
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
 

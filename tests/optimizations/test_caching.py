@@ -24,7 +24,7 @@ from sdopt.optimizations.compiler.aot import digest
 from sdopt.optimizations.compiler.base import Tensors
 from sdopt.optimizations.deepcache import DeepCache
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt
 from tests.fixtures import CPU, Compose, Load

@@ -18,7 +18,7 @@ from sdopt.optimizations.base import Finding
 from sdopt.optimizations.lora import Hotswap
 from sdopt.pipelines.loras import rank_of
 from sdopt.reference import LORAS
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
 

@@ -17,7 +17,7 @@ from sdopt.gate.judge import RuleContext
 from sdopt.optimizations import Contract
 from sdopt.optimizations.memory import VaeSlicing, VaeTiling
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.draws import draw_of, timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, Finished, sdopt

@@ -18,7 +18,7 @@ from sdopt.optimizations import Contract
 from sdopt.optimizations.offload import GroupOffload, Offload, _size
 from sdopt.pipelines.parts import hook_of
 from sdopt.reference import MODEL
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.scratch import own_folder
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost

@@ -20,7 +20,7 @@ from sdopt.hardware.arithmetic import tf32
 from sdopt.hardware.device import Device
 from sdopt.measure.stages import observed
 from sdopt.measure.trace import Trace
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE, sdopt, working_in

@@ -14,7 +14,7 @@ from sdopt.hardware.device import Device
 from sdopt.measure.trace import Trace
 from sdopt.optimizations import Contract
 from sdopt.optimizations.quantization import Sdnq, TorchAo
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from sdopt.errors import UsageError
-from sdopt.results.records import Evidence
+from sdopt.results.samples import Evidence
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Compose, Load

@@ -17,7 +17,7 @@ from sdopt.quality.metrics import (
     measured_metrics,
     slug,
 )
-from sdopt.results.records import ImageRecord, Score
+from sdopt.results.scores import ImageRecord, Score
 from sdopt.schema import Model, Quality
 from tests.command import SMOKE, sdopt
 

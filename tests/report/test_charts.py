@@ -10,7 +10,10 @@ from sdopt.report.charts.spec import Spec, ratio_axis, ratio_ticks, shortened, w
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.rows import rows_of
-from sdopt.results.records import BreakEven, Effect, Interference, Interval, Score, Status, StudyResult
+from sdopt.results.comparisons import BreakEven, Effect, Interval
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import Interference
+from sdopt.results.scores import Score
 from sdopt.schema import Sheet
 from tests.records import reconfigure
 from tests.report.test_table import twice_compared

@@ -23,20 +23,11 @@ from sdopt.report.page.markdown import markdown_page
 from sdopt.report.page.sections import study_page, sweep_page
 from sdopt.report.plots import main_plot
 from sdopt.report.rows import rows_of
-from sdopt.results.records import (
-    BreakEven,
-    BrokenImage,
-    Effect,
-    ImageRecord,
-    Interval,
-    Judgement,
-    Score,
-    ShapeRatios,
-    ShapeSamples,
-    Status,
-    StudyResult,
-    Verdict,
-)
+from sdopt.results.comparisons import BreakEven, Effect, Interval, ShapeRatios
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import ShapeSamples
+from sdopt.results.scores import BrokenImage, ImageRecord, Score
+from sdopt.results.verdicts import Judgement, Verdict
 from tests.command import Finished
 from tests.records import reconfigure
 from tests.report.test_table import renamed

@@ -11,7 +11,10 @@ from sdopt.report import catalog
 from sdopt.report.catalog import REPORTS, Report, write_reports
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
 from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
-from sdopt.results.records import BrokenImage, Interval, Judgement, Score, StudyResult, Verdict
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import StudyResult
+from sdopt.results.scores import BrokenImage, Score
+from sdopt.results.verdicts import Judgement, Verdict
 from tests.command import Finished
 from tests.report.test_table import renamed
 

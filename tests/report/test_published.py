@@ -13,7 +13,8 @@ from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
 from sdopt.report.published import HEADINGS, published_json, published_markdown, published_tables
 from sdopt.report.table import terminal_table
-from sdopt.results.records import Interval, StudyResult
+from sdopt.results.comparisons import Interval
+from sdopt.results.records import StudyResult
 
 _PAGES = {"published.md", "published.json"}
 

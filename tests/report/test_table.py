@@ -12,7 +12,10 @@ from sdopt.report.markdown import code_block, markdown, markdown_table, sweep_ma
 from sdopt.report.quality import quality_columns, quality_heading, quality_rows
 from sdopt.report.rows import rows_of
 from sdopt.report.table import answer_group, sweep_table, terminal_table
-from sdopt.results.records import Comparison, Evidence, Interval, Schedule, Score, Status, StudyResult
+from sdopt.results.comparisons import Comparison, Interval
+from sdopt.results.records import Schedule, Status, StudyResult
+from sdopt.results.samples import Evidence
+from sdopt.results.scores import Score
 from sdopt.tracking.projection import study_tags
 from tests.records import reconfigure
 

@@ -9,7 +9,8 @@ from sdopt.analysis.answer import Worth
 from sdopt.analysis.published import Reproduction
 from sdopt.report.charts.tradeoff import _SHAPES
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
-from sdopt.results.records import Status, Verdict
+from sdopt.results.records import Status
+from sdopt.results.verdicts import Verdict
 
 
 @pytest.mark.parametrize("verdicts", [Status, Worth, Verdict, Reproduction])

@@ -18,7 +18,8 @@ from sdopt.gate.judge import judge
 from sdopt.report.markdown import markdown_table
 from sdopt.results import files
 from sdopt.results.files import read_result, to_json, write_atomically, write_result
-from sdopt.results.records import SCHEMA_VERSION, Judgement, Payoff, Ruling, StudyResult, Verdict
+from sdopt.results.records import SCHEMA_VERSION, StudyResult
+from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.schema import Rule
 from sdopt.study.designs import Plan
 from sdopt.study.resume import merge_resumed

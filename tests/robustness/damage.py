@@ -11,20 +11,10 @@ from typing import Any
 from sdopt.analysis.ratios import compare
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
+from sdopt.results.comparisons import Effect, Interval, ShapeRatios
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import (
-    Effect,
-    GpuState,
-    Interference,
-    Interval,
-    Measurement,
-    Precision,
-    ShapeRatios,
-    ShapeSamples,
-    StudyResult,
-    TimedImage,
-    VariantResult,
-)
+from sdopt.results.records import Precision, StudyResult, VariantResult
+from sdopt.results.samples import GpuState, Interference, Measurement, ShapeSamples, TimedImage
 from tests.records import reconfigure
 
 VERSION_1 = Path(__file__).parents[1] / "results" / "version_1" / "result.json"

@@ -3,7 +3,7 @@
 import pytest
 
 from sdopt.hardware.device import Device
-from sdopt.results.records import Memory
+from sdopt.results.samples import Memory
 from sdopt.schema import Protocol
 from sdopt.study.plan import warmup_calls
 from sdopt.study.preparation import excess, footprint_gib, memory_budget_gib

@@ -15,7 +15,9 @@ from sdopt.experiment import Experiment
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Judgement, Measurement, Memory, Status, StudyResult, Verdict
+from sdopt.results.records import Status, StudyResult
+from sdopt.results.samples import Measurement, Memory
+from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Gate, Rule
 from sdopt.study.designs import CONTROL
 from sdopt.study.missing import missing_of

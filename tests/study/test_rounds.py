@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.analysis.disturbance import count_rounds
-from sdopt.results.records import Interference, StudyResult
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import Interference
 from sdopt.study.designs import CONTROL
 from tests.command import SMOKE, sdopt
 

@@ -18,8 +18,10 @@ from sdopt.analysis.answer import answer_of
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.report.markdown import markdown_table
+from sdopt.results.comparisons import Interval
 from sdopt.results.files import read_result, write_result
-from sdopt.results.records import Interval, Judgement, StudyResult, Verdict
+from sdopt.results.records import StudyResult
+from sdopt.results.verdicts import Judgement, Verdict
 from sdopt.schema import Tracking
 from sdopt.tracking.runs import log_study, update_verdicts
 from sdopt.tracking.store import TrackingError, cause_of, require_mlflow, shown_by, ui_pages

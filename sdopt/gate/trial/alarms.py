@@ -16,8 +16,9 @@ from pathlib import Path
 
 from sdopt.analysis.bounds import share_bounds
 from sdopt.errors import UsageError
+from sdopt.results.comparisons import Interval
 from sdopt.results.files import read_result, write_atomically
-from sdopt.results.records import Interval, Verdict
+from sdopt.results.verdicts import Verdict
 
 CANDIDATES = ('["+trial=nothing"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')
 """The options of the trials, in turn, as Hydra overrides: each declares itself exact, equivalent, or lossy."""

@@ -7,7 +7,8 @@ from sdopt.analysis.measures import RULED
 from sdopt.gate.judge import worst
 from sdopt.gate.trial.registry import title_of
 from sdopt.quality.metrics import family_of
-from sdopt.results.records import Payoff, Ruling, StudyResult, VariantResult, Verdict
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.verdicts import Payoff, Ruling, Verdict
 
 
 @dataclass(frozen=True)

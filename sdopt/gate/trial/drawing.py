@@ -11,7 +11,8 @@ from pathlib import Path
 
 from sdopt.hardware.device import Device
 from sdopt.optimizations.base import Optimization
-from sdopt.results.records import ImageRecord, RecordedConfig
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.scores import ImageRecord
 from sdopt.variant import Variant
 from sdopt.worker.calls import call_apart
 from sdopt.worker.draws import draw_of, drawing_batch

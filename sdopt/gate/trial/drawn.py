@@ -28,7 +28,9 @@ from sdopt.optimizations.base import Optimization
 from sdopt.optimizations.precision import Precision
 from sdopt.quality.evaluation import Evaluator, Settings
 from sdopt.quality.inputs import Pictures
-from sdopt.results.records import ImageRecord, Promise, Ruling, Status, StudyResult
+from sdopt.results.records import Promise, Status, StudyResult
+from sdopt.results.scores import ImageRecord
+from sdopt.results.verdicts import Ruling
 from sdopt.schema import Gate
 from sdopt.worker.draws import LATENTS
 from sdopt.worker.forkserver import StartContext

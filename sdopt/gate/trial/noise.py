@@ -13,16 +13,10 @@ import numpy as np
 from sdopt.analysis.disturbance import enough_clean, rounds_left_out, worst_by_round
 from sdopt.analysis.precision import processes_needed
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, LogRatio, log_speedup
-from sdopt.results.records import (
-    Comparison,
-    Environment,
-    Interference,
-    Measurement,
-    RecordedConfig,
-    Status,
-    StudyResult,
-    VariantResult,
-)
+from sdopt.results.comparisons import Comparison
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import Environment, Status, StudyResult, VariantResult
+from sdopt.results.samples import Interference, Measurement
 from sdopt.schema import Protocol
 
 ROUND_DEVIATION = 0.03

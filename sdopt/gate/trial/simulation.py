@@ -14,18 +14,11 @@ from sdopt.analysis.ratios import compare
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.results.records import (
-    Comparison,
-    Environment,
-    Measurement,
-    Payoff,
-    Promise,
-    RecordedConfig,
-    Status,
-    StudyResult,
-    VariantResult,
-    Verdict,
-)
+from sdopt.results.comparisons import Comparison
+from sdopt.results.configuration import RecordedConfig
+from sdopt.results.records import Environment, Promise, Status, StudyResult, VariantResult
+from sdopt.results.samples import Measurement
+from sdopt.results.verdicts import Payoff, Verdict
 from sdopt.schema import Gate
 
 ROUND_DEVIATION = 0.03

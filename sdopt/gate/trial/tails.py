@@ -12,7 +12,9 @@ from sdopt.analysis.ratios import compare
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
 from sdopt.gate.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
-from sdopt.results.records import Measurement, StudyResult, Verdict
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import Measurement
+from sdopt.results.verdicts import Verdict
 from sdopt.schema import Gate, Rule
 
 GATE = Gate(

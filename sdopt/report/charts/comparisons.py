@@ -28,7 +28,8 @@ from sdopt.report.charts.spec import (
 )
 from sdopt.report.quality import metric_text, pair_metric, quality_heading
 from sdopt.report.words import memory_text, seconds_text
-from sdopt.results.records import Effect, Interval, StudyResult
+from sdopt.results.comparisons import Effect, Interval
+from sdopt.results.records import StudyResult
 
 _SPEEDS = {1: "faster", 0: "no difference shown", -1: "slower"}
 

@@ -12,7 +12,8 @@ from sdopt.quality.metrics import in_reading_order, known_family
 from sdopt.report.page.blocks import Gallery, Picture, PromptImages
 from sdopt.results.folders import inside
 from sdopt.results.images import open_image
-from sdopt.results.records import Score, StudyResult, VariantResult
+from sdopt.results.records import StudyResult, VariantResult
+from sdopt.results.scores import Score
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""

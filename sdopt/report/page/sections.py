@@ -24,7 +24,8 @@ from sdopt.report.rows import ANSWER_HEADINGS, EFFECT_HEADINGS, Row, answer_cell
 from sdopt.report.shapes import SHAPE_HEADINGS, shape_rows
 from sdopt.report.verdicts import VERDICT_HEADINGS, verdict_notes, verdict_rows
 from sdopt.report.words import intervals_text
-from sdopt.results.records import BreakEven, StudyResult
+from sdopt.results.comparisons import BreakEven
+from sdopt.results.records import StudyResult
 
 IMAGES_BYTES = 3_000_000
 """Maximum bytes of all images of a page."""

@@ -1,0 +1,106 @@
+"""Records how two variants compare: ratios with intervals, break-even, effects."""
+
+from dataclasses import dataclass, field
+
+from sdopt.results.scores import Score
+
+
+@dataclass
+class Interval:
+    """An estimate with a two-sided confidence interval; without bounds where there were too few samples for one."""
+
+    estimate: float
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
+    n: int = 0
+    unit: str = "round"
+    """What was replicated: `round` (within one process) or `process`."""
+
+
+@dataclass
+class BreakEven:
+    """Start-up cost of a candidate, and the number of images after which its faster calls have repaid it.
+
+    `images` is None if its calls are no faster than the reference's, so that the cost is never repaid; also if the two
+    differ by no more than the A/A floor, so that nothing is known. The bounds come from the speed-up's; without
+    `confidence` there are none. `images_high` is None if the interval includes no gain.
+    """
+
+    first_image_s: float
+    """Loading and the first call, with what is compiled, quantized or captured in them."""
+    extra_s: float
+    """By how much the start-up is longer than the reference's: loading and the first call at each of `shapes`."""
+    call_s: float
+    """Time of one call of the reference."""
+    images: float | None
+    images_low: float | None = None
+    images_high: float | None = None
+    confidence: float | None = None
+    shapes: int = 1
+    """Number of shapes whose first calls count in `extra_s`; `images` are those of the main shape."""
+    within_floor: bool = False
+    """Whether the calls of the two differ by no more than the A/A floor."""
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the start-up takes longer by more than one call of the reference."""
+        return self.extra_s > self.call_s
+
+
+@dataclass(kw_only=True)
+class ShapeRatios:
+    """How two variants compare at one shape.
+
+    `speedup` is time of the reference over time of the candidate; `memory_ratio` is memory of the candidate over that
+    of the reference, and `tail_ratio` the largest call of a process over that of the reference's. `floor` is the ratio
+    by which the speed of two identical workers differed: a claim must exceed it.
+    """
+
+    speedup: Interval | None = None
+    memory_ratio: Interval | None = None
+    tail_ratio: Interval | None = None
+    floor: float | None = None
+
+
+@dataclass
+class Comparison(ShapeRatios):
+    """A comparison of the study: a candidate, its reference, and the option to which the difference is credited.
+
+    Its own ratios are those at the main shape.
+    """
+
+    candidate: str
+    reference: str
+    credit: str
+    break_even: BreakEven | None = None
+    note: str = ""
+    quality: dict[str, Score] = field(default_factory=dict)
+    """Distances between the paired images of both sides."""
+    further: list[ShapeRatios] = field(default_factory=list)
+    """At the further shapes, in the order of `RecordedConfig.shapes`."""
+
+    @property
+    def shapes(self) -> list[ShapeRatios]:
+        """The ratios at each shape, the main one first."""
+        return [self, *self.further]
+
+    def at(self, shape_index: int) -> "Comparison":
+        """Returns the comparison with the shape at this index as the main one."""
+        if not shape_index:
+            return self
+        sides = self.candidate, self.reference, self.credit
+        return Comparison(*sides, note=self.note, **vars(self.further[shape_index - 1]))
+
+
+@dataclass
+class Effect:
+    """Of a factorial study: one option's main effect, or the interaction of two, as ratios.
+
+    `aliased_with` names the effects that the measured variants cannot tell it apart from; it has no figure then.
+    """
+
+    options: tuple[str, ...]
+    speedup: Interval | None = None
+    memory_ratio: Interval | None = None
+    aliased_with: list[str] = field(default_factory=list)

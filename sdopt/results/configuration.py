@@ -1,0 +1,98 @@
+"""Records the composed configuration of a study or a variant."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sdopt.schema import (
+    CHOICES,
+    WORK,
+    Gate,
+    Hardware,
+    Model,
+    Protocol,
+    Quality,
+    Scheduler,
+    Shape,
+    Task,
+    Tracking,
+    Workload,
+)
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """The composed configuration of a study or of one variant: sections typed, options as they were composed."""
+
+    model: Model = field(default_factory=Model)
+    task: Task = field(default_factory=Task)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    workload: Workload = field(default_factory=Workload)
+    protocol: Protocol = field(default_factory=Protocol)
+    quality: Quality = field(default_factory=Quality)
+    gate: Gate = field(default_factory=Gate)
+    hardware: Hardware = field(default_factory=Hardware)
+    tracking: Tracking = field(default_factory=Tracking)
+    study: dict[str, Any] = field(default_factory=dict)
+    """The design with its own keys."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """By axis, the keys of its option (`_target_` and arguments), or of several options that combine, by name."""
+    objective: tuple[str, ...] = ()
+    """Names of the metrics that a sweeper optimises."""
+    dry_run: bool = False
+
+    @property
+    def replicates(self) -> int:
+        """Processes per variant."""
+        return self.protocol.replicates or 1
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the timed calls, the main one first."""
+        return self.workload.shapes(self.model)
+
+    def at(self, shape_index: int) -> "RecordedConfig":
+        """Returns the configuration with the shape at this index as its only one; for the main shape, itself."""
+        if not shape_index:
+            return self
+        return replace(self, workload=self.workload.at(self.shapes[shape_index]))
+
+    @property
+    def images_per_call(self) -> int:
+        """Number of images that one call of the pipeline makes at the main shape."""
+        return self.shapes[0].batch_size * self.workload.images_per_prompt
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether the model is untrained: its images show only how far variants agree."""
+        return self.model.weights == "random"
+
+    def flat(self) -> dict[str, Any]:
+        """Returns every key by its full name, as on a command line (`workload.steps`), including the options' axes."""
+        sections = asdict(self)
+        return _flat(sections | sections.pop("options"))
+
+    def differing(self, other: "RecordedConfig", sections: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+        """Returns the keys of some sections in which two configurations differ, by full name, with both values."""
+        pairs = {section: (vars(getattr(self, section)), vars(getattr(other, section))) for section in sections}
+        return {
+            f"{section}.{key}": (mine[key], theirs[key])
+            for section, (mine, theirs) in pairs.items()
+            for key in mine
+            if mine[key] != theirs[key]
+        }
+
+    def incomparable_work(self, other: "RecordedConfig") -> dict[str, tuple[Any, Any]]:
+        """Returns the keys of the work and the hardware in which two variants differ and must not, with both values.
+
+        What a candidate may choose (`CHOICES`) is part of the comparison.
+        """
+        differing = self.differing(other, (*WORK, "hardware")).items()
+        return {key: values for key, values in differing if not key.startswith(CHOICES)}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,228 @@
+"""Records the raw samples of one process: times, memory, evidence, and what disturbed them."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+
+@dataclass
+class Evidence:
+    """The evidence that one optimization took effect, or did not."""
+
+    axis: str
+    option: str
+    engaged: bool
+    summary: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Memory:
+    """Memory of one worker process, in GiB.
+
+    `process_*` is the growth of the process's resident set since before the model was loaded; `cuda_*` is the memory of
+    PyTorch's allocator on the device; `nvml_process_gib` is the process's memory on the device by the driver's count.
+    """
+
+    process_loaded_gib: float
+    process_peak_gib: float | None
+    """None if the kernel keeps no high-water mark that can be reset, as in some sandboxes."""
+    cuda_loaded_gib: float | None = None
+    cuda_peak_allocated_gib: float | None = None
+    cuda_peak_reserved_gib: float | None = None
+    nvml_process_gib: float | None = None
+    cuda_graph_pools_gib: float | None = None
+    """Memory of CUDA graphs for their replays that the peak of allocated memory does not count."""
+    cuda_elsewhere_gib: float | None = None
+    """Known device memory that libraries hold outside PyTorch's allocator, such as DeepSpeed's workspace."""
+    children_peak_gib: float = 0.0
+    """Peak of the host memory of all processes that the worker started."""
+    nvml_children_gib: float | None = None
+    """Last device memory of these processes, by the driver's count; None if it gives none."""
+
+    @property
+    def headline(self) -> tuple[str, float] | None:
+        """The figure from which memory ratios are computed, with its name; None if it could not be measured.
+
+        It covers the worker and all processes that it started.
+        """
+        if self.cuda_peak_allocated_gib is not None:
+            others = (self.cuda_graph_pools_gib, self.cuda_elsewhere_gib, self.nvml_children_gib)
+            return "peak_allocated_gib", self.cuda_peak_allocated_gib + sum(other or 0.0 for other in others)
+        return None if self.peak_process_gib is None else ("peak_process_gib", self.peak_process_gib)
+
+    @property
+    def peak_process_gib(self) -> float | None:
+        """The peak of host memory of the worker and all processes that it started."""
+        return None if self.process_peak_gib is None else self.process_peak_gib + self.children_peak_gib
+
+
+@dataclass
+class GpuState:
+    """State of a CUDA device right after one timed call, from NVML; None for values that NVML does not give."""
+
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttled: list[str] = field(default_factory=list)
+    """Causes that held the clocks down during the call."""
+    others: float | None = None
+    """Share of the time for which other processes than the study's ran kernels on the device, as the driver samples
+    it."""
+
+
+@dataclass
+class Interference:
+    """Counted causes that kept the processor from one worker during one timed call, from the kernel's counters.
+
+    They include all processes that the worker started. No cause is derived from the call's time.
+    """
+
+    waited: float
+    """Time for which its threads waited for a core while others ran on the cores that it may use: as a share of the
+    processor time that it asked for, or of the call's time where that is more."""
+    stolen: float
+    """Share of the time of those cores that the hypervisor gave to others."""
+    major_faults: int = 0
+    """Pages that had to be read from disk."""
+    switched_out: int = 0
+    """How often a thread lost its core before it was done."""
+    cpu_mhz: float | None = None
+    """Mean frequency of those cores right after the call; None if it is not known."""
+    unaccounted: float = 0.0
+    """Share of the call, as the study's own process timed it, that the worker's clock leaves out, beyond what messages
+    take."""
+    cores: float | None = None
+    """Time for which its threads ran or waited for a core, over the time of the call: how many cores it asked for."""
+
+
+@dataclass
+class TimedImage:
+    """Comparison of a timed call's image with the image drawn in the quality pass from the same prompt and noise."""
+
+    prompt_index: int
+    image_index: int
+    error: float | None
+    """Mean squared difference of the two, as shares of the whole range; None if there is no drawn one."""
+
+
+@dataclass(kw_only=True)
+class ShapeSamples:
+    """Raw samples of one worker process at one shape; all times in seconds."""
+
+    cold_start_s: float | None = None
+    """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
+    compile_s: float | None = None
+    """Compile time within that call, as the compiler reports it; only for the first process."""
+    earlier_compile_s: float | None = None
+    """Time that earlier processes took to compile the packages that were loaded in that call; None without packages."""
+    graphs: int | None = None
+    """Graphs that were compiled in that call; None if nothing is compiled."""
+    recompiles: int | None = None
+    """Graphs that were compiled in later calls at this shape; None if nothing is compiled."""
+    warmup_s: list[float] = field(default_factory=list)
+    """Further calls before all processes are ready, two processes at a time on a CPU."""
+    discarded_s: list[float] = field(default_factory=list)
+    """An untimed round after the warm-up of all processes, two processes at a time on a CPU: those that started early
+    have been idle for long."""
+    latency_s: list[float] = field(default_factory=list)
+    """End-to-end time of one call, by round, until its images are bytes in the host's memory; in blocks, of the block's
+    own rounds. Prompts and noise differ between rounds, and are the same for all variants."""
+    observed_s: list[float] = field(default_factory=list)
+    """The same times by the clock of the study's own process, in the order of `latency_s`."""
+    around_s: list[float] = field(default_factory=list)
+    """Time from the request for each timed call to its answer, less the call itself, in the order of `latency_s`."""
+    held_gib: list[float] = field(default_factory=list)
+    """Memory that the worker, with all that it started, held after each timed call, in the order of `latency_s`: what
+    PyTorch has allocated on a GPU and the driver counts of children, else the resident set."""
+    timed_images: list[TimedImage] = field(default_factory=list)
+    """Comparisons of some timed calls' images with drawn ones; at the main shape, if images are drawn."""
+    repeated: int = 0
+    """Timed calls whose prompts and noise the process had been given before, because there were too few prompts."""
+    latency_before_s: list[float] = field(default_factory=list)
+    """In blocks: the baseline measured just before this process, by round; without `latency_after_s` the block broke
+    off, and its samples are paired with nothing."""
+    latency_after_s: list[float] = field(default_factory=list)
+    gpu: list[GpuState] = field(default_factory=list)
+    """State of the device after each timed call, in the order of `latency_s`; empty without NVML."""
+    interference: list[Interference | None] = field(default_factory=list)
+    """What disturbed each timed call, in the order of `latency_s`; empty if the kernel does not count."""
+    left_out: list[int] = field(default_factory=list)
+    """Indices in `latency_s` of the rounds that are left out, because others disturbed them: in a session of
+    interleaved rounds the same for all processes; in blocks each block's own. The same at all shapes."""
+    memory: Memory | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+    denoiser_busy_s: float | None = None
+    """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
+    traced: dict[str, float] = field(default_factory=dict)
+    """What ran in the traced call, as sdopt itself counted it: operators, kernels, types, calls, MiB of parameters; of
+    the first process of a variant alone."""
+
+    @property
+    def deciding_s(self) -> list[float]:
+        """End-to-end times of the rounds that count, in their order."""
+        dropped = set(self.left_out)
+        return [seconds for index, seconds in enumerate(self.latency_s) if index not in dropped]
+
+
+@dataclass
+class Measurement(ShapeSamples):
+    """Measurements of one worker process, at the main shape of its workload and, in `further`, at all others."""
+
+    replicate: int
+    session: Annotated[int, Field(alias="sitting")] = 0
+    """Number of the session that it belongs to. Only samples of the same session are paired."""
+    load_s: float | None = None
+    """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
+    stages_s: dict[str, list[float]] = field(default_factory=dict)
+    """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
+    energy_j: list[float] = field(default_factory=list)
+    """Energy of the whole device in one call, in joules: the mean of calls made back to back for some seconds."""
+    memory_after: Memory | None = None
+    """Memory after the last round; its peak is that of all calls since `memory` was measured."""
+    idle_cpu: float | None = None
+    """Processor time that the worker, with all that it started, used between its timed calls, as a share of that time
+    on one core; None if others do not work beside it, or the kernel does not count."""
+    drawn_s: list[float] = field(default_factory=list)
+    """Times, by the clock of the study's own process, of some calls with prompts of the quality pass, from noise that
+    no study has used before, made while no other process worked; of the first process of a variant alone."""
+    drawn_batch: int | None = None
+    """Prompts in each of these calls."""
+    drawn_beside_s: list[float] = field(default_factory=list)
+    """Times of the same calls in a process of the baseline, each made right before or after the one in `drawn_s`; empty
+    for the baseline itself, and if no process of it was left beside this one."""
+    other_noise: list[float] = field(default_factory=list)
+    """Mean squared difference of each image of these calls from the one of the same prompt that is kept."""
+    pass_s: list[float] = field(default_factory=list)
+    """Time of each call of the quality pass, less what it waited for a core: two processes draw at a time on a CPU. Of
+    the first process of a variant alone; empty if images were cached."""
+    pass_held_gib: list[float] = field(default_factory=list)
+    """Memory held after each of these calls, as in `held_gib`."""
+    complete: bool = False
+    """Whether evidence, stages and images were taken after its rounds."""
+    further: list[ShapeSamples] = field(default_factory=list)
+    """Samples at the further shapes, in the order of `RecordedConfig.shapes`; each was first called after the ones
+    before it."""
+
+    @property
+    def shapes(self) -> list[ShapeSamples]:
+        """The samples at each shape, the main one first."""
+        return [self, *self.further]
+
+    @property
+    def memories(self) -> list[Memory]:
+        """Its memory readings: in a call, and, unless it served several shapes, after the last round."""
+        return [memory for memory in (self.memory, None if self.further else self.memory_after) if memory]
+
+    @property
+    def peak(self) -> tuple[str, float] | None:
+        """Its largest measured peak of memory, with its name; None without one."""
+        found = [memory.headline for memory in self.memories if memory.headline]
+        return max(found, key=lambda one: one[1], default=None)
+
+    def at(self, shape_index: int) -> "Measurement":
+        """Returns the measurement with the shape at this index as its main one; samples are not copied."""
+        return Measurement(self.replicate, self.session, **vars(self.further[shape_index - 1])) if shape_index else self

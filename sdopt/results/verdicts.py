@@ -1,0 +1,94 @@
+"""Records the verdicts of a gate, ruling by ruling, and its looks at the data."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sdopt.contract import Contract
+
+
+class Verdict(StrEnum):
+    """A gate's verdict on a rule, a variant or a study; of several, the worst counts, in this order."""
+
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    """The interval includes the margin: more prompts, rounds or processes would decide."""
+    NOT_COMPARABLE = "not comparable"
+    """Something is missing, not finite, or belongs to other work."""
+    FAIL = "fail"
+
+
+class Payoff(StrEnum):
+    """What a gate found of an option's claims of a gain; its reason begins with the same word."""
+
+    PAYS = "it pays"
+    """A gain holds together with all other claims of the study."""
+    HARM = "harm"
+    """The option harms a measure that it claims to improve."""
+    NO_BENEFIT = "no benefit"
+    """It does no harm, and every gain that counts is excluded."""
+
+
+@dataclass
+class Ruling:
+    """One rule applied to one comparison. `low` and `high` are one-sided bounds, each at the rule's confidence."""
+
+    rule: str
+    metric: str
+    verdict: Verdict
+    reason: str
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    margin: float | None = None
+    payoff: Payoff | None = None
+    """Of the rule that an option must pay; None for other rules, and where its claims are open."""
+    doubt: str = ""
+    """What keeps an inconclusive ruling open whatever its bounds say; rulings of one comparison may share it."""
+
+    @property
+    def because(self) -> str:
+        """What decided the ruling: the doubt if there is one, else the reason."""
+        return self.doubt or self.reason
+
+    @property
+    def text(self) -> str:
+        """The reason, and the doubt if there is one."""
+        return f"{self.reason}; but {self.doubt}" if self.doubt else self.reason
+
+
+@dataclass
+class Judgement:
+    """A gate's verdict on one comparison: the worst of its rulings."""
+
+    candidate: str
+    reference: str
+    credit: str
+    contract: Contract
+    verdict: Verdict
+    rulings: list[Ruling]
+    note: str = ""
+    claims: dict[str, float] = field(default_factory=dict)
+    """For each measure in which the candidate claims a gain, the one-sided p value that there is none that counts."""
+    gains: list[str] = field(default_factory=list)
+    """Measures in which a gain holds together with all other claims of the study."""
+
+
+@dataclass
+class Look:
+    """One judging of one comparison: a digest of its data, and the share of the error rate α that it spent."""
+
+    candidate: str
+    reference: str
+    gate: str
+    judged: str
+    data: str
+    """Digest of the judged data: judging the same data again is the same look."""
+    number: int
+    allowed: int
+    """Number of looks that the first look planned; later ones decide nothing."""
+    spent: float
+    """Share of α, over all looks so far; 1 is all of it."""
+    processes: int
+    rounds: int
+    prompts: int
+    verdict: Verdict
