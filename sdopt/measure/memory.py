@@ -3,6 +3,7 @@
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ _CLEAR = Path("/proc/self/clear_refs")
 _EVERY_S = 0.02
 """Seconds between readings of the children's memory, for which the kernel has no common peak, and of the peak marks."""
 
+_REST = 9
+"""Minimum time between two readings, in multiples of the time that one takes."""
 
 _elsewhere: list[int] = []
 
@@ -85,8 +88,12 @@ class PeakMemory:
         self._watcher.start()
 
     def _look_on(self) -> None:
-        while not self._over.wait(_EVERY_S):
+        pause_s = _EVERY_S
+        while not self._over.wait(pause_s):
+            began = time.perf_counter()
             self._look()
+            # Reading holds up a process that maps memory meanwhile, and a compiler starts many of them.
+            pause_s = max(_EVERY_S, _REST * (time.perf_counter() - began))
 
     def _look(self) -> None:
         self._children = max(self._children, _held_elsewhere())

@@ -38,16 +38,19 @@ def pack(folder: Path, archive: Path) -> None:
     write_atomically(archive, packed.getvalue())
 
 
-def unpack(archive: Path, folder: Path, device: str) -> None:
+def unpack(archive: Path, folder: Path, device: str) -> str:
     """Makes the folder of the suite from an archive, whole or not at all.
 
     Args:
         archive: a file that `pack` wrote.
         folder: the folder to make.
-        device: the name of the device that the results must be of.
+        device: the name of the device that the results must be of; of another one, no folder is made.
+
+    Returns:
+        the name of the device that the results are of.
 
     Raises:
-        UsageError: it is no such file, holds more than files within the folder, or is of another device.
+        UsageError: it is no such file, or holds more than files within the folder.
         OSError: the folder cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
@@ -60,9 +63,9 @@ def unpack(archive: Path, folder: Path, device: str) -> None:
         record = read_record(made)
         if record is None:
             raise UsageError(f"archive={archive}: not an archive of the suite (it has no {FILE})")
-        if record.device != device:
-            raise UsageError(f"archive={archive}: holds the record of {record.device}; choose another archive")
-        made.rename(folder)
+        if record.device == device:
+            made.rename(folder)
+        return record.device
 
 
 def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:

@@ -61,7 +61,7 @@ class SuiteConfig:
     """Folder of the results, with a subfolder for each device; a later call reads there which parts are done."""
     archive: str | None = None
     """A file ending in `.tar.xz` that gets all results of the device, without images, after each part; if the device's
-    folder is missing, it is made from this file. One archive is of one device."""
+    folder is missing, it is made from this file. One archive is of one device: that of another one is renamed."""
     only: list[str] = field(default_factory=list)
     """Parts to run; an empty list runs all, in their order."""
     retry: bool

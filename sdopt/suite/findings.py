@@ -38,10 +38,15 @@ def machine_findings(diagnosis: Path) -> list[Finding]:
     ]
 
 
+def tests_in(log: Path) -> dict[str, str]:
+    """Returns the outcome of each test in a log of pytest, by its id; {} if there is none."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
+
+
 def test_findings(log: Path) -> list[Finding]:
     """Returns the number of tests by outcome, and each failed test; also for stopped and collect-only runs."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    ended = {match[1]: match[2] for line in lines if (match := _TEST.match(line))}
+    lines, ended = log.read_text(encoding="utf-8", errors="replace").splitlines(), tests_in(log)
     if collected := next((line for line in lines if re.match(r"\d+(/\d+)? tests? collected", line)), None):
         return [Finding("tests", "not run", f"without a GPU: {collected}")]
     counts = {state: list(ended.values()).count(state) for state in dict.fromkeys(ended.values())}

@@ -20,7 +20,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
-from sdopt.suite.archive import pack, unpack
+from sdopt.suite.archive import SUFFIX, pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import (
     machine_findings,
@@ -29,6 +29,7 @@ from sdopt.suite.findings import (
     result_in,
     study_findings,
     test_findings,
+    tests_in,
 )
 from sdopt.suite.options import option_study
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
@@ -79,16 +80,21 @@ class Suite:
 def run_suite(suite: Suite) -> Record:
     """Runs every part that is not done, and writes the record after each; returns it.
 
-    With an archive, the results are also written to it after each, and a missing folder is made from it.
+    With an archive, the results are also written to it after each, and a missing folder is made from it. An archive of
+    another device is renamed.
 
     Raises:
-        UsageError: the folder or the archive holds the record of another device, or one that cannot be read.
+        UsageError: the folder holds the record of another device, or one that cannot be read, or the archive none.
         OSError: the folder or the archive cannot be written.
     """
     archive = None if suite.config.archive is None else Path(suite.config.archive)
     suite.folder.parent.mkdir(parents=True, exist_ok=True)
     if archive is not None and archive.is_file() and not suite.folder.exists():
-        unpack(archive, suite.folder, suite.device.name)
+        device = unpack(archive, suite.folder, suite.device.name)
+        if device != suite.device.name:
+            kept = archive.with_name(f"{archive.name.removesuffix(SUFFIX)}-{slug_of(device)}{SUFFIX}")
+            archive.rename(kept)
+            suite.tell(f"archive={archive}: held the record of {device}, which is now in {kept}")
     suite.folder.mkdir(exist_ok=True)
     record = read_record(suite.folder) or Record(suite.device.name, sdopt.__version__)
     if record.device != suite.device.name:
@@ -259,7 +265,8 @@ def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequen
         shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
         if find_spec("pytest_timeout"):
             shown.append(f"--timeout={_TEST_S}")
-        plain = ["-o", "addopts=", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        # A warning of a library of another version is no failure.
+        plain = ["-o", "addopts=", "-W", "default", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
         return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *_gpu_tests()], [], ()
     if part.kind == "doctor":
         return _sdopt("doctor", "--json", *device), [], ()
@@ -295,8 +302,9 @@ def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, 
         folder.mkdir(parents=True, exist_ok=True)
         return run(command, folder / "doctor.json")
     if part.kind == "tests":
-        log.unlink(missing_ok=True)
-        return run(command)
+        if part.name in suite.config.again or suite.config.retry:
+            log.unlink(missing_ok=True)
+        return run([*command, *(f"--deselect={test}" for test in tests_in(log))])
     if (folder / "result.json").is_file():
         if part.name.removesuffix(AGAIN) not in suite.config.again:
             # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.

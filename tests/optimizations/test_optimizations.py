@@ -439,7 +439,12 @@ class TestOnCuda:
         assert len(set(names)) == 4
 
     @pytest.mark.parametrize(
-        ("axis", "option"), [o for o in OPTIONS if o[0] != "attention" and o not in COMPILED and o[1] != "fp16_vae_fix"]
+        ("axis", "option"),
+        [
+            pytest.param(axis, option, marks=[pytest.mark.slow] if option.endswith("sdnq") else [])
+            for axis, option in OPTIONS
+            if axis != "attention" and (axis, option) not in COMPILED and option != "fp16_vae_fix"
+        ],
     )
     def test_everything_else(self, on_cuda: Load, axis: str, option: str) -> None:
         found = evidence(on_cuda(f"{axis}={option}"), axis)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -224,7 +223,7 @@ class TestArchive:
     def test_holds_results_and_the_ends_of_logs_but_no_images(self, folder: Path, tmp_path: Path) -> None:
         archive, made = tmp_path / "suite.tar.xz", tmp_path / "made"
         pack(folder, archive)
-        unpack(archive, made, CPU.name)
+        assert unpack(archive, made, CPU.name) == CPU.name
         assert sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()) == [
             *("parts/study/log.txt", "parts/study/run/.hydra/hydra.yaml", "parts/study/run/logs/baseline.log"),
             *("parts/study/run/result.json", "suite.json", "suite.md"),
@@ -234,11 +233,17 @@ class TestArchive:
         assert log.endswith(b"the end")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["card", "made", "suite.tar.xz"]
 
-    def test_of_another_device_is_refused(self, folder: Path, tmp_path: Path) -> None:
-        pack(folder, tmp_path / "suite.tar.xz")
-        with pytest.raises(UsageError, match=f"holds the record of {re.escape(CPU.name)}; choose another archive"):
-            unpack(tmp_path / "suite.tar.xz", tmp_path / "made", "another card")
-        assert not (tmp_path / "made").exists()
+    def test_of_another_device_is_kept_beside_the_new_one(self, folder: Path, tmp_path: Path) -> None:
+        archive = tmp_path / "suite.tar.xz"
+        pack(folder, archive)
+        before = archive.read_bytes()
+        device = replace(CPU, name="Another Card")
+        parts = (Part(name="left_out", kind="study", limit_s=50, cuda=True),)
+        run_suite(replace(suite(tmp_path / "made", parts=parts, archive=str(archive)), device=device))
+        [kept] = [path for path in tmp_path.glob("*.tar.xz") if path != archive]
+        assert kept.name == f"suite-{slug_of(CPU.name)}.tar.xz"
+        assert kept.read_bytes() == before
+        assert unpack(archive, tmp_path / "again", device.name) == device.name
 
     @pytest.mark.parametrize(
         ("name", "kind"), [("../x", tarfile.REGTYPE), ("x", tarfile.SYMTYPE), ("x", tarfile.FIFOTYPE)]
@@ -309,6 +314,22 @@ class TestGoingOn:
         files = {Path(argument).name for argument in command if argument.endswith(".py")}
         assert {"test_optimizations.py", "test_quantization.py"} <= files
         assert "test_architecture.py" not in files
+
+    @pytest.mark.parametrize(("settings", "left_out"), [({}, 2), ({"retry": True}, 0), ({"again": ["tests"]}, 0)])
+    def test_goes_on_with_the_tests_that_have_not_ended(
+        self, tmp_path: Path, commands: list[list[str]], settings: dict[str, Any], left_out: int
+    ) -> None:
+        write_record(Record(CPU.name, "", [Entry("tests", Ending.CUT)]), tmp_path)
+        log = tmp_path / "parts" / "tests" / "log.txt"
+        log.parent.mkdir(parents=True)
+        log.write_text(
+            "tests/test_a.py::test_it PASSED [ 3%]\ntests/test_a.py::test_it[1] FAILED\ntests/test_a.py::test_x "
+        )
+        run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),), **settings))
+        [command] = commands
+        ended = ["--deselect=tests/test_a.py::test_it", "--deselect=tests/test_a.py::test_it[1]"]
+        assert [argument for argument in command if argument.startswith("--deselect")] == ended[:left_out]
+        assert log.is_file() == bool(left_out)
 
     @pytest.mark.parametrize("ending", [Ending.RUNNING, Ending.CUT, Ending.NOT_RUN])
     def test_begins_what_did_not_end(self, tmp_path: Path, commands: list[list[str]], ending: Ending) -> None:
