@@ -1,56 +1,32 @@
 """Runs the parts of the suite in their order, each within its time limit and the budget."""
 
 import re
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
 import sdopt
 from sdopt.analysis.outcomes import Standing
 from sdopt.config.composer import composer_of
-from sdopt.config.overrides import merge_overrides, quoted
+from sdopt.config.overrides import merge_overrides
 from sdopt.errors import UsageError
 from sdopt.hardware.device import Device
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.suite.archive import SUFFIX, pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
-from sdopt.suite.findings import (
-    machine_findings,
-    noise_findings,
-    option_findings,
-    result_in,
-    study_findings,
-    test_findings,
-    tests_in,
-)
-from sdopt.suite.options import option_study
+from sdopt.suite.findings import result_in
+from sdopt.suite.kinds import AGAIN, KINDS, Job, study_overrides
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
-from sdopt.suite.record import Ending, Entry, Finding, Record, read_record, write_record
-
-AGAIN = "_again"
-"""Suffix of the name of a part that measures a study again, with three processes."""
+from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
 
 _PROCESSES = 3
 _FEWEST_ROUNDS = 2
 _UNTIMED = 2
 """Calls of a process before its rounds: the cold start and the discarded round."""
-_USAGE = 2
-"""The exit code of `sdopt run` if it cannot begin, for example if a resumed run is of another machine."""
-
-_TEST_S = 120
-"""Seconds that one test may take, if pytest-timeout is installed: one that hangs would take the part's whole limit, and
-one that compiles takes most of a minute."""
-
-CHECKOUT = Path(sdopt.__file__).parents[1]
-"""Where the tests are, if sdopt runs from a checkout."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +137,7 @@ def _planned(suite: Suite, again: Part, first: Entry, result: StudyResult) -> Pa
     call_s = _round_s(result)
     if first.seconds is None or not call_s > 0:
         raise UsageError("nothing was timed the first time")
-    with composer_of(study_overrides(suite, again)) as composer:
+    with composer_of(study_overrides(again, suite.config, suite.device)) as composer:
         later = composer.current
     # The first time, there may have been fewer steps, and no energy was measured.
     longer = later.workload.steps / result.config.workload.steps
@@ -203,13 +179,13 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     (suite.folder / subfolder).mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        command, entry.findings, tried = _command(suite, part)
+        job = KINDS[part.kind].job(part, suite.config, suite.device)
     except UsageError as error:
         entry.ending, entry.reason = Ending.FAILED, "; ".join(error.problems)
         yield entry
         return
-    entry.command = command
-    if not command:
+    entry.command, entry.findings = job.command, list(job.findings)
+    if not job.command:
         entry.ending, entry.reason, entry.seconds = Ending.DONE, "nothing in this part can run here", 0.0
         yield entry
         return
@@ -217,15 +193,15 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
     log = suite.folder / subfolder / "log.txt"
     folder = suite.folder / entry.folder
     try:
-        run = _run(suite, part, command, folder, log, began + limit_s)
+        run = _run(suite, part, job, folder, log, began + limit_s)
     except KeyboardInterrupt:
         entry.ending, entry.reason = Ending.CUT, "interrupted"
-        entry.findings += _findings(part, folder, log, tried)
+        entry.findings += KINDS[part.kind].findings(folder, log, job.tried)
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
     entry.ending, entry.reason = _ending(part, run, limit_s, folder, log)
-    entry.findings += _findings(part, folder, log, tried)
+    entry.findings += KINDS[part.kind].findings(folder, log, job.tried)
     yield entry
 
 
@@ -233,94 +209,17 @@ def _says_nothing(suite: Suite, part: Part) -> str:
     """Says why a part is left out on this machine; "" if it is not."""
     if part.cuda and not suite.device.is_cuda:
         return "needs a CUDA device"
-    if part.kind == "tests":
-        lacking = [what for what, there in (("pytest", find_spec("pytest")), ("tests", _tests().is_dir())) if not there]
-        if lacking:
-            return f"no {' and no '.join(lacking)} here ({CHECKOUT})"
-    return ""
+    return KINDS[part.kind].obstacle()
 
 
-def _tests() -> Path:
-    return CHECKOUT / "tests"
-
-
-def _gpu_tests() -> list[str]:
-    """Returns the files with tests for a GPU, those that compile last: a limit then costs none of the short ones.
-
-    To import all other files takes longer than some of these tests.
-    """
-    found = [path for path in _tests().rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
-    return [str(path) for path in sorted(found, key=lambda path: (path.name == "test_compilers.py", path))]
-
-
-def _command(suite: Suite, part: Part) -> tuple[list[str], list[Finding], Sequence[str]]:
-    """Returns the command that runs a part, findings known beforehand, and the options that the command tries.
-
-    The command is empty if nothing of the part can run here.
-    """
-    device = [f"hardware.device={suite.device.torch_name}"]
-    if part.kind == "tests":
-        # Without a GPU, the tests are only collected, which imports them. Slow ones compile DeepSpeed's kernels; it has
-        # parts of its own.
-        shown = ["-v", "--tb=short"] if suite.device.is_cuda else ["--collect-only", "-q"]
-        if find_spec("pytest_timeout"):
-            shown.append(f"--timeout={_TEST_S}")
-        # A warning of a library of another version is no failure.
-        plain = ["-o", "addopts=", "-W", "default", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        return [sys.executable, "-m", "pytest", *plain, "-m", "gpu and not slow", *shown, *_gpu_tests()], [], ()
-    if part.kind == "doctor":
-        return _sdopt("doctor", "--json", *device), [], ()
-    overrides = study_overrides(suite, part)
-    if part.kind != "options":
-        return _sdopt("run", *overrides), [], ()
-    study = option_study(overrides, part.options, part.settings, suite.device, part.settled)
-    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
-    return command, list(study.left_out), study.tried
-
-
-def study_overrides(suite: Suite, part: Part) -> list[str]:
-    """Returns the overrides of a part's study. A part that is measured again keeps its own processes and rounds."""
-    config, again = suite.config, part.name.endswith(AGAIN)
-    overrides = merge_overrides([f"hardware.device={suite.device.torch_name}", *config.common], part.overrides)
-    if part.kind != "noise" and not again:
-        overrides = merge_overrides(merge_overrides(overrides, config.first), part.first)
-    return overrides if suite.device.is_cuda else merge_overrides(overrides, config.on_cpu)
-
-
-def _sdopt(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "sdopt.cli", *arguments]
-
-
-def _run(suite: Suite, part: Part, command: list[str], folder: Path, log: Path, deadline: float) -> Run:
-    """Runs a part; a study that was begun is resumed or, if that is impossible or not asked for, begins anew."""
+def _run(suite: Suite, part: Part, job: Job, folder: Path, log: Path, deadline: float) -> Run:
     patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
 
     def run(arguments: Sequence[str], out: Path | None = None) -> Run:
         return run_limited(arguments, log, max(1.0, deadline - time.monotonic() - patience_s), patience_s, out)
 
-    if part.kind == "doctor":
-        folder.mkdir(parents=True, exist_ok=True)
-        return run(command, folder / "doctor.json")
-    if part.kind == "tests":
-        if part.name in suite.config.again or suite.config.retry:
-            log.unlink(missing_ok=True)
-        return run([*command, *(f"--deselect={test}" for test in tests_in(log))])
-    if (folder / "result.json").is_file():
-        if part.name.removesuffix(AGAIN) not in suite.config.again:
-            # Unquoted: `sdopt run` reads this argument itself, without Hydra's grammar.
-            failed = ["retry_failed=true"] if suite.config.retry else []
-            resumed = run(_sdopt("run", f"resume={folder}", "tracking=none", *failed))
-            if resumed.code != _USAGE:
-                return resumed
-        _move_away(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    return run([*command, f"hydra.run.dir={quoted(str(folder))}"])
-
-
-def _move_away(folder: Path) -> None:
-    """Moves earlier results of another machine or other versions aside, so that they are kept."""
-    number = 1 + sum(1 for _ in folder.parent.glob("earlier-*"))
-    folder.rename(folder.parent / f"earlier-{number}")
+    anew = part.name.removesuffix(AGAIN) in suite.config.again
+    return KINDS[part.kind].run(job, folder, log, run, anew, suite.config.retry)
 
 
 def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tuple[Ending, str]:
@@ -328,7 +227,7 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
         if limit_s < part.limit_s:
             return Ending.CUT, f"the budget was used up after {run.seconds:.0f} s"
         return Ending.STOPPED, f"at its limit of {limit_s:.0f} s"
-    if run.code == 0 or (run.code in (1, 5) and part.kind == "tests"):  # tests failed, or none were there
+    if run.code in KINDS[part.kind].ends_well:
         return Ending.DONE, ""
     result = result_in(folder) if run.code == 3 else None
     if result is not None and any(variant.status.measured for variant in result.variants):
@@ -338,21 +237,6 @@ def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tu
         message = next((f"{v.name}: {v.status}: {v.reason}" for v in result.variants if v.status.failure), message)
     how = f"ended with exit code {run.code}" if run.code >= 0 else f"killed by signal {-run.code}"
     return Ending.FAILED, f"{how}: {message}" if message else how
-
-
-def _findings(part: Part, folder: Path, log: Path, tried: Sequence[str]) -> list[Finding]:
-    """Returns the findings of a part, as far as it ran."""
-    with suppress(OSError, ValueError, KeyError):
-        if part.kind == "doctor":
-            return machine_findings(folder / "doctor.json")
-        if part.kind == "tests":
-            return test_findings(log)
-    result = result_in(folder)
-    if part.kind == "options":
-        return option_findings(result, tried)
-    if result is None:
-        return []
-    return noise_findings(result) if part.kind == "noise" else study_findings(result)
 
 
 def _now() -> str:

@@ -12,9 +12,10 @@ from sdopt.config.groups import data_sheets, optimization_options, options_of
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
+from sdopt.suite import config
 from sdopt.suite.config import Part, suite_config
+from sdopt.suite.kinds import AGAIN, KINDS, study_overrides
 from sdopt.suite.options import option_study
-from sdopt.suite.run import AGAIN, Suite, study_overrides
 from tests.fixtures import CPU
 
 H200 = planned_device(data_sheets()["h200"])
@@ -23,7 +24,7 @@ PARTS = {part.name: part for part in suite_config([]).parts}
 
 
 def composed(part: Part, device: Device) -> Sequence[str]:
-    return study_overrides(Suite(suite_config([]), device, Path(), 0.0, print), part)
+    return study_overrides(part, suite_config([]), device)
 
 
 @pytest.mark.parametrize("part", STUDIES, ids=lambda part: part.name)
@@ -42,6 +43,10 @@ def test_overrides_within_a_list_may_have_colons() -> None:
     given = "{kind: options, limit_s: 1, options: [layout], overrides: [precision:bf16], settled: [layout:contiguous]}"
     part = suite_config([f"+parts.mine={given}"]).parts[-1]
     assert (part.overrides, part.settled) == (["precision=bf16"], ["layout=contiguous"])
+
+
+def test_each_kind_is_one_that_runs() -> None:
+    assert tuple(KINDS) == config.KINDS
 
 
 FASTEST = [name for name in PARTS if name.startswith(("fastest_", "mlperf_"))]

@@ -21,6 +21,7 @@ from sdopt.analysis.noise import noise_of
 from sdopt.errors import UsageError
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status, StudyResult
+from sdopt.suite import kinds
 from sdopt.suite import process as processes
 from sdopt.suite import run as running
 from sdopt.suite.archive import pack, unpack
@@ -306,7 +307,7 @@ class TestGoingOn:
         def found(name: str) -> object:
             return installed if name == "pytest_timeout" else find_spec(name)
 
-        monkeypatch.setattr(running, "find_spec", found)
+        monkeypatch.setattr(kinds, "find_spec", found)
         run_suite(suite(tmp_path, parts=(Part(name="tests", kind="tests", limit_s=50),)))
         [command] = commands
         assert "gpu and not slow" in command
