@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.ratios import MINIMUM_PROCESSES, paired
@@ -45,6 +45,10 @@ SLOW, SLOW_SHARE = 2.0, 0.02
 
 KEPT_MIB, KEPT = 32.0, 0.05
 """Memory may grow by `KEPT_MIB` over the quality pass, or by the share `KEPT` of the peak, whichever is more."""
+
+_FRESH, _RARE = 4.0, 0.001
+"""Images from fresh noise may have errors of `_FRESH` times the limit for equal images; where images differ anyway, a
+difference with a smaller p value than `_RARE` counts."""
 
 _STAGES_LIMIT = 1.5
 """Stages may take this many times as long as the variant's slowest call without stage timing."""
@@ -277,6 +281,30 @@ def other_studies(sessions: Iterable[MeasurementSession]) -> list[str]:
     return [f"other studies were measured on this device at the same time: {', '.join(others)}"] if others else []
 
 
+def fresh_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
+    """Says that images from noise that no run has used before differ more from the baseline's than the others do.
+
+    If all images of the quality pass are computed alike, the largest error decides; else the rank sum of both samples
+    (Mann and Whitney 1947), because errors differ by prompt.
+    """
+    found = []
+    for measurement in variant.measurements:
+        fresh, drawn = measurement.fresh_errors, measurement.drawn_errors
+        if not fresh or not drawn:
+            continue
+        limit = error_limit(result, variant)
+        if max(drawn) <= limit:
+            larger = max(fresh) > _FRESH * limit
+        else:
+            larger = bool(stats.mannwhitneyu(fresh, drawn, alternative="greater").pvalue < _RARE)
+        if larger:
+            found.append(
+                f"images from noise that no run has used before differ from the baseline's by a mean squared error of "
+                f"{np.median(fresh):.2g}, those of the quality pass by {np.median(drawn):.2g} (medians)"
+            )
+    return found
+
+
 def disturbances(result: StudyResult, candidate: VariantResult, reference: VariantResult) -> list[str]:
     """Says what disturbed the rounds of two variants: another study, a process of this one, or other work.
 
@@ -288,13 +316,16 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     for variant in result.variants:
         found += idle_doubts(variant, numbers)
     limit = result.config.protocol.interference
-    timed = [m for side in (candidate, reference) for m in side.measurements if m.session in numbers]
-    worst = [share for measurement in timed for share in _deciding(measurement)]
-    disturbed = [share for share in worst if limit is not None and share > limit]
-    if 2 * len(disturbed) > len(worst):
-        share = f"{100 * limit:g} %" if limit is not None else ""
-        counted = f"{len(disturbed)} of {len(worst)} calls that decide"
-        found.append(f"other programs took more than {share} from {counted}: measure again on an idle machine")
+    if limit is None:
+        return found
+    for side in (candidate, reference):
+        worst = [share for m in side.measurements if m.session in numbers for share in _deciding(m)]
+        disturbed = sum(share > limit for share in worst)
+        if 2 * disturbed > len(worst):
+            counted = f"{disturbed} of {len(worst)} calls of '{side.name}' that decide"
+            found.append(
+                f"other programs took more than {100 * limit:g} % from {counted}: measure again on an idle machine"
+            )
     return found
 
 
@@ -321,6 +352,7 @@ def doubts_of(result: StudyResult) -> list[str]:
         if variant.status.timed:
             found += [f"{variant.name}: {doubt}" for doubt in image_doubts(result, variant)]
             found += [*idle_doubts(variant), *core_doubts(variant), *noise_doubts(variant)]
+            found += fresh_doubts(result, variant)
     for edge in result.comparisons:
         candidate, reference = result.variant(edge.candidate), result.variant(edge.reference)
         if candidate.status.timed and reference.status.timed:

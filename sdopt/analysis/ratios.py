@@ -123,14 +123,27 @@ def observed_speedup(candidate: VariantResult, reference: VariantResult) -> LogR
     It includes the messages around a call, a few tenths of a millisecond on both sides. In blocks the baseline's times
     before and after a block are those of its worker.
     """
-    return log_speedup(_as_observed(candidate), _as_observed(reference))
+    return _by_another_clock(candidate, reference, lambda m: m.observed_s)
 
 
-def _as_observed(variant: VariantResult) -> VariantResult:
-    observed = [
-        replace(m, latency_s=m.observed_s) if len(m.observed_s) == len(m.latency_s) else m for m in variant.measurements
-    ]
-    return replace(variant, measurements=observed)
+def answered_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
+    """Returns the speed-up of the same calls, each from its request to its answer, with all work around it."""
+    return _by_another_clock(
+        candidate, reference, lambda m: [sum(p) for p in zip(m.observed_s, m.around_s, strict=False)]
+    )
+
+
+def _by_another_clock(
+    candidate: VariantResult, reference: VariantResult, times: Callable[[Measurement], list[float]]
+) -> LogRatio | None:
+    def seen(variant: VariantResult) -> VariantResult:
+        found = [(m, times(m)) for m in variant.measurements]
+        return replace(
+            variant,
+            measurements=[replace(m, latency_s=own) if len(own) == len(m.latency_s) else m for m, own in found],
+        )
+
+    return log_speedup(seen(candidate), seen(reference))
 
 
 def pilot_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:

@@ -14,6 +14,7 @@ from sdopt.analysis.doubts import (
     beside_doubts,
     core_doubts,
     error_limit,
+    fresh_doubts,
     growth,
     growth_doubts,
     idle_doubts,
@@ -47,6 +48,7 @@ def belief_rulings(result: StudyResult, candidate: VariantResult, reference: Var
         *_pass_growing(candidate, reference),
         *(Ruling("cores", "", Verdict.FAIL, doubt) for doubt in core_doubts(candidate)),
         *_noise(candidate, reference),
+        *(Ruling("fresh noise", "", Verdict.FAIL, doubt) for doubt in fresh_doubts(result, candidate)),
         *(Ruling("stages", "", Verdict.INCONCLUSIVE, doubt) for doubt in stage_doubts(result, candidate, reference)),
         *(Ruling("beside the call", "", Verdict.INCONCLUSIVE, doubt) for doubt in beside_doubts(candidate, reference)),
     ]

@@ -20,7 +20,7 @@ from sdopt.analysis.bounds import Bounds, subtract
 from sdopt.analysis.changes import changes_of
 from sdopt.analysis.doubts import disturbances, uncounted
 from sdopt.analysis.measures import MEASURES, MEMORY_RATIO, RULED, SPEEDUP, smallest_factor, with_shape
-from sdopt.analysis.ratios import exceeds, observed_speedup
+from sdopt.analysis.ratios import LogRatio, answered_speedup, exceeds, observed_speedup
 from sdopt.analysis.rounding import precision_of
 from sdopt.contract import Contract, weakest
 from sdopt.errors import UsageError
@@ -252,7 +252,7 @@ class RuleContext:
                 at.share,
                 at.disturbed if metric == SPEEDUP.name else "",
                 at.shape,
-                observed_speedup(at.candidate, at.reference) if metric == SPEEDUP.name else None,
+                _by_other_clocks(at.candidate, at.reference) if metric == SPEEDUP.name else (),
             )
             for at in (self, *self.further)
             for metric in self.claimed
@@ -427,3 +427,8 @@ class RuleContext:
             return None
         low, high = (interval.low, interval.high) if confidence else (interval.estimate, interval.estimate)
         return Bounds(interval.estimate, low, high, math.nan, interval.n, interval.unit)
+
+
+def _by_other_clocks(candidate: VariantResult, reference: VariantResult) -> tuple[LogRatio, ...]:
+    found = observed_speedup(candidate, reference), answered_speedup(candidate, reference)
+    return tuple(ratio for ratio in found if ratio is not None)

@@ -40,7 +40,8 @@ class Claim:
         share: the share of α that this look may spend.
         disturbed: what disturbed the times; "" if nothing did.
         shape: the name of the shape if the study has several; "" if it has one.
-        observed: of a speed-up, the same by the clock of the study's own process; else None.
+        observed: of a speed-up, the same by the clock of the study's own process: of the call, and from its request to
+            its answer.
     """
 
     measure: Measure
@@ -50,7 +51,7 @@ class Claim:
     share: float = 1.0
     disturbed: str = ""
     shape: str = ""
-    observed: LogRatio | None = None
+    observed: tuple[LogRatio, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,7 +66,7 @@ class Claim:
     @property
     def gains(self) -> list[LogRatio]:
         """The factor by which the candidate is better, by each clock."""
-        return [found for found in (self.gain, self.observed) if found]
+        return [found for found in (self.gain, *self.observed) if found]
 
     @property
     def p_gain(self) -> float | None:
@@ -120,17 +121,18 @@ def _result(claim: Claim, gains: bool, harms: bool, claims: int, level: float) -
     deciding = claim.gains if gains else [claim.gain]
     if (gains or harms) and all(exceeds(found.ratio, claim.floor) for found in deciding):
         return ClaimResult(claim, Answer.GAIN if gains else Answer.HARM, shown)
-    least = percent(claim.smallest)
+    counts = percent(claim.smallest)
     if bounds.high < claim.smallest:
-        return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {least}")
+        return ClaimResult(claim, Answer.NONE, f"{shown} excludes a gain of {counts}")
     if gains or harms:
         why = f"is within the A/A floor of {percent(claim.floor)}"
     elif (own := claim.gain.p_value(claim.smallest)) is not None and own <= level < (claim.p_gain or 0.0):
-        why = f"does not hold by the study's own clock, which says {claim.gains[-1].ratio:.3g}×"
+        least = min(found.ratio for found in claim.observed)
+        why = f"does not hold by the study's own clock, which says {least:.3g}×"
     elif claim.p_gain is not None and claim.p_gain <= level:
         why = f"would hold alone, but not among the study's {claims} claims (Holm)"
     else:
-        why = f"straddles a gain of {least}: more processes (protocol.replicates) would settle it"
+        why = f"straddles a gain of {counts}: more processes (protocol.replicates) would settle it"
     return ClaimResult(claim, Answer.OPEN, f"{shown} {why}")
 
 

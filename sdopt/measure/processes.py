@@ -1,11 +1,12 @@
-"""Finds all processes that a worker started, and measures their memory and their processor time while idle."""
+"""Finds all processes that a worker started, measures their memory and their idle work, and stops them meanwhile."""
 
 import ctypes
 import os
+import signal
 import stat
 import time
-from collections.abc import Iterable, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +39,37 @@ def started_by(pid: int, proc: Path = PROC) -> list[int]:
     # The kernel keeps no list of children: use the members of the process group.
     others = [int(folder.name) for folder in proc.iterdir() if folder.name.isdecimal()]
     return found[1:] + [other for other in others if other not in found and _group_of(other) == pid]
+
+
+def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
+    """Returns some processes with all their descendants and all members of their process groups, parents first."""
+    children: dict[int, list[int]] = {}
+    for folder in proc.iterdir():
+        if folder.name.isdecimal() and (fields := _fields(folder)):
+            pid, parent, group = int(folder.name), int(fields[1]), int(fields[2])
+            for above in {parent, group} - {pid}:
+                children.setdefault(above, []).append(pid)
+    found = list(dict.fromkeys(pids))
+    for known in found:
+        found += [child for child in children.get(known, []) if child not in found]
+    return found
+
+
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """Stops processes with all that they started, so that they cannot disturb what runs meanwhile."""
+    family = families_of(pids)
+    try:
+        _signal(family, signal.SIGSTOP)
+        yield
+    finally:
+        _signal(reversed(family), signal.SIGCONT)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(OSError):  # it ended meanwhile
+            os.kill(pid, number)
 
 
 def _children(folder: Path) -> list[int]:

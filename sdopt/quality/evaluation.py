@@ -85,6 +85,7 @@ class Evaluator:
 
     def trips(self, pictures: Pictures, reference: Pictures | None) -> list[BrokenImage]:
         """Finds broken images. With random weights, only values that are not finite count."""
+        changed = [BrokenImage("changed", path, "is not the file that was drawn") for path in pictures.changed]
         paired = reference is not None and reference.draws == pictures.draws
         found = tripped(
             pictures.images,
@@ -93,7 +94,7 @@ class Evaluator:
             draws=pictures.draws,
             reference=reference.images if reference is not None and paired else None,
         )
-        return [
+        return changed + [
             BrokenImage(
                 trip.wire, "" if trip.image_index is None else pictures.records[trip.image_index].path, trip.detail
             )
@@ -111,7 +112,11 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
         UsageError: features or a reference set cannot be loaded.
     """
     evaluator = Evaluator(settings)
-    drawn = {variant.name: Pictures(folder, variant.images) for variant in result.variants if variant.images}
+    drawn = {
+        variant.name: Pictures(folder, variant.images, variant.latents_digest)
+        for variant in result.variants
+        if variant.images
+    }
     baseline = drawn.get(result.baseline)
     if baseline is None:
         return

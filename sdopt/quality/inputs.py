@@ -15,8 +15,14 @@ from sdopt.quality.images import channels_first, read_images
 from sdopt.quality.paired import Lpips, PairedValues, pixel_differences
 from sdopt.quality.reference_sets import ReferenceSet, reference_set
 from sdopt.results.folders import inside
+from sdopt.results.images import digest_of
 from sdopt.results.scores import ImageRecord, Score
 from sdopt.worker.draws import LATENTS
+
+
+def latents_of(records: Sequence[ImageRecord]) -> str:
+    """Returns the path of the final latents that belong to some images, relative to the run's folder."""
+    return str(PurePosixPath(records[0].path).with_name(LATENTS))
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,14 @@ class Pictures:
 
     folder: Path
     records: Sequence[ImageRecord]
+    latents_digest: str = ""
+
+    @property
+    def changed(self) -> list[str]:
+        """The paths of the files, among images and latents, that are not what was drawn."""
+        drawn = [(record.path, record.digest) for record in self.records]
+        drawn += [(latents_of(self.records), self.latents_digest)] if self.records else []
+        return [path for path, digest in drawn if digest and digest_of(inside(self.folder, path)) != digest]
 
     @cached_property
     def images(self) -> np.ndarray:
@@ -37,7 +51,7 @@ class Pictures:
 
         The file has the latents of a whole pass; these images may be only a part of that pass.
         """
-        file = inside(self.folder, str(PurePosixPath(self.records[0].path).with_name(LATENTS)))
+        file = inside(self.folder, latents_of(self.records))
         if not file.is_file():
             return None
         latents: np.ndarray = load_file(file)["latents"].float().numpy()

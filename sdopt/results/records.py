@@ -80,6 +80,8 @@ class VariantResult:
     images: list[ImageRecord] = field(default_factory=list)
     content_key: str = ""
     """Hash of all settings that decide the images: two variants with the same key have the same images."""
+    latents_digest: str = ""
+    """SHA-256 of the file of their final latents when their worker had drawn them; "" if it is not known."""
     quality: dict[str, Score] = field(default_factory=dict)
     trips: list[BrokenImage] = field(default_factory=list)
     denoiser_calls: int | None = None

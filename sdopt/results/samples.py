@@ -187,13 +187,17 @@ class Measurement(ShapeSamples):
     """Processor time that the worker, with all that it started, used between its timed calls, as a share of that time
     on one core; None if others do not work beside it, or the kernel does not count."""
     drawn_s: list[float] = field(default_factory=list)
-    """Times, by the clock of the study's own process, of some calls with prompts of the quality pass, from noise that
-    no study has used before, made while no other process worked; of the first process of a variant alone."""
+    """Times, from request to answer, of some calls with prompts of the quality pass, from noise that no study has used
+    before, made while no other process worked; of the first process of a variant alone."""
     drawn_batch: int | None = None
     """Prompts in each of these calls."""
     drawn_beside_s: list[float] = field(default_factory=list)
     """Times of the same calls in a process of the baseline, each made right before or after the one in `drawn_s`; empty
     for the baseline itself, and if no process of it was left beside this one."""
+    fresh_errors: list[float] = field(default_factory=list)
+    """Mean squared difference of each image of these calls from the one of the baseline's call beside it."""
+    drawn_errors: list[float] = field(default_factory=list)
+    """The same of each image of the quality pass; empty without `fresh_errors`."""
     other_noise: list[float] = field(default_factory=list)
     """Mean squared difference of each image of these calls from the one of the same prompt that is kept."""
     pass_s: list[float] = field(default_factory=list)

@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 
 from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
+from sdopt.quality.inputs import latents_of
+from sdopt.results.images import digest_of
+from sdopt.results.records import VariantResult
 from sdopt.results.samples import TimedImage
 from sdopt.results.scores import ImageRecord
 from sdopt.study.fingerprint import OPTIONS
@@ -22,6 +26,9 @@ from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import SampledImage, WorkerError
+
+_FRESH_SEEDS = 2**20, 2**31
+"""Range of the seeds of noise that no run has used before."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -127,14 +134,16 @@ class _Inspection:
             requests = [drawing.request(batch) for drawing in together]
             found = self._answered([drawing.process for drawing in together], "images", requests)
             for process, records in found:
-                next(drawing for drawing in together if drawing.process is process).records += records
+                next(drawing for drawing in together if drawing.process is process).receive(records)
                 run.progress.advance()
         for drawing in passes:
             if drawing.drawn:
                 for process, figures in self._ask([drawing.process], "images", PipelineHost.pass_figures):
                     process.measurement.pass_s, process.measurement.pass_held_gib = figures
             if living([drawing.process]):
-                drawing.process.row.content_key, drawing.process.row.images = drawing.finish()
+                row = drawing.process.row
+                row.content_key, row.images = drawing.finish()
+                row.latents_digest = digest_of(run.folder / latents_of(row.images)) if row.images else ""
 
     def _time_again(self, drawing: "_Pass") -> None:
         """Repeats some calls of a pass, made like timed calls, with noise that no run has used before.
@@ -146,20 +155,24 @@ class _Inspection:
         given = process.variant.workload.latents is not None
         for batch in _chosen_again(process, drawing.draw):
             pair = [process, *_partner(self.run, process)]
+            fresh = random.randrange(*_FRESH_SEEDS)  # another one each time, so that no option can tell it to another
             seconds: dict[bool, float] = {}
+            pixels: dict[bool, list[SampledImage]] = {}
             for one in random.sample(pair, len(pair)):
                 own = draw_of(one.variant, self.run.drawing_batch)
-                draw = own if given else replace(own, seed=self.run.unseen)
-                for _, images in self._ask([one], "images", PipelineHost.draw_again, batch % own.calls, draw):
-                    if one is process:
-                        (process.images if given else process.afresh).extend(images)
-                    if one.worker.observed_s is not None:
-                        seconds[one is process] = one.worker.observed_s
+                draw = own if given else replace(own, seed=fresh)
+                with self.run.alone(one):
+                    answers = self._ask([one], "images", PipelineHost.draw_again, batch % own.calls, draw)
+                for _, pixels[one is process] in answers:
+                    seconds[one is process] = one.worker.passed_s
                 self.run.progress.advance()
+            (process.images if given else process.afresh).extend(pixels.get(True, []))
             if len(seconds) == len(pair):
                 measurement.drawn_batch = drawing.draw.batch_size
                 measurement.drawn_s.append(seconds[True])
                 measurement.drawn_beside_s += [seconds[False]] if len(pair) > 1 else []
+            if not given and len(pixels) == 2 and process.variant.pictured == pair[1].variant.pictured:
+                measurement.fresh_errors += _errors(pixels[True], pixels[False])
 
     def _ask(
         self,
@@ -256,6 +269,10 @@ class _Pass:
         """Returns a function that begins one batch."""
         return partial(self.process.worker.begin, PipelineHost.generate, batch, self.draw, self._folder)
 
+    def receive(self, records: Sequence[ImageRecord]) -> None:
+        """Notes images that were drawn, with the digests of their files, so that nothing can exchange them later."""
+        self.records += [replace(record, digest=digest_of(self._folder / record.path)) for record in records]
+
     def finish(self) -> tuple[str, list[ImageRecord]]:
         """Keeps whole passes in the cache; returns the content key, and the images by their paths in the run."""
         if self.whole:
@@ -281,6 +298,8 @@ def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
 
     measurement = process.measurement
     measurement.timed_images += [TimedImage(i.prompt_index, i.image_index, error(i)) for i in process.images]
+    if measurement.fresh_errors:
+        measurement.drawn_errors = _drawn_errors(run, process.row)
     measurement.other_noise += [found for image in process.afresh if (found := error(image)) is not None]
     process.images, process.afresh = [], []
 
@@ -288,12 +307,31 @@ def _hold_against_drawn(run: StudyRun, process: VariantProcess) -> None:
 def _squared_difference(pixels: np.ndarray, file: Path) -> float | None:
     """Returns the mean squared difference of pixels in 0…1 to a file; None if that has no image of the same size."""
     try:
-        drawn = read_image(file)
+        return _error(pixels, read_image(file))
     except UsageError:
         return None
-    if drawn.shape != pixels.shape:
-        return None
-    return float(np.mean(np.square(drawn / 255 - pixels / 255)))
+
+
+def _error(mine: np.ndarray, other: np.ndarray) -> float | None:
+    """Returns the mean squared difference of pixels in 0…1; None if the two differ in size."""
+    return float(np.mean(np.square(mine / 255 - other / 255))) if mine.shape == other.shape else None
+
+
+def _errors(mine: Sequence[SampledImage], other: Sequence[SampledImage]) -> list[float]:
+    """Returns the error of each image that has the size of its counterpart."""
+    pairs = [_error(one.pixels, two.pixels) for one, two in zip(mine, other, strict=False)]
+    return [error for error in pairs if error is not None]
+
+
+def _drawn_errors(run: StudyRun, row: VariantResult) -> list[float]:
+    """Returns the error of each drawn image of a variant, compared with the baseline's."""
+    baseline = run.result.variant(run.result.baseline).images
+    found = []
+    for mine, other in zip(row.images, baseline, strict=False):
+        with suppress(UsageError):
+            error = _squared_difference(read_image(run.folder / mine.path), run.folder / other.path)
+            found += [] if error is None else [error]
+    return found
 
 
 def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
@@ -310,7 +348,7 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
                 if not drawing.fetch():
                     for batch in range(draw.calls):
                         run.progress.phase(process.row.name, "images")
-                        drawing.records += drawing.request(batch)()()
+                        drawing.receive(drawing.request(batch)()())
                         run.progress.advance()
                 _, run.result.redrawn[kind] = drawing.finish()
                 break

@@ -145,9 +145,10 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
     samples, count = process.measurement.shapes[shape_index], len(process.given)
     batch = next_batch(run, process, shape_index, 1 + run.warmup + number)
     samples.repeated += len(process.given) == count
-    meter = InterferenceMeter(process.worker.pid)
-    call = process.worker.time_once(shape_index, batch)
-    found = meter.stop(call.seconds)
+    with run.alone(process):
+        meter = InterferenceMeter(process.worker.pid)
+        call = process.worker.time_once(shape_index, batch)
+        found = meter.stop(call.seconds)
     _rest(process)
     if call.absurd:
         raise WorkerError(Status.FAILED, call.absurd)

@@ -1,14 +1,14 @@
 """Holds the state of a running study: its processes, its current session, and its result so far."""
 
 import math
-import random
 import re
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdopt.locks import Presence
-from sdopt.measure.processes import IdleMeter
+from sdopt.measure.processes import IdleMeter, stopped
 from sdopt.results.files import write_result
 from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult
 from sdopt.results.samples import Measurement
@@ -103,8 +103,6 @@ class StudyRun:
     """Rounds of the current session."""
     operations: dict[str, float | None] = field(default_factory=dict)
     """TFLOP of one image, by the work that variants share."""
-    unseen: int = field(default_factory=lambda: random.randrange(2**40, 2**52))
-    """A noise seed that no earlier run has used, so that no option can know it; all variants share it."""
     unwritten: bool = False
     """Whether `result.json` could not be written the last time."""
 
@@ -167,6 +165,10 @@ class StudyRun:
     def living(self) -> list[VariantProcess]:
         """The processes that have a worker now."""
         return [process for process in self.processes if process.running is not None]
+
+    def alone(self, process: VariantProcess) -> AbstractContextManager[None]:
+        """Returns a context in which all workers but one are stopped, with all that they started."""
+        return stopped([other.worker.pid for other in self.living if other is not process and other.worker.alive])
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Changes the schedule of the current session; the drift of earlier blocks is kept."""

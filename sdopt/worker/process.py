@@ -64,6 +64,8 @@ class Worker:
         self._log = log
         self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
         self._marks: dict[Mark, float] = {}
+        self._asked = self._answered = 0.0
+        self._marked_again = False
         cache = scratch / log.stem
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
 
@@ -87,6 +89,11 @@ class Worker:
             return None
         return self._marks[Mark.ENDED] - self._marks[Mark.BEGUN]
 
+    @property
+    def passed_s(self) -> float:
+        """Seconds from the last request to its answer, by the parent's clock: its call, and all work around it."""
+        return self._answered - self._asked
+
     def hello(self) -> None:
         """Waits until the process has started."""
         self._ask(PipelineHost.hello)
@@ -100,11 +107,10 @@ class Worker:
 
         With `memory`, also measures the peak memory of the call.
         """
-        asked = time.perf_counter()
         call = self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
-        observed_s, passed_s = self.observed_s, time.perf_counter() - asked
-        around_s = None if observed_s is None else passed_s - observed_s
-        over_after_s = self._marks.get(Mark.ENDED, asked) - asked
+        observed_s = self.observed_s
+        around_s = None if observed_s is None else self.passed_s - observed_s
+        over_after_s = self._marks.get(Mark.ENDED, self._asked) - self._asked
         # A separate request, so that reading the memory of a compiler's many processes is not work around the call.
         held_gib = self._ask(PipelineHost.held_gib)
         return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s, held_gib=held_gib)
@@ -125,16 +131,21 @@ class Worker:
         def answer() -> R:
             with self._reporting_deaths(name):
                 found: R = self._child.receive(self._timeout_s, self._note)
+            self._answered = time.perf_counter()
+            if self._marked_again:
+                raise WorkerError(Status.FAILED, f"it marked the start or the end of '{name}' more than once")
             return found
 
-        self._marks = {}
+        self._marks, self._marked_again = {}, False
+        self._asked = time.perf_counter()
         with self._reporting_deaths(name):
             self._child.send((name, args, kwargs))
         return answer
 
     def _note(self, content: Mark | float) -> None:
         if isinstance(content, Mark):
-            self._marks[content] = time.perf_counter()
+            self._marked_again = self._marked_again or content in self._marks
+            self._marks.setdefault(content, time.perf_counter())
         else:
             self._called(content)
 

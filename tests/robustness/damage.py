@@ -71,6 +71,7 @@ def _complete(measurement: Measurement) -> None:
     measurement.idle_cpu, measurement.energy_j, measurement.other_noise = 0.0, [1.0], [0.1]
     measurement.drawn_s, measurement.drawn_batch = [a_call] * 3, 1
     measurement.drawn_beside_s = [a_call] * 3
+    measurement.fresh_errors, measurement.drawn_errors = [0.1], [0.1]
     measurement.pass_s, measurement.pass_held_gib = [a_call] * 10, [0.1] * 10
 
 
