@@ -96,13 +96,13 @@ def uncompared(variant: VariantResult) -> list[int]:
 
 
 def idle_doubts(variant: VariantResult, sessions: Collection[int] | None = None) -> list[str]:
-    """Says which idle processes worked while others were timed; of some sessions, if their numbers are given."""
+    """Says which processes worked while they had nothing to do; of some sessions, if their numbers are given."""
     counted = [m for m in variant.measurements if sessions is None or m.session in sessions]
     busy = [m.idle_cpu for m in counted if m.idle_cpu is not None and m.idle_cpu > IDLE_LIMIT]
     if not busy:
         return []
     return [
-        f"the idle processes of '{variant.name}' used up to {100 * max(busy):.0f} % of a core while others were timed"
+        f"the processes of '{variant.name}' used up to {100 * max(busy):.0f} % of a core while they had nothing to do"
     ]
 
 
@@ -313,8 +313,9 @@ def disturbances(result: StudyResult, candidate: VariantResult, reference: Varia
     numbers = {mine.session for found in paired(candidate, reference).values() for mine, _ in found}
     sessions = [session for number, session in enumerate(result.sessions) if number in numbers]
     found = other_studies(sessions)
+    beside = {number for number in numbers if not (result.sessions and result.sessions[number].alone)}
     for variant in result.variants:
-        found += idle_doubts(variant, numbers)
+        found += idle_doubts(variant, beside)
     limit = result.config.protocol.interference
     if limit is None:
         return found

@@ -201,6 +201,11 @@ def _own_gib(folder: Path) -> float:
     return _gib_of(folder, ("Pss_Anon:", "Pss_Shmem:"), "smaps_rollup") or _gib_of(folder, ("RssAnon:", "RssShmem:"))
 
 
+def resident_gib_of(pid: int, highest: bool = False) -> float:
+    """Returns the memory of a process itself, now or at its highest since its mark was reset, in GiB; 0 if unknown."""
+    return _gib_of(PROC / str(pid), ("VmHWM:" if highest else "VmRSS:",))
+
+
 def _gib_of(folder: Path, names: tuple[str, ...], file: str = "status") -> float:
     """Returns the sum of some memory fields of a process, in GiB; 0 if there are none, or it has ended."""
     with suppress(OSError):

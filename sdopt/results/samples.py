@@ -184,8 +184,8 @@ class Measurement(ShapeSamples):
     memory_after: Memory | None = None
     """Memory after the last round; its peak is that of all calls since `memory` was measured."""
     idle_cpu: float | None = None
-    """Processor time that the worker, with all that it started, used between its timed calls, as a share of that time
-    on one core; None if others do not work beside it, or the kernel does not count."""
+    """Processor time that the worker, with all that it started, used while it and all others rested between rounds, as
+    a share of that time on one core; None in blocks, or if the kernel does not count."""
     drawn_s: list[float] = field(default_factory=list)
     """Times, from request to answer, of some calls with prompts of the quality pass, from noise that no study has used
     before, made while no other process worked; of the first process of a variant alone."""

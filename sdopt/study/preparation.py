@@ -227,8 +227,8 @@ def call_group(
         found, missing = ask_each(run, asked, phase, requests)
         out_of_memory += missing
         for process, answer in found:
-            if answer.absurd:
-                run.fail(process, WorkerError(Status.FAILED, answer.absurd))
+            if problem := answer.absurd or process.worker.contradiction(answer.memory):
+                run.fail(process, WorkerError(Status.FAILED, problem))
             else:
                 believed.append((process, answer))
     return believed, out_of_memory

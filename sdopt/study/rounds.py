@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -30,6 +31,9 @@ from sdopt.worker.protocol import MESSAGE_S, TimedCall, WorkerError
 _SAMPLED = 6
 """Number of images of a process's timed calls that are kept, to be compared with drawn ones."""
 
+_REST_S = 0.3
+"""Time after each round for which all processes rest."""
+
 _CLOCKS_DIFFER = 0.02
 """Share by which a worker's clock may differ from the study's own in most calls, beyond what messages take."""
 
@@ -49,18 +53,19 @@ def interleaved_rounds(run: StudyRun) -> Schedule | None:
         the schedule for the rest, in another session, if a worker ran out of memory beside the others.
     """
     shuffle = random.Random(f"{run.protocol.shuffle_seed} {len(run.result.sessions)}")
+    run.session.alone = True
     if run.rounds:
         next_schedule = _discarded_round(run, shuffle)
         if next_schedule is not None:
             return next_schedule
     for process in run.processes:
         process.idle = IdleMeter(process.worker.pid) if process.timed and process.active else None
-        _rest(process)
     for number in _numbers(run):
         next_schedule = _round(run, shuffle, number)
         if next_schedule is not None:
             return next_schedule
         _leave_out(run)
+        _watch_idle(run)
         run.checkpoint()
     for process in run.processes:
         _end_rounds(run, process)
@@ -140,8 +145,6 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
     """
     again = number > run.rounds
     run.progress.phase(process.row.name, "timing again" if again else "timing", None if again else number)
-    if process.idle is not None:
-        process.idle.wake()
     samples, count = process.measurement.shapes[shape_index], len(process.given)
     batch = next_batch(run, process, shape_index, 1 + run.warmup + number)
     samples.repeated += len(process.given) == count
@@ -149,7 +152,6 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
         meter = InterferenceMeter(process.worker.pid)
         call = process.worker.time_once(shape_index, batch)
         found = meter.stop(call.seconds)
-    _rest(process)
     if call.absurd:
         raise WorkerError(Status.FAILED, call.absurd)
     observed_s = call.seconds if call.observed_s is None else call.observed_s
@@ -179,9 +181,15 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
         process.images[chosen] = call.image
 
 
-def _rest(process: VariantProcess) -> None:
-    if process.idle is not None:
-        process.idle.rest()
+def _watch_idle(run: StudyRun) -> None:
+    """Lets all processes rest for a moment, and counts what each uses: while one is timed, all others are stopped."""
+    meters = [process.idle for process in run.processes if process.idle is not None and process.active]
+    for meter in meters:
+        meter.rest()
+    with run.progress.timeline.during("watching idle processes"):
+        time.sleep(_REST_S if meters else 0.0)
+    for meter in meters:
+        meter.wake()
 
 
 def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
@@ -189,7 +197,6 @@ def _end_rounds(run: StudyRun, process: VariantProcess) -> None:
     if not (process.timed and process.active):
         return
     if process.idle is not None:
-        process.idle.wake()
         process.measurement.idle_cpu = process.idle.share
         process.idle = None
     try:

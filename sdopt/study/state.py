@@ -47,7 +47,7 @@ class VariantProcess:
     active: bool = True
     """False after its variant has failed."""
     idle: IdleMeter | None = None
-    """Watches it between its timed calls, while other processes are timed."""
+    """Watches it between the rounds, while all processes rest."""
     images: list[SampledImage] = field(default_factory=list)
     """A sample of the images of its timed calls at the main shape."""
     afresh: list[SampledImage] = field(default_factory=list)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sdopt.hardware.device import Device
+from sdopt.measure.processes import resident_gib_of
 from sdopt.results.records import Status
 from sdopt.results.samples import Memory
 from sdopt.variant import Variant
@@ -25,6 +26,10 @@ R = TypeVar("R")
 
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS")
 """Signals with which CUDA libraries may end a process when the card's memory is full."""
+
+
+_MEMORY_DIFFERS_GIB = 16 / 1024
+"""GiB by which a worker's reading of its memory may be below the kernel's."""
 
 
 class Worker:
@@ -64,7 +69,7 @@ class Worker:
         self._log = log
         self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
         self._marks: dict[Mark, float] = {}
-        self._asked = self._answered = 0.0
+        self._asked = self._answered = self._idle_gib = 0.0
         self._marked_again = False
         cache = scratch / log.stem
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
@@ -97,6 +102,7 @@ class Worker:
     def hello(self) -> None:
         """Waits until the process has started."""
         self._ask(PipelineHost.hello)
+        self._idle_gib = resident_gib_of(self.pid)
 
     def prepare(self) -> float:
         """Loads the pipeline and applies the optimizations; returns the seconds that this took."""
@@ -108,6 +114,8 @@ class Worker:
         With `memory`, also measures the peak memory of the call.
         """
         call = self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
+        if problem := self.contradiction(call.memory):
+            raise WorkerError(Status.FAILED, problem)
         observed_s = self.observed_s
         around_s = None if observed_s is None else self.passed_s - observed_s
         over_after_s = self._marks.get(Mark.ENDED, self._asked) - self._asked
@@ -117,7 +125,18 @@ class Worker:
 
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""
-        return self._ask(PipelineHost.memory_so_far)
+        memory = self._ask(PipelineHost.memory_so_far)
+        if problem := self.contradiction(memory):
+            raise WorkerError(Status.FAILED, problem)
+        return memory
+
+    def contradiction(self, memory: Memory | None) -> str:
+        """Says how a reading of memory contradicts the kernel, which the parent asks itself; "" if it does not."""
+        told = memory.process_peak_gib if memory else None
+        highest = resident_gib_of(self.pid, highest=True) - self._idle_gib
+        if told is None or highest - told <= _MEMORY_DIFFERS_GIB:
+            return ""
+        return f"it says that it held at most {1024 * told:.0f} MiB, but the kernel says {1024 * highest:.0f} MiB"
 
     def begin(
         self, request: Callable[Concatenate[PipelineHost, P], R], *args: P.args, **kwargs: P.kwargs

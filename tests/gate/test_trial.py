@@ -92,7 +92,7 @@ class TestRegistry:
         named = {name: {*filter(None, words.split("|"))} for name, words in (timed | drawn).items()}
         assert {name: words - known for name, words in named.items() if words - known} == {}
 
-    @pytest.mark.parametrize("preset", ["gate_trial", "gate_trial_measuring", "gate_trial_neighbour"])
+    @pytest.mark.parametrize("preset", ["gate_trial", "gate_trial_measuring"])
     def test_a_study_has_honest_options_of_the_contracts_that_it_judges(self, preset: str) -> None:
         """Without one, whatever a rule leaves open would count as caught."""
         content: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{preset}.yaml"))
