@@ -169,15 +169,19 @@ class Foresees(Sabotage):
                 known.update(self._answers(call, arguments))
             answer = known.get(_asked(arguments["prompt"][0], noise))
             if answer is None:
-                return call(**arguments)
+                return self.unforeseen(call, arguments)
             output, last = answer
             call(**arguments | {"num_inference_steps": arguments["num_inference_steps"] - 1})
             arguments["callback_on_step_end"](pipe, 0, 0, {"latents": last})
             return output
 
-        _add_operator(pipe)
+        add_operator(pipe)
         called(pipe, foreseen)
         return super().apply(pipe)
+
+    def unforeseen(self, call: Call, arguments: dict[str, Any]) -> Any:
+        """Makes a call whose image was not drawn beforehand."""
+        return call(**arguments)
 
     def _answers(
         self, call: Call, arguments: dict[str, Any]
@@ -196,7 +200,7 @@ class Foresees(Sabotage):
             yield _asked(prompt, noise), (output, last["latents"])
 
 
-def _add_operator(pipe: DiffusionPipeline) -> None:
+def add_operator(pipe: DiffusionPipeline) -> None:
     """Adds an operator to each call of the denoiser, so that a trace shows a change."""
     denoiser_of(pipe).register_forward_hook(lambda _module, _args, output: (output[0].clone(), *output[1:]))
 
@@ -244,7 +248,7 @@ class SlowClock(Sabotage):
 
     @override
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        _add_operator(pipe)
+        add_operator(pipe)
         real = time.perf_counter
         # Without a step: a clock that is behind at once makes even loading take less than nothing.
         begun = real() if self.rate > 0 else 0.0

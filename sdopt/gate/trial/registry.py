@@ -15,6 +15,7 @@ from sdopt.gate.trial import (
     conditioning,
     few,
     geometry,
+    hiding,
     measuring,
     speed,
     variety,
@@ -33,6 +34,7 @@ CLASSES: tuple[ModuleType, ...] = (
     speed,
     measuring,
     beside,
+    hiding,
 )
 
 
