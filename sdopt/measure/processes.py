@@ -56,11 +56,12 @@ def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
 
 
 @contextmanager
-def stopped(pids: Sequence[int]) -> Iterator[None]:
-    """Stops processes with all that they started, so that they cannot disturb what runs meanwhile."""
-    family = families_of(pids)
+def alone(pid: int, others: Sequence[int]) -> Iterator[None]:
+    """Stops other processes with all that they started, so that they cannot disturb one that works meanwhile."""
+    family = families_of(others)
     try:
         _signal(family, signal.SIGSTOP)
+        _signal(families_of([pid]), signal.SIGCONT)  # one of them may have stopped it
         yield
     finally:
         _signal(reversed(family), signal.SIGCONT)

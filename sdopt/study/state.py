@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdopt.locks import Presence
-from sdopt.measure.processes import IdleMeter, stopped
+from sdopt.measure.processes import IdleMeter, alone
 from sdopt.results.files import write_result
 from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult
 from sdopt.results.samples import Measurement
@@ -168,7 +168,8 @@ class StudyRun:
 
     def alone(self, process: VariantProcess) -> AbstractContextManager[None]:
         """Returns a context in which all workers but one are stopped, with all that they started."""
-        return stopped([other.worker.pid for other in self.living if other is not process and other.worker.alive])
+        others = [other.worker.pid for other in self.living if other is not process and other.worker.alive]
+        return alone(process.worker.pid, others)
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Changes the schedule of the current session; the drift of earlier blocks is kept."""
