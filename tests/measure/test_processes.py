@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sdopt.measure.processes import IdleMeter, files_in_memory, held_elsewhere, started_by
+from sdopt.measure.processes import IdleMeter, alone, files_in_memory, held_elsewhere, started_by
 
 HOLDING = "import time; held = b'x' * (64 << 20); print(flush=True); time.sleep(60)"
 BURNING = "print(flush=True)\nwhile True: pass"
@@ -117,3 +118,33 @@ def test_work_that_was_asked_for_is_none() -> None:
     meter.rest()
     meter.wake()
     assert meter.share == 0
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+CHILD_OF_ITS_OWN = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_others_are_stopped_with_all_that_they_started_and_one_goes_on() -> None:
+    program = [sys.executable, "-S", "-c", CHILD_OF_ITS_OWN]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        child = int(other.stdout.readline())
+        try:
+            with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as one:
+                os.kill(one.pid, signal.SIGSTOP)
+                with alone(one.pid, [other.pid]):
+                    assert [state_of(other.pid), state_of(child)] == ["T", "T"]
+                    assert state_of(one.pid) != "T"
+                assert "T" not in (state_of(other.pid), state_of(child))
+                one.kill()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            other.kill()

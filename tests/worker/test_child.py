@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,3 +152,29 @@ if __name__ == "__main__":
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "was killed, but has not ended within 0.2 s" in done.stderr
+
+    def test_of_one_that_is_stopped_when_the_parent_is_killed(self) -> None:
+        """A stopped process cannot see by itself that its parent has died."""
+        code = """
+import os
+import time
+from sdopt.measure.processes import alone
+from sdopt.worker.child import ChildProcess
+from sdopt.worker.forkserver import start_fork_server
+from tests.worker.test_child import sleeper
+
+if __name__ == "__main__":
+    child = ChildProcess(start_fork_server(), sleeper)
+    child.receive()
+    with alone(os.getpid(), [child.pid]):
+        print(child.pid, flush=True)
+        time.sleep(600)
+"""
+        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout
+            pid = int(parent.stdout.readline())
+            parent.kill()
+        end = time.monotonic() + 60
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{pid}").exists()
