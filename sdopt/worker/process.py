@@ -69,7 +69,8 @@ class Worker:
         self._log = log
         self._memory_signals = ("SIGKILL", *_CRASHES) if device.is_cuda else ("SIGKILL",)
         self._marks: dict[Mark, float] = {}
-        self._asked = self._answered = self._idle_gib = 0.0
+        self._asked = self._answered = 0.0
+        self._idle_gib: float | None = None
         self._marked_again = False
         cache = scratch / log.stem
         self._child = ChildProcess(context, serve, variant, device, log, cache, scratch=scratch, warn=warn)
@@ -133,8 +134,10 @@ class Worker:
     def contradiction(self, memory: Memory | None) -> str:
         """Says how a reading of memory contradicts the kernel, which the parent asks itself; "" if it does not."""
         told = memory.process_peak_gib if memory else None
+        if told is None or self._idle_gib is None:
+            return ""
         highest = resident_gib_of(self.pid, highest=True) - self._idle_gib
-        if told is None or highest - told <= _MEMORY_DIFFERS_GIB:
+        if highest - told <= _MEMORY_DIFFERS_GIB:
             return ""
         return f"it says that it held at most {1024 * told:.0f} MiB, but the kernel says {1024 * highest:.0f} MiB"
 

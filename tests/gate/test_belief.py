@@ -319,6 +319,28 @@ class TestGainWhenDrawn:
         assert ruling(result, "gain when drawn").verdict is Verdict.INCONCLUSIVE
 
 
+class TestFreshNoise:
+    @pytest.mark.parametrize(
+        ("fresh", "drawn", "fails"),
+        [
+            ([0.0] * 5, [0.0] * 48, False),
+            ([2e-6] * 5, [0.5e-6] * 48, False),  # rounding
+            ([0.0] * 4 + [0.01], [0.0] * 48, True),
+            ([0.01] * 5, [0.002 * (1 + number / 24) for number in range(48)], True),
+            ([0.004, 0.001, 0.003, 0.002, 0.0035], [0.0001 * number for number in range(48)], False),
+            ([0.02] * 3, [0.01, 0.02], False),  # too few to tell
+        ],
+    )
+    def test_makes_images_as_far_from_the_baselines(self, fresh: list[float], drawn: list[float], fails: bool) -> None:
+        candidate = variant("it")
+        candidate.measurements[0].fresh_errors, candidate.measurements[0].drawn_errors = fresh, drawn
+        found = [each for each in judged(study(candidate)).rulings if each.rule == "fresh noise"]
+        assert [each.verdict for each in found] == [Verdict.FAIL] * fails
+
+    def test_may_not_be_known_where_there_was_no_baseline_beside(self) -> None:
+        assert not [each for each in judged(study(variant("it"))).rulings if each.rule == "fresh noise"]
+
+
 class TestTwoClocks:
     """A gain has to show by the clock of the study's own process, too."""
 
@@ -345,6 +367,16 @@ class TestTwoClocks:
         assert found.gains == []
         assert found.claims["speedup"] > 0.05
         assert found.verdict is Verdict.INCONCLUSIVE
+
+    def test_work_before_and_after_a_call_counts_in_its_gain(self) -> None:
+        """Within what `beside the call` allows."""
+        result = self.clocked(1.0, seconds=0.1 / 1.3)
+        for row in result.variants:
+            for measurement in row.measurements:
+                more_s = 0.1 - 0.1 / 1.3 if row.name == "it" else 0.0
+                measurement.around_s = [0.01 + more_s] * len(measurement.latency_s)
+        assert ruling(result, "must pay").verdict is Verdict.INCONCLUSIVE
+        assert "does not hold by the study's own clock, which says 0.998×" in ruling(result, "must pay").reason
 
     def test_an_honest_gain_of_8_percent_passes(self) -> None:
         result = self.clocked(1.0, seconds=0.1 / 1.08)
