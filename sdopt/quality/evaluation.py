@@ -85,7 +85,7 @@ class Evaluator:
 
     def trips(self, pictures: Pictures, reference: Pictures | None) -> list[BrokenImage]:
         """Finds broken images. With random weights, only values that are not finite count."""
-        changed = [BrokenImage("changed", path, "is not the file that was drawn") for path in pictures.changed]
+        changed = [BrokenImage("changed", path, "it is not the file that was drawn") for path in pictures.changed]
         paired = reference is not None and reference.draws == pictures.draws
         found = tripped(
             pictures.images,

@@ -137,7 +137,7 @@ class VariantResult:
     def broken_images(self) -> int:
         """Number of images that tripped a wire; all of them if a tripwire for all images together tripped."""
         tripped = {trip.path for trip in self.trips}
-        return len(self.images) if "" in tripped else len(tripped)
+        return len(self.images) if "" in tripped else sum(image.path in tripped for image in self.images)
 
 
 @dataclass
