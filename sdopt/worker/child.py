@@ -17,7 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from sdopt.worker.forkserver import StartContext, start
+from sdopt.worker.forkserver import StartContext, let_the_server_end, start
 
 KILL_LIMIT_S = 10.0
 """Seconds that the kernel may take to end a killed process; a process that waits in a driver may never end."""
@@ -229,6 +229,7 @@ def _main(
     """Leaves the parent's process group, and runs `target`; the child's main function."""
     os.setsid()
     # While another process is timed, the parent stops this one. If it dies then, its server ends and wakes this one.
+    let_the_server_end()
     ctypes.CDLL(None).prctl(_SET_SIGNAL_OF_PARENTS_DEATH, signal.SIGCONT, 0, 0, 0)
     threading.Thread(target=_end_with_the_parent, args=(life, scratch), daemon=True).start()
     target(connection, *arguments)

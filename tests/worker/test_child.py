@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ class TestKill:
         child = ChildProcess(context, sleeper, warn=warnings.append)
         child.receive()
         yield child, warnings
-        os.kill(child.pid, 9)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.kill(child.pid, 9)
 
     def test_gives_up_after_a_limit_with_a_warning(
         self, sleeping: tuple[ChildProcess, list[str]], monkeypatch: pytest.MonkeyPatch
@@ -164,15 +166,18 @@ from sdopt.worker.forkserver import start_fork_server
 from tests.worker.test_child import sleeper
 
 if __name__ == "__main__":
-    child = ChildProcess(start_fork_server(), sleeper)
-    child.receive()
-    with alone(os.getpid(), [child.pid]):
-        print(child.pid, flush=True)
+    children = [ChildProcess(start_fork_server(), sleeper) for _ in range(2)]
+    for child in children:
+        child.receive()
+    with alone(children[0].pid, [children[1].pid]):
+        print(children[1].pid, flush=True)
         time.sleep(600)
 """
         with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout
             pid = int(parent.stdout.readline())
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            assert state == "T"
             parent.kill()
         end = time.monotonic() + 60
         while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
