@@ -56,12 +56,12 @@ def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
 
 
 @contextmanager
-def alone(pid: int, others: Sequence[int]) -> Iterator[None]:
-    """Stops other processes with all that they started, so that they cannot disturb one that works meanwhile."""
+def alone(working: Sequence[int], others: Sequence[int]) -> Iterator[None]:
+    """Stops other processes with all that they started, so that they cannot disturb those that work meanwhile."""
     family = families_of(others)
     try:
         _signal(family, signal.SIGSTOP)
-        _signal(families_of([pid]), signal.SIGCONT)  # one of them may have stopped it
+        _signal(families_of(working), signal.SIGCONT)  # one of them may have stopped it
         yield
     finally:
         _signal(reversed(family), signal.SIGCONT)

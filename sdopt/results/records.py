@@ -193,7 +193,7 @@ class MeasurementSession:
     disturbed_by: list[str] = field(default_factory=list)
     """Other studies that were measured on the same device at the same time."""
     alone: bool = False
-    """Whether all other workers of the study were stopped while a call was timed."""
+    """Whether all other workers of the study were stopped while one worked."""
 
 
 @dataclass

@@ -161,8 +161,7 @@ class _Inspection:
             for one in random.sample(pair, len(pair)):
                 own = draw_of(one.variant, self.run.drawing_batch)
                 draw = own if given else replace(own, seed=fresh)
-                with self.run.alone(one):
-                    answers = self._ask([one], "images", PipelineHost.draw_again, batch % own.calls, draw)
+                answers = self._ask([one], "images", PipelineHost.draw_again, batch % own.calls, draw)
                 for _, pixels[one is process] in answers:
                     seconds[one is process] = one.worker.passed_s
                 self.run.progress.advance()
@@ -348,7 +347,8 @@ def _draw_floors(run: StudyRun, process: VariantProcess) -> None:
                 if not drawing.fetch():
                     for batch in range(draw.calls):
                         run.progress.phase(process.row.name, "images")
-                        drawing.receive(drawing.request(batch)()())
+                        with run.alone([process]):
+                            drawing.receive(drawing.request(batch)()())
                         run.progress.advance()
                 _, run.result.redrawn[kind] = drawing.finish()
                 break

@@ -258,7 +258,7 @@ def ask_each(
     requests: Sequence[Callable[[], Callable[[], T]]],
     lenient: bool = False,
 ) -> tuple[list[tuple[VariantProcess, T]], OutOfMemory]:
-    """Sends one request to each of several workers at once.
+    """Sends one request to each of several workers at once, while all others are stopped.
 
     Args:
         run: the study.
@@ -275,7 +275,9 @@ def ask_each(
     run.progress.together([process.row.name for process in asked], phase)
     good: list[tuple[VariantProcess, T]] = []
     out_of_memory: OutOfMemory = []
-    for process, answer in zip(asked, answers_of(requests), strict=True):
+    with run.alone(asked):
+        answers = answers_of(requests)
+    for process, answer in zip(asked, answers, strict=True):
         if not isinstance(answer, WorkerError):
             good.append((process, answer))
         elif lenient and answer.status is Status.FAILED:

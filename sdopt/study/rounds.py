@@ -148,7 +148,7 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
     samples, count = process.measurement.shapes[shape_index], len(process.given)
     batch = next_batch(run, process, shape_index, 1 + run.warmup + number)
     samples.repeated += len(process.given) == count
-    with run.alone(process):
+    with run.alone([process]):
         meter = InterferenceMeter(process.worker.pid)
         call = process.worker.time_once(shape_index, batch)
         found = meter.stop(call.seconds)

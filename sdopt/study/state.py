@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from sdopt.worker.process import Worker
 from sdopt.worker.protocol import SampledImage, WorkerError
 
 
-@dataclass
+@dataclass(eq=False)
 class VariantProcess:
     """One process of one variant in one session, with the `Measurement` that receives its samples.
 
@@ -166,10 +167,10 @@ class StudyRun:
         """The processes that have a worker now."""
         return [process for process in self.processes if process.running is not None]
 
-    def alone(self, process: VariantProcess) -> AbstractContextManager[None]:
-        """Returns a context in which all workers but one are stopped, with all that they started."""
-        others = [other.worker.pid for other in self.living if other is not process and other.worker.alive]
-        return alone(process.worker.pid, others)
+    def alone(self, working: Sequence[VariantProcess]) -> AbstractContextManager[None]:
+        """Returns a context in which all workers but some are stopped, with all that they started."""
+        known = [(process.worker.pid, process in working) for process in self.living if process.worker.alive]
+        return alone([pid for pid, works in known if works], [pid for pid, works in known if not works])
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Changes the schedule of the current session; the drift of earlier blocks is kept."""

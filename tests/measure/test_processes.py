@@ -140,7 +140,7 @@ def test_others_are_stopped_with_all_that_they_started_and_one_goes_on() -> None
         try:
             with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as one:
                 os.kill(one.pid, signal.SIGSTOP)
-                with alone(one.pid, [other.pid]):
+                with alone([one.pid], [other.pid]):
                     assert [state_of(other.pid), state_of(child)] == ["T", "T"]
                     assert state_of(one.pid) != "T"
                 assert "T" not in (state_of(other.pid), state_of(child))

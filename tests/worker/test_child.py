@@ -169,7 +169,7 @@ if __name__ == "__main__":
     children = [ChildProcess(start_fork_server(), sleeper) for _ in range(2)]
     for child in children:
         child.receive()
-    with alone(children[0].pid, [children[1].pid]):
+    with alone([children[0].pid], [children[1].pid]):
         print(children[1].pid, flush=True)
         time.sleep(600)
 """
