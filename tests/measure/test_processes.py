@@ -149,7 +149,8 @@ def test_others_are_stopped_with_all_that_they_started_and_one_goes_on() -> None
             with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as one:
                 os.kill(one.pid, signal.SIGSTOP)
                 with alone([one.pid], [other.pid]):
-                    assert stopped(other.pid) and stopped(child)
+                    assert stopped(other.pid)
+                    assert stopped(child)
                     assert state_of(one.pid) != "T"
                 assert "T" not in (state_of(other.pid), state_of(child))
                 one.kill()
