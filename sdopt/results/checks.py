@@ -62,7 +62,7 @@ def _wrong_process(measurement: Measurement, shapes: int, sessions: int) -> str 
     if len(measurement.shapes) != shapes:
         return "further: needs one entry for each further shape of the workload"
     if measurement.replicate < 0 or not 0 <= measurement.session < max(sessions, 1):
-        return "sitting: no session has this number"
+        return "session: no session has this number"
     if wrong := _wrong_samples(measurement, measurement.stages_s):
         return wrong
     found = ((index, _wrong_samples(samples, {})) for index, samples in enumerate(measurement.further))

@@ -61,7 +61,7 @@ def to_json(result: StudyResult) -> bytes:
     """Returns the content of `result.json`; the same for a result that was read from it."""
     # pydantic would take an exception raised there for an error of its own.
     with _signals_held():
-        return _ADAPTER.dump_json(result, indent=1, by_alias=True)
+        return _ADAPTER.dump_json(result, indent=1)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ _SECTIONS = {field.name for field in fields(RecordedConfig)}
 def migrated(document: Any) -> Any:
     """Returns a parsed `result.json` in the present schema; content that is not a result is left to validation.
 
-    Version 1 kept the configuration flat, with the options' axes among the sections. Keys that a section has no more
-    are dropped when it is typed, and new keys take their defaults. Rulings of earlier versions say only in their reason
-    whether an option pays, and their code for `attention=default` turned on another attention.
+    Version 1 kept the configuration flat, with the options' axes among the sections; version 2 called a session a
+    sitting. Keys that a section has no more are dropped when it is typed, and new keys take their defaults. Rulings of
+    earlier versions say only in their reason whether an option pays, and their code for `attention=default` turned on
+    another attention.
 
     Raises:
         UsageError: a later version of sdopt wrote it.
@@ -29,12 +30,20 @@ def migrated(document: Any) -> Any:
     _add_payoffs(document.get("judgements"))
     for variant in _objects(document.get("variants")):
         _correct_code(variant.get("snippets"))
-    if version != 1:
-        return document
-    variants = document.get("variants")
-    if isinstance(variants, list):
-        variants = [_with_sections(variant) for variant in variants]
-    return {**_with_sections(document), "variants": variants, "schema_version": SCHEMA_VERSION}
+        for measurement in _objects(variant.get("measurements")):
+            _rename(measurement, "sitting", "session")
+    _rename(document, "sittings", "sessions")
+    if version == 1:
+        variants = document.get("variants")
+        if isinstance(variants, list):
+            variants = [_with_sections(variant) for variant in variants]
+        document = {**_with_sections(document), "variants": variants}
+    return {**document, "schema_version": SCHEMA_VERSION} if version in (1, 2) else document
+
+
+def _rename(owner: dict[str, Any], old: str, new: str) -> None:
+    if old in owner:
+        owner[new] = owner.pop(old)
 
 
 def _add_payoffs(judgements: Any) -> None:

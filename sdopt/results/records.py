@@ -3,9 +3,7 @@
 import uuid
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
@@ -19,7 +17,7 @@ from sdopt.schema import (
     Sheet,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the schema, raised with every change that breaks earlier readers; see `sdopt.results.migration`."""
 
 
@@ -230,7 +228,7 @@ class StudyResult:
     """Ratio by which the two baseline workers differed, as in 1.02."""
     schedule: Schedule = field(default_factory=Schedule)
     """Of the last session; its drift is that of all blocks."""
-    sessions: Annotated[list[MeasurementSession], Field(alias="sittings")] = field(default_factory=list)
+    sessions: list[MeasurementSession] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     gate: str = ""
     """The gate that judged, and its verdict on each comparison."""

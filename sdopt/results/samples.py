@@ -1,9 +1,7 @@
 """Records the raw samples of one process: times, memory, evidence, and what disturbed them."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 
 @dataclass
@@ -173,7 +171,7 @@ class Measurement(ShapeSamples):
     """Measurements of one worker process, at the main shape of its workload and, in `further`, at all others."""
 
     replicate: int
-    session: Annotated[int, Field(alias="sitting")] = 0
+    session: int = 0
     """Number of the session that it belongs to. Only samples of the same session are paired."""
     load_s: float | None = None
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""

@@ -129,6 +129,17 @@ def test_code_that_turned_on_another_attention_is_corrected(result: StudyResult,
     assert found["precision"] == ["pipe.to(torch.bfloat16)"]
 
 
+def test_version_2_called_a_session_a_sitting(result: StudyResult, tmp_path: Path) -> None:
+    write_result(result, tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    content["schema_version"], content["sittings"] = 2, content.pop("sessions")
+    for variant in content["variants"]:
+        for measurement in variant["measurements"]:
+            measurement["sitting"] = measurement.pop("session")
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    assert read_result(tmp_path) == result
+
+
 VERSION_1 = Path(__file__).parent / "version_1"
 
 

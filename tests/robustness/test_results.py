@@ -116,7 +116,7 @@ def test_every_key_may_be_wrong(wrong: Any) -> None:
         (("judgements", 0, "contract"), "[/]", "judgements.0.contract: Input should be"),
         (("variants", 0, "measurements", 0, "latency_s"), [0.0, 1.0], "latency_s: 0.0 is not a possible time"),
         (("variants", 0, "measurements", 0, "left_out"), [99], "left_out: names rounds that were not timed"),
-        (("variants", 0, "measurements", 0, "sitting"), 5, "sitting: no session has this number"),
+        (("variants", 0, "measurements", 0, "session"), 5, "session: no session has this number"),
         (("variants", 1, "config", "workload", "batch_size"), 1, "variants.1.config.workload: has other shapes than"),
         (("variants", 0, "measurements", 0, "held_gib", 0), math.inf, "held_gib: holds what is not a finite number"),
         (("looks", 0, "allowed"), 0, "looks.0.allowed=0: must be at least 1 and at most 1000"),
@@ -132,9 +132,9 @@ def test_what_cannot_be_true_is_named(path: Path_, value: Any, said: str) -> Non
 
 
 def test_a_process_that_timed_nothing_has_a_session_too() -> None:
-    untimed = {"replicate": 0, "sitting": 7, "further": [{}]}
+    untimed = {"replicate": 0, "session": 7, "further": [{}]}
     damaged = replaced(DOCUMENT, ("variants", 0, "measurements", 0), untimed)
-    assert "sitting: no session has this number" in str(answer_to(damaged))
+    assert "session: no session has this number" in str(answer_to(damaged))
 
 
 def test_claims_are_those_of_measures() -> None:

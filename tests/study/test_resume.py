@@ -524,11 +524,11 @@ class TestMissingOf:
 
 def test_a_result_from_before_there_were_sessions_can_be_read(whole: Finished, tmp_path: Path) -> None:
     content = json.loads((whole.folder / "result.json").read_text())
-    del content["sittings"], content["environment"]["code"]
+    del content["sessions"], content["environment"]["code"]
     for row in content["variants"]:
         del row["inputs"]
         for measurement in row["measurements"]:
-            del measurement["sitting"], measurement["complete"]
+            del measurement["session"], measurement["complete"]
     (tmp_path / "result.json").write_text(json.dumps(content))
     assert read_result(tmp_path).comparisons == whole.result.comparisons
     assert isinstance(read_result(tmp_path).variants[0].measurements[0].memory, Memory)
