@@ -190,7 +190,7 @@ class Sleeps(Harmless):
     """Never answers, and has started a process that does not end by itself either."""
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
-        subprocess.Popen(["sleep", "600"])
+        os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
         time.sleep(600)
         raise AssertionError("unreachable")
 
@@ -210,7 +210,7 @@ class Talks(Harmless):
         print("said to stderr", file=sys.stderr)
         os.write(1, b"said by write\n")
         subprocess.run(["sh", "-c", "echo said by a child; echo said by a child to stderr >&2"], check=True)
-        subprocess.Popen(["sleep", "600"])
+        os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
         return super().apply(pipe)
 
 
