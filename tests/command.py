@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -188,3 +189,21 @@ def workers() -> list[int]:
     for pid in found:
         found += [child for child, parent in tree.items() if parent == pid]
     return found[1:]
+
+
+def state_of(pid: int) -> str:
+    """Returns the state of a process by the kernel's letter, such as T if it is stopped; Z if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def eventually(condition: Callable[[], bool], limit_s: float = 60) -> bool:
+    """Waits until a condition holds; returns whether it does."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

@@ -107,7 +107,7 @@ def idle_doubts(variant: VariantResult, sessions: Collection[int] | None = None)
 
 
 def idle_uncounted(result: StudyResult, variant: VariantResult) -> bool:
-    """Returns whether a process waited while others were timed, and the kernel did not count what it used.
+    """Returns whether a process rested while all did, and the kernel did not count what it used.
 
     In blocks no process waits beside another one. The count is stored after a process's last round, so a process of an
     interrupted session has none, whatever the kernel.

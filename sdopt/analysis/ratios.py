@@ -127,7 +127,12 @@ def observed_speedup(candidate: VariantResult, reference: VariantResult) -> LogR
 
 
 def answered_speedup(candidate: VariantResult, reference: VariantResult) -> LogRatio | None:
-    """Returns the speed-up of the same calls, each from its request to its answer, with all work around it."""
+    """Returns the speed-up of the same calls, each from its request to its answer, with all work around it.
+
+    In blocks there is none: the baseline's calls before and after a block were recorded without the work around them.
+    """
+    if any(m.latency_before_s or m.latency_after_s for m in candidate.measurements):
+        return None
     return _by_another_clock(
         candidate, reference, lambda m: [sum(p) for p in zip(m.observed_s, m.around_s, strict=False)]
     )

@@ -33,7 +33,7 @@ from sdopt.results.records import StudyResult, VariantResult
 from sdopt.results.verdicts import Ruling, Verdict
 
 _CHANCE = 1.05
-"""Factor by which the speed-up in a few drawn calls, which do show a gain, may fall short of half of it."""
+"""Factor by which the speed-up in a few drawn calls, which do show a gain, may fall short of half of the timed gain."""
 
 _CONFIDENCE = 0.95
 
@@ -82,7 +82,7 @@ def _idle(result: StudyResult, candidate: VariantResult, reference: VariantResul
         return unjudged("idle", f"this machine's kernel does not count what idle processes use; {way_out}")
     known = [m.idle_cpu for side in (candidate, reference) for m in side.measurements if m.idle_cpu is not None]
     if not known:
-        return Ruling("idle", "", Verdict.PASS, "no process was idle while another one was timed")
+        return Ruling("idle", "", Verdict.PASS, "no process had to rest beside another one")
     return Ruling(
         "idle", "", Verdict.PASS, f"idle processes used at most {max(known):.1%} of a core ({IDLE_LIMIT:.0%})"
     )

@@ -38,7 +38,8 @@ def tripwires(candidate: VariantResult) -> Ruling:
         return Ruling("tripwires", "", Verdict.PASS, f"none of {len(candidate.images)} images is broken")
     first = candidate.trips[0]
     where = f" ({first.path})" if first.path else ""
-    share = f"; {candidate.broken_images} of {len(candidate.images)} images are broken"
+    broken = candidate.broken_images  # none if only the file of latents has changed
+    share = f"; {broken} of {len(candidate.images)} images are broken" if broken else ""
     return Ruling("tripwires", "", Verdict.FAIL, f"{first.wire}: {first.detail}{where}{share}")
 
 

@@ -1,4 +1,4 @@
-"""Finds all processes that a worker started, measures their memory and their idle work, and stops them meanwhile."""
+"""Finds all processes that a worker started, measures their memory and idle work; stops them while others work."""
 
 import ctypes
 import os
@@ -44,7 +44,7 @@ def started_by(pid: int, proc: Path = PROC) -> list[int]:
 def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
     """Returns some processes with all their descendants and all members of their process groups, parents first."""
     children: dict[int, list[int]] = {}
-    for folder in proc.iterdir():
+    for folder in proc.iterdir() if pids and proc.is_dir() else ():
         if folder.name.isdecimal() and (fields := _fields(folder)):
             pid, parent, group = int(folder.name), int(fields[1]), int(fields[2])
             for above in {parent, group} - {pid}:
@@ -58,13 +58,21 @@ def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
 @contextmanager
 def alone(working: Sequence[int], others: Sequence[int]) -> Iterator[None]:
     """Stops other processes with all that they started, so that they cannot disturb those that work meanwhile."""
-    family = families_of(others)
+    family: list[int] = []
     try:
-        _signal(family, signal.SIGSTOP)
+        # What a process starts before it is stopped itself is found when looking again.
+        while found := [pid for pid in families_of(others) if pid not in family]:
+            family += found
+            _signal(found, signal.SIGSTOP)
         _signal(families_of(working), signal.SIGCONT)  # one of them may have stopped it
         yield
     finally:
         _signal(reversed(family), signal.SIGCONT)
+
+
+def end_descendants(pid: int) -> None:
+    """Kills all that a process started, at once, also what has a session of its own or is stopped."""
+    _signal(families_of([pid])[1:], signal.SIGKILL)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
@@ -192,7 +200,8 @@ class IdleMeter:
 def _fields(folder: Path) -> list[str]:
     """Returns the fields of a process's stat after its name; [] if it has ended."""
     try:
-        return (folder / "stat").read_text().rpartition(")")[2].split()
+        # The kernel cuts a name after 15 bytes, which may be in the middle of a character.
+        return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

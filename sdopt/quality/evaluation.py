@@ -132,7 +132,12 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
             comparison.quality = evaluator.of_pair(drawn[comparison.candidate], drawn[comparison.reference])
     for kind, records in result.redrawn.items():
         note(f"the {kind} floor")
-        result.floors[kind] = _spreads(evaluator, Pictures(folder, records), baseline)
+        again, row = Pictures(folder, records), result.variant(result.baseline)
+        if changed := again.changed:
+            reason = f"no {kind} floor: {changed[0]} is not what was drawn"
+            row.reason = "; ".join(dict.fromkeys(filter(None, [*row.reason.split("; "), reason])))
+            continue
+        result.floors[kind] = _spreads(evaluator, again, baseline)
     result.feature_digests = evaluator.digests
 
 

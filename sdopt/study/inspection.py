@@ -23,7 +23,7 @@ from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.preparation import OutOfMemory, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
 from sdopt.study.status import append_reason
-from sdopt.worker.draws import Draw, draw_of, floor_draws
+from sdopt.worker.draws import Draw, draw_of, floor_draws, timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import SampledImage, WorkerError
 
@@ -210,7 +210,8 @@ def _partner(run: StudyRun, process: VariantProcess) -> list[VariantProcess]:
 
 def _chosen_again(process: VariantProcess, draw: Draw) -> list[int]:
     """Returns random batches of a pass, which no option can foresee; of untimed prompts, if there are any."""
-    given = {number for shape_index, number in process.given if not shape_index}
+    alike = draw.batch_size == timed_draw(process.variant).batch_size  # else the batches of timed calls are others
+    given = {number for shape_index, number in process.given if not shape_index and alike}
     fresh = [batch for batch in range(draw.calls) if batch not in given]
     return random.sample(fresh if len(fresh) >= draw.timed_again else range(draw.calls), draw.timed_again)
 
@@ -325,8 +326,12 @@ def _errors(mine: Sequence[SampledImage], other: Sequence[SampledImage]) -> list
 def _drawn_errors(run: StudyRun, row: VariantResult) -> list[float]:
     """Returns the error of each drawn image of a variant, compared with the baseline's."""
     baseline = run.result.variant(run.result.baseline).images
+    others = {(record.prompt_index, record.image_index): record for record in baseline}
     found = []
-    for mine, other in zip(row.images, baseline, strict=False):
+    for mine in row.images:
+        other = others.get((mine.prompt_index, mine.image_index))
+        if other is None:
+            continue
         with suppress(UsageError):
             error = _squared_difference(read_image(run.folder / mine.path), run.folder / other.path)
             found += [] if error is None else [error]

@@ -180,14 +180,16 @@ def warm_up_again(run: StudyRun, process: VariantProcess) -> None:
     """Brings a fresh worker of a process that was measured before to its steady state. Raises WorkerError."""
     run.start(process)
     run.progress.phase(process.row.name, "loading")
-    process.worker.prepare()
+    with run.alone([process]):
+        process.worker.prepare()
     run.progress.advance()
     for shape_index in run.shapes:
         for call in range(1 + run.warmup):
             run.progress.phase(process.row.name, "warm-up")
             number = next_batch(run, process, shape_index, call)
             # Loading must not count towards the peak that is read after the rounds.
-            process.worker.time_once(shape_index, number, memory=call == run.warmup)
+            with run.alone([process]):
+                process.worker.time_once(shape_index, number, memory=call == run.warmup)
             run.progress.advance()
 
 

@@ -152,15 +152,18 @@ def _time(run: StudyRun, process: VariantProcess, shape_index: int, number: int)
         meter = InterferenceMeter(process.worker.pid)
         call = process.worker.time_once(shape_index, batch)
         found = meter.stop(call.seconds)
+        held_gib = process.worker.held_gib()
     if call.absurd:
         raise WorkerError(Status.FAILED, call.absurd)
-    observed_s = call.seconds if call.observed_s is None else call.observed_s
+    observed_s, around_s = call.observed_s, call.around_s
+    assert observed_s is not None  # of a call that was asked for by itself
+    assert around_s is not None
     if found is not None:
         found.unaccounted = round(max(0.0, observed_s - call.seconds - MESSAGE_S) / observed_s, 5)
     samples.latency_s.append(call.seconds)
     samples.observed_s.append(observed_s)
-    samples.around_s.append(call.around_s or 0.0)
-    samples.held_gib.append(call.held_gib)
+    samples.around_s.append(around_s)
+    samples.held_gib.append(held_gib)
     _keep_image(process, shape_index, call)
     if call.gpu is not None:
         samples.gpu.append(call.gpu)

@@ -44,7 +44,8 @@ def unpack(archive: Path, folder: Path, device: str) -> str:
     Args:
         archive: a file that `pack` wrote.
         folder: the folder to make.
-        device: the name of the device that the results must be of; of another one, no folder is made.
+        device: the name of the device that the results must be of; of another one, no folder is made, nor is a folder
+            replaced that exists.
 
     Returns:
         the name of the device that the results are of.
@@ -63,7 +64,7 @@ def unpack(archive: Path, folder: Path, device: str) -> str:
         record = read_record(made)
         if record is None:
             raise UsageError(f"archive={archive}: not an archive of the suite (it has no {FILE})")
-        if record.device == device:
+        if record.device == device and not folder.exists():
             made.rename(folder)
         return record.device
 

@@ -137,9 +137,10 @@ class _Tests(Kind):
 
     @override
     def run(self, job: Job, folder: Path, log: Path, run: Runner, anew: bool, retry: bool) -> Run:
-        if anew or retry:
+        if anew:
             log.unlink(missing_ok=True)
-        return run([*job.command, *(f"--deselect={test}" for test in tests_in(log))])
+        done = [test for test, outcome in tests_in(log).items() if outcome == "PASSED" or not retry]
+        return run([*job.command, *(f"--deselect={_from_checkout(test)}" for test in done)])
 
     @override
     def findings(self, folder: Path, log: Path, tried: Sequence[str]) -> list[Finding]:
@@ -230,6 +231,12 @@ def _move_away(folder: Path) -> None:
 
 def _tests() -> Path:
     return CHECKOUT / "tests"
+
+
+def _from_checkout(test: str) -> str:
+    """Returns a test's id as pytest compares it, relative to the checkout; a log has it relative to a folder."""
+    path, mark, rest = test.partition("::")
+    return f"{_tests().name}/{path.rpartition(f'{_tests().name}/')[2]}{mark}{rest}"
 
 
 def _gpu_tests() -> list[str]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import sdopt
@@ -65,10 +65,10 @@ def run_suite(suite: Suite) -> Record:
     """
     archive = None if suite.config.archive is None else Path(suite.config.archive)
     suite.folder.parent.mkdir(parents=True, exist_ok=True)
-    if archive is not None and archive.is_file() and not suite.folder.exists():
+    if archive is not None and archive.is_file():
         device = unpack(archive, suite.folder, suite.device.name)
         if device != suite.device.name:
-            kept = archive.with_name(f"{archive.name.removesuffix(SUFFIX)}-{slug_of(device)}{SUFFIX}")
+            kept = _unused(archive.with_name(f"{archive.name.removesuffix(SUFFIX)}-{slug_of(device)}{SUFFIX}"))
             archive.rename(kept)
             suite.tell(f"archive={archive}: held the record of {device}, which is now in {kept}")
     suite.folder.mkdir(exist_ok=True)
@@ -90,6 +90,13 @@ def run_suite(suite: Suite) -> Record:
     if archive is not None:
         pack(suite.folder, archive)
     return record
+
+
+def _unused(path: Path) -> Path:
+    """Returns a path, or one with a number if it is in use."""
+    stem = path.name.removesuffix(SUFFIX)
+    numbered = (path.with_name(f"{stem}-{number}{SUFFIX}") for number in count(2))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())
 
 
 def _is_due(suite: Suite, name: str, before: Entry | None) -> bool:

@@ -17,6 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from sdopt.measure.processes import end_descendants
 from sdopt.worker.forkserver import StartContext, let_the_server_end, start
 
 KILL_LIMIT_S = 10.0
@@ -179,6 +180,7 @@ class ChildProcess:
         if self._ended:
             return
         self._ended = True
+        end_descendants(self.pid)
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -236,7 +238,7 @@ def _main(
 
 
 def _end_with_the_parent(life: Connection, scratch: Path | None) -> None:
-    """Waits until the parent's end of a pipe closes, to which it never writes; then kills this process and its group.
+    """Waits until the parent's end of a pipe closes, to which it never writes; then kills itself and its descendants.
 
     A killed parent cannot end its children, and a compiler or a call would run on for minutes.
     """
@@ -244,4 +246,5 @@ def _end_with_the_parent(life: Connection, scratch: Path | None) -> None:
         life.recv_bytes()
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
+    end_descendants(os.getpid())
     os.killpg(0, signal.SIGKILL)

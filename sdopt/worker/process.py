@@ -112,17 +112,22 @@ class Worker:
     def time_once(self, shape_index: int = 0, number: int = 0, memory: bool = False) -> TimedCall:
         """Times one call at the shape `shape_index`, with the batch `number`, by the clocks of both processes.
 
-        With `memory`, also measures the peak memory of the call.
+        With `memory`, also measures the peak memory of the call. Raises WorkerError, also if the worker did not mark
+        the start and the end of the call.
         """
         call = self._ask(PipelineHost.time_once, shape_index, number, memory=memory)
         if problem := self.contradiction(call.memory):
             raise WorkerError(Status.FAILED, problem)
         observed_s = self.observed_s
-        around_s = None if observed_s is None else self.passed_s - observed_s
+        if observed_s is None:
+            raise WorkerError(Status.FAILED, "it did not mark the start and the end of its call")
+        around_s = self.passed_s - observed_s
         over_after_s = self._marks.get(Mark.ENDED, self._asked) - self._asked
-        # A separate request, so that reading the memory of a compiler's many processes is not work around the call.
-        held_gib = self._ask(PipelineHost.held_gib)
-        return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s, held_gib=held_gib)
+        return replace(call, observed_s=observed_s, over_after_s=over_after_s, around_s=around_s)
+
+    def held_gib(self) -> float:
+        """Returns the memory that the process holds now; reading that of a compiler's many processes takes time."""
+        return self._ask(PipelineHost.held_gib)
 
     def memory_so_far(self) -> Memory:
         """Returns the peak memory of all calls since it was measured last."""

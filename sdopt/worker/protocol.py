@@ -70,8 +70,6 @@ class TimedCall:
     compiled: Compiled
     memory: Memory | None = None
     """The peak memory of the call, if requested."""
-    held_gib: float = 0.0
-    """Memory held after the call by the worker and all processes that it started."""
     image: SampledImage | None = None
     observed_s: float | None = None
     """Time of the call by the parent's clock; valid only if the parent waited for no other worker meanwhile."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from sdopt.measure.processes import IdleMeter, alone, files_in_memory, held_elsewhere, started_by
+from sdopt.measure.processes import IdleMeter, alone, families_of, files_in_memory, held_elsewhere, started_by
+from tests.command import eventually, state_of
 
 HOLDING = "import time; held = b'x' * (64 << 20); print(flush=True); time.sleep(60)"
 BURNING = "print(flush=True)\nwhile True: pass"
@@ -120,16 +121,12 @@ def test_work_that_was_asked_for_is_none() -> None:
     assert meter.share == 0
 
 
-def stopped(pid: int) -> bool:
-    """Waits until a process is stopped: the kernel does it when the process would run next, not within `kill`."""
-    deadline = time.monotonic() + 10
-    while state_of(pid) != "T" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return state_of(pid) == "T"
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def test_a_name_that_the_kernel_cut_in_the_middle_of_a_character_stops_nothing(tmp_path: Path) -> None:
+    for pid, name in ((7, b"\xc3\xbcberwachungsd\xc3"), (8, b"plain")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(b"%d (%s) S %d 7 7" % (pid, name, pid - 1))
+    assert families_of([7], tmp_path) == [7, 8]
+    assert families_of([7], tmp_path / "none") == [7]
 
 
 CHILD_OF_ITS_OWN = """
@@ -149,8 +146,8 @@ def test_others_are_stopped_with_all_that_they_started_and_one_goes_on() -> None
             with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as one:
                 os.kill(one.pid, signal.SIGSTOP)
                 with alone([one.pid], [other.pid]):
-                    assert stopped(other.pid)
-                    assert stopped(child)
+                    # The kernel stops a process when that would run next, not within `kill`.
+                    assert eventually(lambda: [state_of(other.pid), state_of(child)] == ["T", "T"])
                     assert state_of(one.pid) != "T"
                 assert "T" not in (state_of(other.pid), state_of(child))
                 one.kill()

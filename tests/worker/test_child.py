@@ -1,13 +1,13 @@
 """Processes with a pipe: answers, errors, notes, time limits, and how they end, whatever happens to either side."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from sdopt.worker import child as child_module
 from sdopt.worker.calls import call_apart, in_process
 from sdopt.worker.child import ChildDiedError, ChildProcess, ChildTimeoutError, send_answer
 from sdopt.worker.forkserver import StartContext, start_fork_server
-from tests.command import ROOT, workers
+from tests.command import ROOT, eventually, state_of, workers
 
 
 class OddError(Exception):
@@ -56,6 +56,11 @@ def end(code: int) -> None:
 def sleep() -> None:
     os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")
     time.sleep(600)
+
+
+def parent_of_a_sleeper(connection: Connection) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as apart:
+        send_answer(connection, lambda: apart.pid)
 
 
 def sleeper(connection: Connection) -> None:
@@ -163,23 +168,25 @@ import time
 from sdopt.measure.processes import alone
 from sdopt.worker.child import ChildProcess
 from sdopt.worker.forkserver import start_fork_server
-from tests.worker.test_child import sleeper
+from tests.worker.test_child import parent_of_a_sleeper, sleeper
 
 if __name__ == "__main__":
-    children = [ChildProcess(start_fork_server(), sleeper) for _ in range(2)]
-    for child in children:
-        child.receive()
+    children = [ChildProcess(start_fork_server(), target) for target in (sleeper, parent_of_a_sleeper)]
+    _, apart = [child.receive() for child in children]
     with alone([children[0].pid], [children[1].pid]):
-        print(children[1].pid, flush=True)
+        print(children[1].pid, apart, flush=True)
         time.sleep(600)
 """
         with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout
-            pid = int(parent.stdout.readline())
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            assert state == "T"
+            pids = [int(pid) for pid in parent.stdout.readline().split()]
+            assert eventually(lambda: [state_of(pid) for pid in pids] == ["T", "T"])
             parent.kill()
-        end = time.monotonic() + 60
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-            time.sleep(0.1)
-        assert not Path(f"/proc/{pid}").exists()
+        assert eventually(lambda: [state_of(pid) for pid in pids] == ["Z", "Z"])
+
+    def test_ends_what_it_started_in_another_session(self) -> None:
+        child = ChildProcess(start_fork_server(), parent_of_a_sleeper)
+        apart: int = child.receive(60)
+        os.kill(apart, signal.SIGSTOP)
+        child.kill()
+        assert eventually(lambda: state_of(apart) == "Z")

@@ -98,6 +98,12 @@ class TestWorker:
             answer()
         assert worker.time_once().seconds > 0
 
+    def test_must_mark_a_call(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        worker.prepare()
+        monkeypatch.setattr(worker, "_note", lambda content: worker._marks.update({Mark.ENDED: 1.0}))
+        with pytest.raises(WorkerError, match="it did not mark the start and the end of its call"):
+            worker.time_once()
+
     def test_works_beside_others(self, variant: Compose, tmp_path: Path) -> None:
         """Each answers for itself, also where another fails; and all can be asked again."""
         context = start_fork_server()

@@ -265,7 +265,7 @@ _HOLD = (
 
 @dataclass(frozen=True)
 class BurnsWhileIdle(Sabotage):
-    """Keeps a core busy while its process has nothing to do, and others are timed.
+    """Keeps a core busy while its process has nothing to do.
 
     Attributes:
         apart: if true, a separate process in its own session does so all the time; else a thread does so between calls.
