@@ -19,7 +19,7 @@ def log_drawn_speedup(result: StudyResult, candidate: VariantResult, reference: 
     They are of one process of each variant; how far processes differ is known from the timed calls. Each is compared
     with the call beside it of some process of the baseline, so that drift affects both. In blocks no process of the
     baseline is there: the calls of one variant then share the state of the machine at their moment, so their median has
-    the error of a single call, whatever their number.
+    the error of a single call, whatever their number. Otherwise such calls are compared only within one session.
     """
     sides = reference, candidate
     process = _between(result, sides)
@@ -28,9 +28,14 @@ def log_drawn_speedup(result: StudyResult, candidate: VariantResult, reference: 
     if beside and len(beside) == len(apart):
         signs = [1 if side is reference else -1 for side in apart]
         mean = sum(sign * float(logs.mean()) for sign, logs in zip(signs, beside, strict=True))
+        # What the partners, drawn at random, have in common is no part of the deviation of the pairs.
+        shared = 1 + 1 / max(1, _partners(result))
         pairs = [(float(logs.var(ddof=1)) / logs.size, logs.size - 1) if logs.size > 1 else (0.0, 0) for logs in beside]
         found = LogRatio(mean, n=min(logs.size for logs in beside), unit="call")
-        return _with_error(found, [(len(apart) * process[0], process[1]), *pairs])
+        return _with_error(found, [(len(apart) * shared * process[0], process[1]), *pairs])
+    sessions = [{measurement.session for measurement in side.measurements if measurement.drawn_s} for side in sides]
+    if result.schedule.kind != "blocks" and not sessions[0] & sessions[1]:
+        return None
     drawn = [[seconds for measurement in side.measurements for seconds in measurement.drawn_s] for side in sides]
     if not all(drawn):
         return None
@@ -50,15 +55,37 @@ def _beside_baseline(variant: VariantResult) -> np.ndarray:
     return np.log([mine / other for mine, other in pairs])
 
 
+def _partners(result: StudyResult) -> int:
+    """Returns how many processes of the baseline and the control there were beside others that drew, at least.
+
+    The first process of each draws before the others do, and is then no partner.
+    """
+    names = {result.baseline} | ({result.control.name} if result.control else set())
+    rows = [row for row in result.variants if row.name in names]
+    return sum(
+        1 for row in rows for measurement in row.measurements if measurement.replicate and measurement.deciding_s
+    )
+
+
 def _logs(variant: VariantResult) -> list[np.ndarray]:
     """Returns the logarithms of the timed calls of each process."""
-    return [np.log(measurement.deciding_s) for measurement in variant.measurements if measurement.deciding_s]
+    return [logs for session in _by_session(variant).values() for logs in session]
+
+
+def _by_session(variant: VariantResult) -> dict[int, list[np.ndarray]]:
+    """Returns the logarithms of the timed calls of each process, by session: between sessions the machine changes."""
+    found: dict[int, list[np.ndarray]] = {}
+    for measurement in variant.measurements:
+        if measurement.deciding_s:
+            found.setdefault(measurement.session, []).append(np.log(measurement.deciding_s))
+    return found
 
 
 def _between(result: StudyResult, sides: Sequence[VariantResult]) -> _Part:
     """Returns the variance of the means of processes, pooled over two variants, the baseline and the A/A control."""
     names = {side.name for side in sides} | {result.baseline} | ({result.control.name} if result.control else set())
-    means = [np.array([values.mean() for values in _logs(row)]) for row in result.variants if row.name in names]
+    sessions = [logs for row in result.variants if row.name in names for logs in _by_session(row).values()]
+    means = [np.array([values.mean() for values in session]) for session in sessions]
     freedom = sum(max(0, values.size - 1) for values in means)
     squares = sum(float(np.square(values - values.mean()).sum()) for values in means if values.size)
     return (squares / freedom, freedom) if freedom else (0.0, 0)

@@ -40,7 +40,7 @@ class LogRatio:
         error: standard error of `mean`; None where there were too few processes for one.
         freedom: degrees of freedom of `error`.
         n: replicates of the side that has fewer.
-        unit: what was replicated, `round` or `process`.
+        unit: what was replicated: `round`, `process` or `call`.
     """
 
     mean: float
@@ -131,7 +131,7 @@ def answered_speedup(candidate: VariantResult, reference: VariantResult) -> LogR
 
     In blocks there is none: the baseline's calls before and after a block were recorded without the work around them.
     """
-    if any(m.latency_before_s or m.latency_after_s for m in candidate.measurements):
+    if any(m.latency_before_s or m.latency_after_s for side in (candidate, reference) for m in side.measurements):
         return None
     return _by_another_clock(
         candidate, reference, lambda m: [sum(p) for p in zip(m.observed_s, m.around_s, strict=False)]

@@ -148,7 +148,9 @@ def gain_when_drawn(result: StudyResult, candidate: VariantResult, reference: Va
     found = log_drawn_speedup(result, candidate, reference)
     repeated = sum(m.repeated for side in (candidate, reference) for m in side.measurements)
     if timed is None or found is None:
-        return unjudged(rule, "no call of the quality pass was timed while the other processes were idle")
+        return unjudged(
+            rule, "no calls of the quality pass were timed alone in one session with those of the reference"
+        )
     drawn = found.interval(2 * _CONFIDENCE - 1)
     figures = (drawn.estimate, drawn.low, drawn.high)
     shown = f"{drawn.estimate:.3g}× in calls that draw images, {timed.ratio:.3g}× in timed ones"

@@ -32,13 +32,8 @@ def adopt_orphans() -> None:
 
 
 def started_by(pid: int, proc: Path = PROC) -> list[int]:
-    """Returns all descendants of a process, including those in other process groups."""
-    found = [pid]
-    for known in found:
-        found += [child for child in _children(proc / str(known)) if child not in found]
-    # The kernel keeps no list of children: use the members of the process group.
-    others = [int(folder.name) for folder in proc.iterdir() if folder.name.isdecimal()]
-    return found[1:] + [other for other in others if other not in found and _group_of(other) == pid]
+    """Returns all descendants of a process, and all members of its and their process groups."""
+    return families_of([pid], proc)[1:]
 
 
 def families_of(pids: Sequence[int], proc: Path = PROC) -> list[int]:
@@ -70,29 +65,15 @@ def alone(working: Sequence[int], others: Sequence[int]) -> Iterator[None]:
         _signal(reversed(family), signal.SIGCONT)
 
 
-def end_descendants(pid: int) -> None:
-    """Kills all that a process started, at once, also what has a session of its own or is stopped."""
-    _signal(families_of([pid])[1:], signal.SIGKILL)
+def end(pids: Iterable[int]) -> None:
+    """Kills processes at once, also stopped ones; those that have ended are left out."""
+    _signal(pids, signal.SIGKILL)
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(OSError):  # it ended meanwhile
             os.kill(pid, number)
-
-
-def _children(folder: Path) -> list[int]:
-    try:
-        return [int(child) for task in (folder / "task").iterdir() for child in (task / "children").read_text().split()]
-    except OSError:  # it ended, or there is no such list
-        return []
-
-
-def _group_of(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except OSError:  # it ended meanwhile
-        return None
 
 
 def held_elsewhere(pid: int, files: Path | None = None, proc: Path = PROC) -> float:
@@ -156,7 +137,7 @@ def waited_s(pid: int, proc: Path = PROC) -> float:
 
 
 class IdleMeter:
-    """Counts the processor time that a worker and all its descendants use between its requests.
+    """Counts the processor time that a worker and all its descendants use while they have nothing to do.
 
     Args:
         pid: the worker's process.
@@ -174,7 +155,7 @@ class IdleMeter:
         self._since = None if used_s is None else (time.monotonic(), used_s)
 
     def wake(self) -> None:
-        """Marks the end of the idle time: the worker is about to get a request, or measuring ends."""
+        """Marks the end of the idle time."""
         used_s = self._cpu_s()
         if self._since is not None and used_s is not None:
             since, before = self._since

@@ -31,6 +31,9 @@ from sdopt.worker.protocol import MESSAGE_S, TimedCall, WorkerError
 _SAMPLED = 6
 """Number of images of a process's timed calls that are kept, to be compared with drawn ones."""
 
+_SETTLE_S = 0.2
+"""After the last answer: some OpenMP runtimes let their threads spin for that long."""
+
 _REST_S = 0.3
 """Time after each round for which all processes rest."""
 
@@ -187,6 +190,7 @@ def _keep_image(process: VariantProcess, shape_index: int, call: TimedCall) -> N
 def _watch_idle(run: StudyRun) -> None:
     """Lets all processes rest for a moment, and counts what each uses: while one is timed, all others are stopped."""
     meters = [process.idle for process in run.processes if process.idle is not None and process.active]
+    time.sleep(_SETTLE_S if meters else 0.0)
     for meter in meters:
         meter.rest()
     with run.progress.timeline.during("watching idle processes"):

@@ -17,7 +17,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from sdopt.measure.processes import end_descendants
+from sdopt.measure.processes import end, started_by
 from sdopt.worker.forkserver import StartContext, let_the_server_end, start
 
 KILL_LIMIT_S = 10.0
@@ -170,9 +170,12 @@ class ChildProcess:
         return message
 
     def stop(self) -> None:
-        """Ends the process, gently if it still listens."""
+        """Ends the process, gently if it still listens, and all that it started."""
+        # Nobody can find what has a session of its own once its parent has ended.
+        started = [] if self._ended else started_by(self.pid)
         self._connection.close()
         self._process.join(_STOP_LIMIT_S)
+        end(started)
         self.kill()
 
     def kill(self) -> None:
@@ -180,7 +183,7 @@ class ChildProcess:
         if self._ended:
             return
         self._ended = True
-        end_descendants(self.pid)
+        end(started_by(self.pid))
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -246,5 +249,5 @@ def _end_with_the_parent(life: Connection, scratch: Path | None) -> None:
         life.recv_bytes()
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
-    end_descendants(os.getpid())
+    end(started_by(os.getpid()))
     os.killpg(0, signal.SIGKILL)

@@ -16,7 +16,7 @@ from sdopt.gate.judge import judge
 from sdopt.gate.trial import CONF
 from sdopt.gate.trial.caught import timed_variants
 from sdopt.results.files import parse_result, to_json
-from sdopt.results.records import MeasurementSession, Status, StudyResult, VariantResult
+from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult
 from sdopt.results.samples import Interference, Measurement, TimedImage
 from sdopt.results.scores import Spread
 from sdopt.results.verdicts import Judgement, Ruling, Verdict
@@ -287,6 +287,34 @@ class TestGainWhenDrawn:
         assert found is not None
         assert found.ratio == pytest.approx(1.3, rel=0.05)
         assert found.error is None
+
+    def test_of_calls_in_two_sessions_is_unknown(self) -> None:
+        """The machine may have changed between the two; in blocks there are no calls of one moment anyway."""
+        candidate, baseline = variant("it", seconds=0.05, claims=["latency"]), variant("baseline")
+        result = study(candidate, baseline)
+        assert log_drawn_speedup(result, candidate, baseline) is not None
+        for measurement in candidate.measurements:
+            measurement.session = 1
+        assert log_drawn_speedup(result, candidate, baseline) is None
+        result.schedule = Schedule("blocks")
+        assert log_drawn_speedup(result, candidate, baseline) is not None
+
+    def test_a_slower_session_is_no_deviation_of_processes(self) -> None:
+        candidate, baseline = self.beside("it", 1.3, 1.3), variant("baseline")
+        result = study(candidate, baseline)
+        before = log_drawn_speedup(result, candidate, baseline)
+        for row in result.variants:
+            for measurement in list(row.measurements):
+                slower = [1.3 * seconds for seconds in measurement.latency_s]
+                row.measurements.append(
+                    replace(measurement, latency_s=slower, session=1, drawn_s=[], drawn_beside_s=[])
+                )
+        after = log_drawn_speedup(result, candidate, baseline)
+        assert before is not None
+        assert before.error is not None
+        assert after is not None
+        assert after.error is not None
+        assert after.error < 1.1 * before.error
 
     @pytest.mark.parametrize("faster", [1.1, 1.2])
     def test_that_does_not_show_fails_where_it_is_no_small_one(self, faster: float) -> None:

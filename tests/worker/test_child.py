@@ -63,6 +63,12 @@ def parent_of_a_sleeper(connection: Connection) -> None:
         send_answer(connection, lambda: apart.pid)
 
 
+def answers_and_leaves_a_sleeper(connection: Connection) -> None:
+    send_answer(connection, lambda: os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "600"))
+    with suppress(EOFError):
+        connection.recv()
+
+
 def sleeper(connection: Connection) -> None:
     send_answer(connection, os.getpid)
     time.sleep(600)
@@ -189,4 +195,10 @@ if __name__ == "__main__":
         apart: int = child.receive(60)
         os.kill(apart, signal.SIGSTOP)
         child.kill()
+        assert eventually(lambda: state_of(apart) == "Z")
+
+    def test_so_does_a_gentle_stop(self) -> None:
+        child = ChildProcess(start_fork_server(), answers_and_leaves_a_sleeper)
+        apart: int = child.receive(60)
+        child.stop()
         assert eventually(lambda: state_of(apart) == "Z")
