@@ -17,7 +17,7 @@ from sdopt.quality.inputs import Inputs, Networks, Pictures
 from sdopt.quality.metrics import QualityMetric, measured_metrics
 from sdopt.quality.settings import reference_of
 from sdopt.quality.tripwires import tripped
-from sdopt.results.records import StudyResult
+from sdopt.results.records import StudyResult, append_reason
 from sdopt.results.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.schema import Model, Quality
 from sdopt.worker.calls import call_apart
@@ -134,8 +134,7 @@ def evaluate(result: StudyResult, folder: Path, settings: Settings, note: Callab
         note(f"the {kind} floor")
         again, row = Pictures(folder, records), result.variant(result.baseline)
         if changed := again.changed:
-            reason = f"no {kind} floor: {changed[0]} is not what was drawn"
-            row.reason = "; ".join(dict.fromkeys(filter(None, [*row.reason.split("; "), reason])))
+            row.reason = append_reason(row, f"no {kind} floor: {changed[0]} is not what was drawn")
             continue
         result.floors[kind] = _spreads(evaluator, again, baseline)
     result.feature_digests = evaluator.digests

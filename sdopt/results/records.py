@@ -138,6 +138,12 @@ class VariantResult:
         return len(self.images) if "" in tripped else sum(image.path in tripped for image in self.images)
 
 
+def append_reason(row: VariantResult, *more: str) -> str:
+    """Returns the reason of a variant with further texts appended, without its name and without repetitions."""
+    added = [text.removeprefix(f"{row.name}: ") for text in more]
+    return "; ".join([*filter(None, [row.reason]), *(text for text in added if text not in row.reason)])
+
+
 @dataclass
 class Environment:
     """The machine, the device and the software with which a study ran."""

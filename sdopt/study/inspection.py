@@ -15,14 +15,13 @@ from sdopt.errors import UsageError
 from sdopt.quality.images import read_image
 from sdopt.quality.inputs import latents_of
 from sdopt.results.images import digest_of
-from sdopt.results.records import VariantResult
+from sdopt.results.records import VariantResult, append_reason
 from sdopt.results.samples import TimedImage
 from sdopt.results.scores import ImageRecord
 from sdopt.study.fingerprint import OPTIONS
 from sdopt.study.image_cache import ImageCache, content_key
 from sdopt.study.preparation import OutOfMemory, ask_each, batched, living
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.study.status import append_reason
 from sdopt.worker.draws import Draw, draw_of, floor_draws, timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import SampledImage, WorkerError

@@ -8,10 +8,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import host_memory_gib
-from sdopt.results.records import Schedule, Status
+from sdopt.results.records import Schedule, Status, append_reason
 from sdopt.results.samples import Memory
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.study.status import append_reason
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.process import answers_of
 from sdopt.worker.protocol import TimedCall, WorkerError

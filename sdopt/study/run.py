@@ -7,7 +7,7 @@ from sdopt.analysis.effects import effects_of
 from sdopt.analysis.ratios import compare
 from sdopt.locks import Presence
 from sdopt.results.files import write_at_last
-from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult
+from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, append_reason
 from sdopt.results.samples import Measurement, ShapeSamples
 from sdopt.schema import Protocol, Quality
 from sdopt.scratch import scratch_folder
@@ -20,7 +20,7 @@ from sdopt.study.preparation import prepare_processes
 from sdopt.study.progress import Progress
 from sdopt.study.rounds import blocks, interleaved_rounds
 from sdopt.study.state import StudyRun, VariantProcess
-from sdopt.study.status import append_reason, now, progress_of, set_final_statuses
+from sdopt.study.status import now, progress_of, set_final_statuses
 from sdopt.worker.forkserver import StartContext
 from sdopt.worker.machine import Machine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sdopt.locks import Presence
 from sdopt.measure.processes import IdleMeter, alone
 from sdopt.results.files import write_result
-from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult
+from sdopt.results.records import MeasurementSession, Schedule, Status, StudyResult, VariantResult, append_reason
 from sdopt.results.samples import Measurement
 from sdopt.schema import Protocol, Quality
 from sdopt.study.designs import Plan
@@ -19,7 +19,6 @@ from sdopt.study.image_cache import ImageCache
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.sharing import Sharing
-from sdopt.study.status import append_reason
 from sdopt.variant import Variant
 from sdopt.worker.draws import drawing_batch, timed_draw
 from sdopt.worker.forkserver import StartContext

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from sdopt.results.choices import as_choice
-from sdopt.results.records import Status, StudyResult, VariantResult
+from sdopt.results.records import Status, StudyResult, VariantResult, append_reason
 from sdopt.schema import Protocol
 
 
@@ -40,12 +40,6 @@ def _engagement(row: VariantResult) -> tuple[Status, str]:
     }
     silent = shown != {measurement.replicate for measurement in row.measurements}
     return (Status.NOT_ENGAGED if idle or silent else Status.OK), append_reason(row, *sorted(idle))
-
-
-def append_reason(row: VariantResult, *more: str) -> str:
-    """Returns the reason of a variant with further texts appended, without its name and without repetitions."""
-    added = [text.removeprefix(f"{row.name}: ") for text in more]
-    return "; ".join([*filter(None, [row.reason]), *(text for text in added if text not in row.reason)])
 
 
 def now() -> str:
