@@ -22,7 +22,7 @@ def query(monkeypatch: pytest.MonkeyPatch, cwd: Path, line: str, shell: str = "b
     ("line", "choices"),
     [
         ("sdopt ru", ["run"]),
-        ("sdopt gate", ["gate", "gate-trial"]),
+        ("sdopt gate", ["gate"]),
         ("sdopt run layout=", ["layout=channels_last", "layout=contiguous"]),
         ("sdopt run precision=bf16 workload.st", ["workload.steps="]),
         ("sdopt run -m study=cum", ["study=cumulative"]),

@@ -10,12 +10,12 @@ from scipy import stats
 from sdopt.analysis.precision import processes_needed, require_precision
 from sdopt.analysis.ratios import log_speedup
 from sdopt.errors import UsageError
-from sdopt.gate.trial.noise import precise, two_stages, until_narrow
 from sdopt.report.notes import notes_of
 from sdopt.results.records import Precision, StudyResult
 from sdopt.results.samples import Measurement
 from sdopt.schema import Gate, Protocol
 from tests.records import reconfigure
+from tests.trial.noise import precise, two_stages, until_narrow
 
 PILOT = {"baseline": [1.0, 1.02, 1.05], "bfloat16": [0.9, 0.93, 0.91], "batches of four": [1.0, 1.2, 0.9]}
 MARGIN = math.log(1.03)

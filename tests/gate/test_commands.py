@@ -9,18 +9,18 @@ from xml.etree import ElementTree
 import pytest
 
 from runners.calibrate import main as calibrate
-from runners.gate_trial import main as gate_trial
 from sdopt.gate.calibration import FOLDER, read_calibration
-from sdopt.gate.trial import CONF
-from sdopt.gate.trial.alarms import count_alarms, missing_seeds, read_ledger, trials_in, write_ledger
-from sdopt.gate.trial.caught import timed_variants
-from sdopt.gate.trial.registry import drawn_sabotages
 from sdopt.results.files import read_result, write_result
 from sdopt.results.records import Status
 from sdopt.results.verdicts import Verdict
 from tests.command import Finished, sdopt
 from tests.records import reconfigure
 from tests.robustness.damage import VERSION_1
+from tests.trial import CONF
+from tests.trial.__main__ import main as gate_trial
+from tests.trial.alarms import count_alarms, missing_seeds, read_ledger, trials_in, write_ledger
+from tests.trial.caught import timed_variants
+from tests.trial.registry import drawn_sabotages
 
 SMALLEST = (
     "hardware=cpu",
@@ -304,7 +304,7 @@ class TestTrial:
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         few = {name: kept for name, kept in drawn_sabotages().items() if name in ("all mirrored", "the seed ignored")}
-        monkeypatch.setattr("sdopt.gate.trial.drawn.drawn_sabotages", lambda: few)
+        monkeypatch.setattr("tests.trial.drawn.drawn_sabotages", lambda: few)
         # Of two steps there is no calibration, so that rules in shares are open for honest options as well.
         assert gate_trial(["--result", str(folder)]) in (0, 1)
         written, shown = (folder / "trial.md").read_text(), capsys.readouterr().out
@@ -359,10 +359,13 @@ class TestTrial:
         assert gate_trial(["--config-dir", str(tmp_path), "--alarms", "3"]) == 2
         assert "experiment/gate_alarms.yaml" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("alarms", [(), ("--alarms", "4")])
-    def test_a_dry_run_shows_the_plan_and_writes_nothing(self, alarms: tuple[str, ...], tmp_path: Path) -> None:
-        done = sdopt(tmp_path, "gate-trial", *alarms, "dry_run=true", "hardware=cpu")
-        assert done.code == 0, done.shown
-        assert "baseline" in done.out
-        assert ("0 of 4 trials are made; 2 sweeps of 3 are missing" in done.out) is bool(alarms)
+    @pytest.mark.parametrize("alarms", [[], ["--alarms", "4"]])
+    def test_a_dry_run_shows_the_plan_and_writes_nothing(
+        self, alarms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert gate_trial([*alarms, "dry_run=true", "hardware=cpu"]) == 0
+        shown = capsys.readouterr().out
+        assert "baseline" in shown
+        assert ("0 of 4 trials are made; 2 sweeps of 3 are missing" in shown) is bool(alarms)
         assert list(tmp_path.iterdir()) == []

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sdopt.gate.trial.tails import Slow, verdicts_of
 from sdopt.results.samples import Measurement
 from sdopt.results.scores import Score, Spread
 from sdopt.results.verdicts import Ruling, Verdict
 from sdopt.schema import Rule
 from tests.gate.test_judge import PROMPTS, judged, paying, per_prompt, study, variant, verdict
+from tests.trial.tails import Slow, verdicts_of
 
 EVERY = Rule("mse", "every", limit=1e-4, of_floor=100, least=1e-7)
 

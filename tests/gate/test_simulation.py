@@ -1,11 +1,11 @@
-"""The gate's error rates in simulated studies, in small: `python -m runners.simulate_gate` has the whole table."""
+"""The gate's error rates in simulated studies, in small: `python -m tests.trial.simulate` has the whole table."""
 
 import pytest
 
-from sdopt.gate.trial import simulation
-from sdopt.gate.trial.noise import Neighbour, with_neighbour
-from sdopt.gate.trial.simulation import Scenario, simulate
 from sdopt.schema import Protocol
+from tests.trial import simulation
+from tests.trial.noise import Neighbour, with_neighbour
+from tests.trial.simulation import Scenario, simulate
 
 STUDIES = 150
 ALLOWED = 0.05 + 2 * (0.05 * 0.95 / STUDIES) ** 0.5

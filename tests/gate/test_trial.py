@@ -15,19 +15,19 @@ from sdopt import gate
 from sdopt.analysis.measures import RULED
 from sdopt.assembly import Assembly
 from sdopt.gate import belief, paying, work
-from sdopt.gate.trial import CONF
-from sdopt.gate.trial.appearance import Cast, Faded, UnevenSharpness
-from sdopt.gate.trial.base import Retouch
-from sdopt.gate.trial.caught import caught
-from sdopt.gate.trial.few import BlackImage, OtherImage
-from sdopt.gate.trial.honest import Reordered
-from sdopt.gate.trial.registry import CLASSES, drawn_sabotages, title_of
 from sdopt.optimizations import Contract
 from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.appearance import fine_detail, palette
 from sdopt.quality.metrics import FAMILIES
 from sdopt.results.verdicts import Payoff, Ruling, Verdict
 from sdopt.schema import Model, Scheduler, Task
+from tests.trial import CONF
+from tests.trial.appearance import Cast, Faded, UnevenSharpness
+from tests.trial.base import Retouch
+from tests.trial.caught import caught
+from tests.trial.few import BlackImage, OtherImage
+from tests.trial.honest import Reordered
+from tests.trial.registry import CLASSES, drawn_sabotages, title_of
 
 FAIL, OPEN, PASS = (
     Ruling("at_most", "mse", verdict, "said", 2.0, margin=1.0)

@@ -35,10 +35,7 @@ def classes() -> Iterator[type]:
     for cls in found:
         kinds: list[type] = [kind for kind in get_type_hints(cls).values() if isinstance(kind, type)]
         subclasses: list[type] = type.__subclasses__(cls)
-        # Sabotages of the gate's own trial are no options of a user's.
-        derived = [
-            k for k in subclasses if "sdopt." in k.__module__ and not k.__module__.startswith("sdopt.gate.trial")
-        ]
+        derived = [k for k in subclasses if k.__module__.startswith("sdopt.")]
         found += [kind for kind in (*kinds, *derived) if is_dataclass(kind) and kind not in found]
     yield from found
 

@@ -18,7 +18,7 @@ from sdopt.search.racing import (
     ranked,
 )
 from sdopt.search.record import Fate
-from sdopt.search.simulation import simulated
+from tests.trial.search import simulated
 
 KNOWN = Noise.of_controls([(0.02, 1), (-0.02, 1), (0.02, 1), (-0.02, 1), (0.02, 1)])
 EXACT = Noise(0.0, 5)

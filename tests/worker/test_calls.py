@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sdopt.gate.trial.beside import ChangesNoise, OwnNoise
-from sdopt.gate.trial.measuring import Call, called
 from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import Mark
 from tests.fixtures import CPU, Compose, Load
+from tests.trial.beside import ChangesNoise, OwnNoise
+from tests.trial.measuring import Call, called
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
 

@@ -1,0 +1,158 @@
+"""Tests whether a search reports true figures: it simulates searches among invented options, with the real code.
+
+A simulated time is the variant's true time, multiplied by a random factor of the process and one of the round, as in
+`tests.trial.simulation`. Either no option has a true gain, or exactly one has.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdopt.analysis.ratios import compare
+from sdopt.gate.calibration import Fit
+from sdopt.gate.judge import judge
+from sdopt.results.verdicts import Verdict
+from sdopt.schema import Gate
+from sdopt.search.config import SearchConfig, search_file
+from sdopt.search.racing import Noise, RatioStanding, Standings, race
+from sdopt.search.record import Fate
+from tests.trial.simulation import (
+    BETWEEN,
+    ROUND_DEVIATION,
+    Scenario,
+    empty_study,
+    measure_session,
+    percent,
+)
+
+HEADINGS = (
+    "between / round",
+    "true gain",
+    "screened best of 50",
+    "reported of the first",
+    "false gain, any",
+    "best one dropped",
+    "best one judged",
+    "best one passes",
+)
+
+_OPTIONS, _ROUNDS = 50, 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """One simulated search.
+
+    Attributes:
+        screened: the log speed-up of the best candidate, as screening measured it.
+        reported: the log speed-up of the first finalist, as the final study measured it; None without a finalist.
+        false: the gate found a gain in an option that has none.
+        dropped: a race dropped the option with the true gain.
+        judged: the option with the true gain was a finalist.
+        passed: the gate found the true gain.
+    """
+
+    screened: float
+    reported: float | None
+    false: bool
+    dropped: bool
+    judged: bool
+    passed: bool
+
+
+def simulated(config: SearchConfig, between: float, gain: float, random: np.random.Generator) -> Found:
+    """Simulates one search in which the first option has a true gain, such as 1.05, and the others have none."""
+    speeds = {f"{number}": math.log(gain) if number == 0 else 0.0 for number in range(_OPTIONS)}
+    found: dict[str, list[tuple[float, int]]] = {}
+    controls: list[tuple[float, int]] = []
+    names = list(speeds)
+    for start in range(0, _OPTIONS, config.side_by_side):
+        _measure(names[start : start + config.side_by_side], 1, speeds, between, random, found, controls)
+    screened = max(-loss for [(loss, _)] in found.values())
+
+    def known(_race: int) -> Standings:
+        noise = Noise.of_controls(controls)
+        return {name: [RatioStanding.of(mine, noise)] for name, mine in found.items()}
+
+    def measure(_race: int, chosen: list[str]) -> bool:
+        _measure(chosen, 2, speeds, between, random, found, controls)
+        return True
+
+    dropped: set[str] = set()
+
+    def drop(losing: Iterable[str], fate: Fate, _why: str) -> None:
+        dropped.update(losing if fate is Fate.DROPPED else ())
+
+    finalists = race(config, known, measure, drop)[: config.finalists]
+    return _judged(finalists, screened, "0" in dropped, between, gain, random)
+
+
+def _measure(
+    names: Sequence[str],
+    processes: int,
+    speeds: dict[str, float],
+    between: float,
+    random: np.random.Generator,
+    found: dict[str, list[tuple[float, int]]],
+    controls: list[tuple[float, int]],
+) -> None:
+    """Adds one study: the log losses of candidates and of a control against one baseline."""
+    deviation = ROUND_DEVIATION * math.sqrt(between**2 + 1 / _ROUNDS) / math.sqrt(processes)
+    baseline, control, *times = deviation * random.standard_normal(len(names) + 2)
+    controls.append((control - baseline, processes))
+    for name, time in zip(names, times, strict=True):
+        found.setdefault(name, []).append((time - baseline - speeds[name], processes))
+
+
+def _judged(
+    finalists: Sequence[str], screened: float, dropped: bool, between: float, gain: float, random: np.random.Generator
+) -> Found:
+    """Judges finalists with the gate's own code, in newly simulated processes."""
+    if not finalists:
+        return Found(screened, None, False, dropped, False, False)
+    # The simulated study gives its gain to the first option, whatever its rank.
+    order = sorted(finalists, key=lambda name: name != "0")
+    scenario = Scenario(between, variants=len(order), gain=gain if order[0] == "0" else 1.0)
+    result = empty_study(len(order))
+    measure_session(result, scenario, random)
+    compare(result)
+    judge(result, Gate("simulated"), Fit())
+    gains = {
+        order[int(judgement.candidate.removeprefix("option "))]
+        for judgement in result.judgements
+        if any(ruling.rule == "must pay" and ruling.verdict is Verdict.PASS for ruling in judgement.rulings)
+    }
+    first = result.comparisons[order.index(finalists[0])]
+    assert first.speedup is not None
+    true = {"0"} if gain > 1 else set()
+    return Found(
+        screened, math.log(first.speedup.estimate), bool(gains - true), dropped, "0" in finalists, "0" in gains
+    )
+
+
+def searches(studies: int) -> list[tuple[str, ...]]:
+    """Returns two rows for each deviation between processes: without a true gain, and with one of 10 %."""
+    rows, config = [], search_file()
+    for between in BETWEEN:
+        for gain in (1.0, 1.1):
+            random = np.random.default_rng([studies, round(10 * between), round(100 * gain)])
+            found = [simulated(config, between, gain, random) for _ in range(studies)]
+            rows.append(_row(between, gain, found))
+    return rows
+
+
+def _row(between: float, gain: float, found: Sequence[Found]) -> tuple[str, ...]:
+    reported = [study.reported for study in found if study.reported is not None]
+    spread = 1.96 * float(np.std(reported)) / math.sqrt(len(reported))
+    reported_text = f"{_signed(float(np.mean(reported)))} ± {100 * spread:.2f} %"
+    shares = [[getattr(study, name) for study in found] for name in ("dropped", "judged", "passed")]
+    rates = [percent(float(np.mean(share))) for share in shares] if gain > 1 else ["", "", ""]
+    screened = _signed(float(np.mean([study.screened for study in found])))
+    false = percent(float(np.mean([study.false for study in found])))
+    return f"{between:g}", f"{100 * (gain - 1):.0f} %" if gain > 1 else "none", screened, reported_text, false, *rates
+
+
+def _signed(log_ratio: float) -> str:
+    return f"{100 * math.expm1(log_ratio):+.2f} %"

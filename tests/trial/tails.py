@@ -1,0 +1,81 @@
+"""Simulates how often rules on time fail identical variants, and how often they detect occasional slow calls.
+
+The time of a call is the level of its process times a factor of its own, both log-normal. The candidate is the baseline
+again, or a random share of its calls takes longer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sdopt.analysis.ratios import compare
+from sdopt.gate.calibration import Fit
+from sdopt.gate.judge import judge
+from sdopt.results.records import StudyResult
+from sdopt.results.samples import Measurement
+from sdopt.results.verdicts import Verdict
+from sdopt.schema import Gate, Rule
+from tests.trial.simulation import BETWEEN, ROUND_DEVIATION, empty_study
+
+GATE = Gate(
+    "simulated",
+    {
+        "exact": [
+            Rule("speedup", "at_least", limit=0.95),
+            Rule("tail_ratio", "at_most", limit=1.25),
+        ]
+    },
+)
+"""The rules on time of `gate=default`."""
+
+HEADINGS = ("slow calls", "between / round", "rounds", "fail", "inconclusive", "pass")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A random slow-down: one in `every` calls, on average, takes `times` times as long."""
+
+    every: int
+    times: float
+
+
+def tails(studies: int) -> list[tuple[str, ...]]:
+    """Returns a row for each kind of slow calls, deviation and number of rounds: how often each verdict occurred."""
+    rows: list[tuple[str, ...]] = []
+    for slow in (None, Slow(10, 2.0), Slow(4, 1.5)):
+        for between in BETWEEN:
+            for rounds in (4, 6):
+                verdicts = verdicts_of(studies, between, rounds, slow)
+                shares = [
+                    f"{100 * verdicts.count(verdict) / studies:.1f} %"
+                    for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
+                ]
+                named = "none (A/A)" if slow is None else f"one of {slow.every}, {slow.times:g}×"
+                rows.append((named, f"{between:g}", str(rounds), *shares))
+    return rows
+
+
+def verdicts_of(studies: int, between: float, rounds: int, slow: Slow | None = None, seed: int = 0) -> list[Verdict]:
+    """Returns the worst verdict of the rules on time in each of `studies` independent studies, three processes each."""
+    random = np.random.default_rng([seed, round(10 * between), rounds])
+    return [_verdict(_measured(between, rounds, slow, random)) for _ in range(studies)]
+
+
+def _measured(between: float, rounds: int, slow: Slow | None, random: np.random.Generator) -> StudyResult:
+    result = empty_study(1)
+    for row in result.variants:
+        row.promises = {}
+        for process in range(3):
+            times = np.exp(ROUND_DEVIATION * (between * random.standard_normal() + random.standard_normal(rounds)))
+            if slow is not None and row.name.startswith("option"):
+                times = np.where(random.random(rounds) < 1 / slow.every, slow.times * times, times)
+            row.measurements.append(Measurement(process, latency_s=times.tolist()))
+    return result
+
+
+def _verdict(result: StudyResult) -> Verdict:
+    compare(result)
+    judge(result, GATE, Fit())
+    [judgement] = result.judgements
+    timed = [ruling.verdict for ruling in judgement.rulings if ruling.metric]
+    return max(timed, key=list(Verdict).index)
