@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from sdopt.report.contact_sheet import broken_sheet, comparison_sheet
 from sdopt.report.dataframe import to_dataframe
 from sdopt.report.junit import junit
 from sdopt.report.markdown import markdown_table
+from sdopt.report.page.blocks import Page
 from sdopt.report.page.files import HTML, MARKDOWN
 from sdopt.report.page.html import html_page
 from sdopt.report.page.markdown import markdown_page
-from sdopt.report.page.sections import study_page
-from sdopt.report.plots import stages_picture, study_plot, tradeoff_picture
 from sdopt.report.published import published_json, published_markdown
 from sdopt.report.verdicts import verdict_json, verdict_markdown
 from sdopt.results.files import write_atomically
@@ -51,15 +51,26 @@ def _of_verdicts(
     return lambda result, _: render(result, result.judgements) if result.judgements else None
 
 
+def _page(result: StudyResult, folder: Path, *images_bytes: int) -> Page:
+    from sdopt.report.page.sections import study_page
+
+    return study_page(result, folder, *images_bytes)
+
+
+def _picture(name: str) -> Callable[[StudyResult, Path], bytes | None]:
+    # Altair takes half a second to load: only a study that is drawn needs it.
+    return lambda result, _: getattr(import_module("sdopt.report.plots"), name)(result)
+
+
 REPORTS = (
     Report("table", "table.md", lambda result, _: markdown_table(result).encode()),
-    Report("report", HTML, lambda result, folder: html_page(study_page(result, folder))),
+    Report("report", HTML, lambda result, folder: html_page(_page(result, folder))),
     # It links to the pictures beside it, so that no image has to be encoded.
-    Report("report as Markdown", MARKDOWN, lambda result, folder: markdown_page(study_page(result, folder, 0))),
+    Report("report as Markdown", MARKDOWN, lambda result, folder: markdown_page(_page(result, folder, 0))),
     Report("table as data", "table.csv", lambda result, _: to_dataframe(result).to_csv(index=False).encode()),
-    Report("plot", "plot.png", lambda result, _: study_plot(result)),
-    Report("speed against quality", "tradeoff.png", lambda result, _: tradeoff_picture(result)),
-    Report("time by stage", "stages.png", lambda result, _: stages_picture(result)),
+    Report("plot", "plot.png", _picture("study_plot")),
+    Report("speed against quality", "tradeoff.png", _picture("tradeoff_picture")),
+    Report("time by stage", "stages.png", _picture("stages_picture")),
     Report("images", "comparison.png", comparison_sheet),
     Report("broken images", "broken.png", broken_sheet),
     Report("published figures", "published.md", lambda result, _: published_markdown(result).encode() or None),

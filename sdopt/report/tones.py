@@ -9,9 +9,15 @@ from enum import StrEnum
 
 from sdopt.analysis.answer import Worth
 from sdopt.analysis.published import Reproduction
-from sdopt.report.charts.spec import BLUE, GREY, INK, PURPLE, VERMILION
 from sdopt.results.records import Status
 from sdopt.results.verdicts import Verdict
+
+INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"
+
+BLUE, VERMILION, GREY, PURPLE, GREEN, AMBER, SKY = (
+    "#0072b2", "#d55e00", "#868e96", "#cc79a7", "#009e73", "#e69f00", "#56b4e9",
+)  # fmt: skip
+"""Colours that differ for every kind of colour vision (Okabe and Ito 2008), and by 3:1 from white and from black."""
 
 
 class Tone(StrEnum):

@@ -1,9 +1,14 @@
 """Plots a search: speed-up against image distance, for every measured candidate."""
 
 import math
+from itertools import product
 from typing import Any
 
-from sdopt.report.charts.spec import BLUE, GREEN, GREY, INK, MUTED, VERMILION, Spec, picture, ratio_axis
+import altair as alt
+
+from sdopt.report.charts.parts import built, kinds, ratio_axis
+from sdopt.report.charts.spec import Spec, picture
+from sdopt.report.tones import BLUE, GREEN, GREY, INK, MUTED, VERMILION
 from sdopt.search.record import Fate, SearchRecord
 
 _KINDS: dict[str, tuple[str, str]] = {
@@ -60,66 +65,45 @@ def search_plot(record: SearchRecord) -> bytes | None:
 
 def _spec(record: SearchRecord, points: list[dict[str, Any]], distance: str) -> Spec:
     speeds = [end for point in points for end in (point["speed"], point.get("low"), point.get("high")) if end]
-    y = {"field": "speed", **ratio_axis("speed-up, log scale (up is faster)", speeds)}
-    x: Spec = {
-        "field": "x",
-        "type": "quantitative",
-        "title": f"{distance or 'memory (GiB)'}, better to the left",
-        "scale": {"zero": False, "padding": 20},
-        "axis": {"tickCount": 6},
-    }
+    axis = ratio_axis("speed-up, log scale (up is faster)", speeds)
+    scale, ticks = alt.Scale(zero=False, padding=20), alt.Axis(tickCount=6)
     if distance:
-        x["scale"] = {"type": "symlog", "constant": _small(points), "padding": 20, "nice": False}
-        x["axis"] = {"values": _ticks(points), "format": "~g"}
-    kinds = [kind for kind in _KINDS if any(point["kind"] == kind for point in points)]
-    colour = {"field": "kind", "type": "nominal", "title": None,
-              "scale": {"domain": kinds, "range": [_KINDS[kind][0] for kind in kinds]}}  # fmt: skip
-    shape = {**colour, "scale": {"domain": kinds, "range": [_KINDS[kind][1] for kind in kinds]}}
-    return {
-        "data": {"values": points},
-        "title": {"text": " · ".join(record.header) or record.name, "anchor": "start", "fontSize": 12, "offset": 8},
-        "height": 420,
-        "padding": 8,
-        "layer": [
-            {
-                "transform": [{"filter": "isValid(datum.low)"}],
-                "mark": {"type": "rule", "color": MUTED, "strokeWidth": 2},
-                "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
-            },
-            {
-                "transform": [{"filter": "datum.front"}],
-                "mark": {"type": "line", "color": GREEN, "interpolate": "step-after", "opacity": 0.6},
-                "encoding": {"x": x, "y": y},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
-                "encoding": {"x": x, "y": y, "color": colour, "shape": shape},
-            },
-            *(_labels(points, x, y, right, below) for right in (False, True) for below in (False, True)),
-        ],
-    }
+        scale = alt.Scale(type="symlog", constant=_small(points), padding=20, nice=False)
+        ticks = alt.Axis(values=_ticks(points), format="~g")
+    x = alt.X("x:Q", title=f"{distance or 'memory (GiB)'}, better to the left", scale=scale, axis=ticks)
+    y = alt.Y("speed:Q", **axis)
+    looks = {kind: look for kind, look in _KINDS.items() if any(point["kind"] == kind for point in points)}
+    every = alt.Chart().encode(x=x)
+    bounds = every.transform_filter("isValid(datum.low)").mark_rule(color=MUTED, strokeWidth=2)
+    front = every.transform_filter("datum.front").mark_line(color=GREEN, interpolate="step-after", opacity=0.6)
+    chart = alt.layer(
+        bounds.encode(y=alt.Y("low:Q", **axis), y2="high"),
+        front.encode(y=y),
+        every.mark_point(filled=True, size=90, opacity=0.9).encode(y=y, **kinds("kind", looks)),
+        *_labels(points, bool(distance), x, y),
+        data=alt.InlineData(values=points),
+    )
+    title = " · ".join(record.header) or record.name
+    return {**built(chart, title, 420), "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 8}}
 
 
-def _labels(points: list[dict[str, Any]], x: Spec, y: Spec, on_the_right: bool, below: bool) -> Spec:
-    """Returns a layer with the names of points, written towards the middle of the plot."""
-    small, distances = _small(points), [point["x"] for point in points]
-    is_distance = x["scale"].get("type") == "symlog"
-
-    def along(value: float) -> float:
-        return math.log1p(value / small) if is_distance else value
-
-    middle = (along(min(distances)) + along(max(distances))) / 2
-    shown = [
-        point
-        for point in points
-        if point["label"] and point.get("below") is below and (along(point["x"]) > middle) is on_the_right
-    ]
-    align = {"align": "right", "dx": -9} if on_the_right else {"align": "left", "dx": 9}
-    return {
-        "data": {"values": shown},
-        "mark": {"type": "text", **align, "dy": 11 if below else -9, "fontWeight": "bold", "limit": 420},
-        "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-    }
+def _labels(points: list[dict[str, Any]], is_distance: bool, x: alt.X, y: alt.Y) -> list[alt.Chart]:
+    """Returns layers with the names of points, written towards the middle of the chart; every second is below."""
+    places = [math.log1p(point["x"] / _small(points)) if is_distance else point["x"] for point in points]
+    middle = (min(places) + max(places)) / 2
+    for point, place in zip(points, places, strict=True):
+        point["right"] = place > middle
+    layers = []
+    for right, below in product((False, True), repeat=2):
+        side = {"align": "right", "dx": -9} if right else {"align": "left", "dx": 9}
+        chosen = f"datum.label && datum.right == {str(right).lower()} && datum.below == {str(below).lower()}"
+        text = alt.Chart().transform_filter(chosen)
+        layers.append(
+            text.mark_text(**side, dy=11 if below else -9, fontWeight="bold", limit=420).encode(
+                x=x, y=y, text="label:N"
+            )
+        )
+    return layers
 
 
 def _ticks(points: list[dict[str, Any]]) -> list[float]:

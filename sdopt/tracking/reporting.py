@@ -5,7 +5,6 @@ from pathlib import Path
 from sdopt.errors import UsageError
 from sdopt.report.page.blocks import Page
 from sdopt.report.page.files import write_page
-from sdopt.report.page.sections import study_page, sweep_page
 from sdopt.schema import Tracking
 from sdopt.tracking.finding import Found, find_results
 from sdopt.tracking.runs import log_report
@@ -39,6 +38,8 @@ def write_report(source: Found, output: Path | None = None) -> list[Path]:
 
 
 def _page(source: Found) -> Page:
+    from sdopt.report.page.sections import study_page, sweep_page  # draws charts, whose library takes time to load
+
     if source.sweep is None:
         [(study, folder)] = source.studies
         return study_page(study, folder)

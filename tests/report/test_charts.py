@@ -6,7 +6,8 @@ from sdopt.analysis.figures import Ratio, figures_of
 from sdopt.analysis.measures import SPEEDUP
 from sdopt.report.charts import comparisons
 from sdopt.report.charts.comparisons import break_even_plot, forest, interactions, main_effects, steps_of, waterfall
-from sdopt.report.charts.spec import Spec, ratio_axis, ratio_ticks, shortened, whole
+from sdopt.report.charts.parts import ratio_axis, ratio_ticks, shortened
+from sdopt.report.charts.spec import Spec, whole
 from sdopt.report.charts.times import distribution_plot, limit_plot, rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.rows import rows_of
@@ -143,7 +144,7 @@ class TestBreakEven:
         half.break_even = BreakEven(9.0, 5.0, 1.0, 30.0, 20.0, None, 0.95)
         four.break_even = BreakEven(4.5, 0.5, 1.0, 3.0)
         [row] = rows(break_even_plot(result))
-        assert (row["name"], row["figure"], row["reach"]) == (half.candidate, "30 [20, never]", 60.0)
+        assert (row["name"], row["figure"], row["high"]) == (half.candidate, "30 [20, never]", 60.0)
 
 
 class TestTradeoff:

@@ -1,27 +1,24 @@
-"""Plots of times: call by call, their distribution, by stage, and how far from the hardware's limit they are."""
+"""Charts of times: call by call, their distribution, by stage, and how far from the hardware's limit they are."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
 
 from sdopt.analysis.disturbance import shares
 from sdopt.analysis.figures import Figures, figures_by_variant
-from sdopt.report.charts.spec import (
-    AMBER,
-    ARIA_TEXT,
+from sdopt.report.charts.parts import (
     BARS,
-    BLUE,
     FEW_TICKS,
-    GREEN,
-    GREY,
-    INK,
-    PURPLE,
-    SKY,
-    VERMILION,
-    ZOOM,
     Column,
     Rows,
-    Spec,
-    tooltips,
+    built,
+    facts,
+    inline,
+    zoom,
 )
+from sdopt.report.charts.spec import Spec
+from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
 from sdopt.report.words import seconds_text
 from sdopt.results.records import StudyResult
 
@@ -62,83 +59,43 @@ def rounds_plot(result: StudyResult) -> Spec | None:
     calls = _calls(result)
     if not calls:
         return None
-    names = list(dict.fromkeys(str(call["variant"]) for call in calls))
+    names = list(dict.fromkeys(call["variant"] for call in calls))
     others = [name for name in names if name != result.baseline]
-    unit, scale = _unit([float(str(call["seconds"])) for call in calls])
+    unit, scale = _unit([call["seconds"] for call in calls])
     for call in calls:
-        call["time"] = float(str(call["seconds"])) * scale
-    y: Spec = {
-        "field": "time",
-        "type": "quantitative",
-        "title": f"latency of one call ({unit})",
-        "scale": {"zero": False},
-    }
-    last = max(int(str(call["round"])) for call in calls)
-    x: Spec = {
-        "field": "round",
-        "type": "quantitative",
-        "title": "round",
-        "scale": {"nice": False, "padding": 14},
-        "axis": {
-            "values": list(range(1, last + 1, 1 + last // 12)),
-            "format": "d",
-            "grid": False,
-            "titleAnchor": "middle",
-        },
-    }
-    kinds: Spec = {
-        "field": "kind",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(_CALL_KINDS), "range": list(_CALL_KINDS.values())},
-        "legend": {"symbolFillColor": GREY, "symbolStrokeColor": GREY},
-    }
-    who: Spec = {
-        "field": "who",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": list(_WHO), "range": list(_WHO.values())},
-    }
-    picked: Spec = {"name": "picked", "value": others[0] if others else ""}
-    if others:
-        picked["bind"] = {"input": "select", "options": others, "name": "compare the baseline with "}
-    layers: list[Spec] = []
+        call["time"] = call["seconds"] * scale
+    last = max(call["round"] for call in calls)
+    ticks = list(range(1, last + 1, 1 + last // 12))
+    choice = alt.binding_select(options=others, name="compare the baseline with ") if others else alt.Undefined
+    picked = alt.param(name="picked", value=others[0] if others else "", bind=choice)
+    every = alt.Chart().encode(
+        x=alt.X(
+            "round:Q",
+            scale=alt.Scale(nice=False, padding=14),
+            axis=alt.Axis(values=ticks, format="d", grid=False, titleAnchor="middle"),
+        ),
+        y=alt.Y("time:Q", title=f"latency of one call ({unit})", scale=alt.Scale(zero=False)),
+        color=alt.Color("who:N", title=None, scale=alt.Scale(domain=list(_WHO), range=list(_WHO.values()))),
+    )
+    shape = alt.Shape(
+        "kind:N",
+        title=None,
+        scale=alt.Scale(domain=list(_CALL_KINDS), range=list(_CALL_KINDS.values())),
+        legend=alt.Legend(symbolFillColor=GREY, symbolStrokeColor=GREY),
+    )
     # A layer without a mark would be an image without a description.
     shown = {"others": 0.28} if len(others) > 1 else {}
     shown |= {"baseline": 1.0} | ({"chosen variant": 0.9} if others else {})
+    layers: list[alt.Chart] = []
     for name, opacity in shown.items():
-        only = [{"filter": f"datum.who === {_quoted(name)}"}]
-        line = {"type": "line", "strokeWidth": 1.3, "opacity": 0.6 * opacity, "clip": True, "aria": False}
-        point = {"type": "point", "filled": True, "size": 70, "opacity": opacity, "clip": True}
-        layers += [
-            {
-                "transform": only,
-                "mark": line,
-                "encoding": {"x": x, "y": y, "detail": {"field": "worker"}, "color": who},
-            },
-            {
-                "transform": only,
-                "mark": point,
-                "encoding": {
-                    "x": x,
-                    "y": y,
-                    "color": who,
-                    "shape": kinds,
-                    "tooltip": tooltips(_CALL_FACTS),
-                    "description": ARIA_TEXT,
-                },
-            },
-        ]
-    layers[-1]["params"] = [ZOOM]
-    return {
-        "data": {"values": calls},
-        "params": [picked],
-        "transform": [{"calculate": _who(result.baseline), "as": "who"}],
-        "description": f"Latency of {len(calls)} calls of {len(names)} variants, by round",
-        "height": 320,
-        "padding": 8,
-        "layer": layers,
-    }
+        only = every.transform_filter(f"datum.who === {_quoted(name)}")
+        line = only.mark_line(strokeWidth=1.3, opacity=0.6 * opacity, clip=True, aria=False)
+        point = only.mark_point(filled=True, size=70, opacity=opacity, clip=True)
+        layers += [line.encode(detail="worker:N"), point.encode(shape=shape, **facts(_CALL_FACTS))]
+    layers[-1] = layers[-1].add_params(zoom())
+    chart = alt.layer(*layers, data=alt.InlineData(values=calls)).add_params(picked)
+    described = f"Latency of {len(calls)} calls of {len(names)} variants, by round"
+    return built(chart.transform_calculate(who=_who(result.baseline)), described, 320)
 
 
 def _who(baseline: str) -> str:
@@ -155,7 +112,7 @@ def _quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _calls(result: StudyResult) -> list[dict[str, object]]:
+def _calls(result: StudyResult) -> list[dict[str, Any]]:
     """Returns a record for each timed call, in the order of sessions and rounds."""
     timed = [(variant, m) for variant in result.variants for m in variant.measurements if m.latency_s]
     begins, total = {}, 0
@@ -163,7 +120,7 @@ def _calls(result: StudyResult) -> list[dict[str, object]]:
         begins[session] = total
         total += max(len(measurement.latency_s) for _, measurement in timed if measurement.session == session)
     limit = result.config.protocol.interference
-    calls: list[dict[str, object]] = []
+    calls: list[dict[str, Any]] = []
     for variant, measurement in timed:
         for round_index, (seconds, share) in enumerate(zip(measurement.latency_s, shares(measurement), strict=True)):
             disturbed = share is not None and limit is not None and share > limit
@@ -188,58 +145,38 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
 
 def distribution_plot(result: StudyResult) -> Spec | None:
     """Draws the calls that count, and the latency with its interval, the shortest first; None if none was timed."""
-    rows = [row for row in figures_by_variant(result).values() if row.latency and row.variant.samples]
-    if not rows:
+    found = [(row, row.latency) for row in figures_by_variant(result).values() if row.latency and row.variant.samples]
+    if not found:
         return None
-    rows.sort(key=lambda row: row.latency.estimate if row.latency else 0.0)
-    every = [seconds for row in rows for times in row.variant.samples.values() for seconds in times]
-    bounds = [bound for row in rows if row.latency for bound in (row.latency.low, row.latency.high) if bound]
-    unit, scale = _unit([*every, *bounds])
-    data, calls = [], []
-    for number, row in enumerate(rows):
-        assert row.latency is not None
-        low, high = row.latency.low, row.latency.high
-        data.append({
+    found.sort(key=lambda pair: pair[1].estimate)
+    times = [[seconds for replicate in row.variant.samples.values() for seconds in replicate] for row, _ in found]
+    bounds = [bound for _, latency in found for bound in (latency.low, latency.high) if bound]
+    unit, scale = _unit([*(seconds for of_row in times for seconds in of_row), *bounds])
+    data = [
+        {
             "name": row.variant.name,
-            "estimate": row.latency.estimate * scale,
-            "low": None if low is None else low * scale,
-            "high": None if high is None else high * scale,
-            "figure": seconds_text(row.latency),
-        })  # fmt: skip
-        times = [time for replicate in row.variant.samples.values() for time in replicate]
-        calls += [{"number": number, "time": time * scale} for time in times]
-    x: Spec = {
-        "type": "quantitative",
+            "estimate": latency.estimate * scale,
+            "low": None if latency.low is None else latency.low * scale,
+            "high": None if latency.high is None else latency.high * scale,
+            "figure": seconds_text(latency),
+        }
+        for row, latency in found
+    ]
+    rows = Rows(data, (Column("latency", "figure", 150),))
+    placed = zip(rows.placed, times, strict=True)
+    calls = [{"at": row["at"], "time": seconds * scale} for row, of_row in placed for seconds in of_row]
+    axis = {
         "title": f"latency of one call ({unit})",
-        "scale": {"zero": False, "padding": 12},
-        "axis": {"tickCount": FEW_TICKS},
+        "scale": alt.Scale(zero=False, padding=12),
+        "axis": alt.Axis(tickCount=FEW_TICKS),
     }
-    plot = Rows(data, (Column("latency", "figure", 150),))
-    at = plot.y | {"field": "at"}
-    for call in calls:
-        call["at"] = plot.placed[int(call["number"])]["at"]
-    layers: list[Spec] = [
-        {
-            "data": {"values": calls},
-            "mark": {"type": "tick", "thickness": 1.5, "size": 16, "color": GREY, "opacity": 0.7, "clip": True,
-                     "aria": False},
-            "encoding": {"x": {**x, "field": "time"}, "y": at},
-        },
-        {
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-            "mark": {"type": "rule", "strokeWidth": 2, "color": BLUE, "clip": True, "aria": False},
-            "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": at},
-        },
-        {
-            "params": [ZOOM],
-            "mark": {"type": "point", "filled": True, "shape": "diamond", "size": 120, "color": BLUE, "opacity": 1,
-                     "clip": True},
-            "encoding": {"x": {**x, "field": "estimate"}, "y": at,
-                         "tooltip": tooltips({"name": "variant", "figure": "latency"}), "description": ARIA_TEXT},
-        },
-    ]  # fmt: skip
-    listed = "; ".join(f"{row['name']} {row['figure']}" for row in data)
-    return plot.spec(layers, f"Distribution of latencies: {listed}")
+    strokes = inline(calls).mark_tick(thickness=1.5, size=16, color=GREY, opacity=0.7, clip=True, aria=False)
+    marks = {"color": alt.value(BLUE), "shape": alt.value("diamond")}
+    layers = [
+        strokes.encode(x=alt.X("time:Q", **axis), y=rows.y),
+        *rows.dots(axis, {"name": "variant", "figure": "latency"}, **marks),
+    ]
+    return rows.spec(layers, "Distribution of latencies")
 
 
 def stages_plot(result: StudyResult) -> Spec | None:
@@ -253,39 +190,41 @@ def stages_plot(result: StudyResult) -> Spec | None:
     spare = iter(_FURTHER * len(present))
     colours = [_STAGES[stage][1] if stage in _STAGES else next(spare) for stage in present]
     unit, scale = _unit([sum(row.call_ms.values()) / 1e3 for row in rows])
-    data = [{"name": row.variant.name, "figure": _stage_total(row)} for row in rows]
-    plot = Rows(data, (Column("stages together", "figure", 116),))
+    plot = Rows(
+        [{"name": row.variant.name, "figure": _stage_total(row)} for row in rows],
+        (Column("stages together", "figure", 116),),
+    )
     parts = []
-    for number, row in enumerate(rows):
+    for row, placed in zip(rows, plot.placed, strict=True):
         start, total = 0.0, sum(row.call_ms.values())
         for stage in present:
             value = row.call_ms.get(stage, 0.0)
+            text = f"{value:.3g} ms, {100 * value / total:.0f} %" if total else ""
             parts.append({
                 "name": row.variant.name,
                 "stage": names[stage],
                 "from": start / 1e3 * scale,
                 "to": (start + value) / 1e3 * scale,
-                "text": f"{value:.3g} ms, {100 * value / total:.0f} %" if total else "",
-                "at": plot.placed[number]["at"],
+                "text": text,
+                "aria_text": f"{row.variant.name}, {names[stage]}: {text}",
+                "at": placed["at"],
             })  # fmt: skip
             start += value
-    bars: Spec = {
-        "data": {"values": parts},
-        "params": [ZOOM],
-        "mark": {"type": "rule", "strokeWidth": 16, "clip": True},
-        "encoding": {
-            "x": {"field": "from", "type": "quantitative", "title": f"time of one call by stage ({unit})",
-                  "scale": {"domainMin": 0, "nice": False}, "axis": {"tickCount": FEW_TICKS}},
-            "x2": {"field": "to"},
-            "y": plot.y,
-            "color": {"field": "stage", "type": "nominal", "title": None,
-                      "scale": {"domain": list(names.values()), "range": colours}, "legend": BARS},
-            "tooltip": tooltips({"name": "variant", "stage": "stage", "text": "takes"}),
-            "description": {"field": "text"},
-        },
-    }  # fmt: skip
-    listed = "; ".join(f"{row['name']} {row['figure']}" for row in plot.placed)
-    return plot.spec([bars], f"Time by stage: {listed}")
+    x = alt.X(
+        "from:Q",
+        title=f"time of one call by stage ({unit})",
+        scale=alt.Scale(domainMin=0, nice=False),
+        axis=alt.Axis(tickCount=FEW_TICKS),
+    )
+    scale_of_colours = alt.Scale(domain=list(names.values()), range=colours)
+    bars = plot.bars(
+        x,
+        "to",
+        {"name": "variant", "stage": "stage", "text": "takes"},
+        alt.InlineData(values=parts),
+        color=alt.Color("stage:N", title=None, scale=scale_of_colours, legend=BARS),
+    )
+    return plot.spec([bars], "Time by stage")
 
 
 def _stage_total(row: Figures) -> str:
@@ -320,24 +259,12 @@ def limit_plot(result: StudyResult) -> Spec | None:
             "peak": f"{compute.peak[1]:g} TFLOP/s ({compute.peak[0]})" if compute.peak else "not known",
             "work": f"{compute.tflop_per_image:.3g} TFLOP",
         })  # fmt: skip
-    title = "share of the device's peak rate (%)" if shares_known else "achieved rate (TFLOP/s)"
-    domain = {"domain": [0, 100]} if shares_known else {"domainMin": 0}
-    plot = Rows(data, (Column("of the peak" if shares_known else "achieved", "figure", 116),))
+    x = alt.X(
+        "zero:Q",
+        title="share of the device's peak rate (%)" if shares_known else "achieved rate (TFLOP/s)",
+        scale=alt.Scale(domain=[0, 100], nice=False) if shares_known else alt.Scale(domainMin=0, nice=False),
+        axis=alt.Axis(tickCount=FEW_TICKS),
+    )
+    rows = Rows(data, (Column("of the peak" if shares_known else "achieved", "figure", 116),))
     tooltip = {"name": "variant", "rate": "achieved", "peak": "peak", "work": "work per image"}
-    bars: Spec = {
-        "mark": {"type": "rule", "strokeWidth": 14, "color": BLUE},
-        "encoding": {
-            "x": {
-                "field": "zero",
-                "type": "quantitative",
-                "title": title,
-                "scale": {**domain, "nice": False},
-                "axis": {"tickCount": FEW_TICKS},
-            },
-            "x2": {"field": "value"},
-            "y": plot.y,
-            "tooltip": tooltips(tooltip),
-            "description": ARIA_TEXT,
-        },
-    }
-    return plot.spec([bars], "Rates: " + "; ".join(f"{row['name']} {row['figure']}" for row in data))
+    return rows.spec([rows.bars(x, "value", tooltip, color=alt.value(BLUE))], "Rates")

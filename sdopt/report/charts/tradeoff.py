@@ -5,21 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import altair as alt
+
 from sdopt.analysis.answer import Answer, Worth, answer_of
 from sdopt.analysis.figures import Figures, figures_of
 from sdopt.quality.metrics import family_of, known_family
-from sdopt.report.charts.spec import (
-    ARIA_TEXT,
-    FEW_TICKS,
-    GREY,
-    MUTED,
-    ZOOM,
-    Spec,
-    ratio_axis,
-    tooltips,
-)
+from sdopt.report.charts.parts import FEW_TICKS, built, facts, inline, kinds, ratio_axis, zoom
+from sdopt.report.charts.spec import Spec
 from sdopt.report.quality import metric_text, quality_columns, quality_heading
-from sdopt.report.tones import BASELINE, COLOUR, TONES
+from sdopt.report.tones import BASELINE, COLOUR, GREY, MUTED, TONES
 from sdopt.report.words import compared, gib_text, seconds_text
 from sdopt.results.records import StudyResult
 
@@ -107,9 +101,10 @@ def _tradeoff(
     if all(point["kind"] == BASELINE for point in points):
         return None
     heading = quality_heading(metric)
+    x = _loss_axis(points, metric, heading)
     return Tradeoff(
         heading,
-        _spec(points, _loss_axis(points, metric, heading), relative),
+        _spec(points, x, _front(points, bool(family_of(metric).higher_is_better), relative), relative),
         tuple((point["number"], point["name"], point["kind"]) for point in points),
     )
 
@@ -136,26 +131,22 @@ def _speed(row: Figures, relative: bool, is_baseline: bool) -> float | None:
     return row.speedup.interval.estimate if row.speedup else None
 
 
-def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> Spec:
+def _loss_axis(points: list[dict[str, Any]], metric: str, heading: str) -> alt.X:
     """Returns the axis of a metric, on which the loss grows to the right; "same" stands at its left end."""
-    family = family_of(metric)
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
-    reverse = bool(family.higher_is_better)
-    axis: Spec = {"tickCount": FEW_TICKS, "grid": True, "titleAnchor": "middle"}
+    axis: dict[str, Any] = {}
     if len(finite) < len(points):
         top = 1.15 * max(finite, default=60.0)
         for point in points:
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
         axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'same' : datum.label"
         axis["values"] = [*_round_values(min(finite, default=top), 0.95 * top), top]
-    where = "better to the left"
-    return {
-        "field": "loss",
-        "type": "quantitative",
-        "title": f"{heading.removesuffix(' ↑').removesuffix(' ↓')}, {where}",
-        "scale": {"zero": False, "reverse": reverse, "padding": 26, "nice": False},
-        "axis": axis,
-    }
+    return alt.X(
+        "loss:Q",
+        title=f"{heading.removesuffix(' ↑').removesuffix(' ↓')}, better to the left",
+        scale=alt.Scale(zero=False, reverse=bool(family_of(metric).higher_is_better), padding=26, nice=False),
+        axis=alt.Axis(tickCount=FEW_TICKS, grid=True, titleAnchor="middle", **axis),
+    )
 
 
 def _round_values(low: float, high: float) -> list[float]:
@@ -164,60 +155,42 @@ def _round_values(low: float, high: float) -> list[float]:
     return [float(value) for value in range(step * math.ceil(low / step), math.floor(high) + 1, step)]
 
 
-def _spec(points: list[dict[str, Any]], x: Spec, relative: bool) -> Spec:
+def _spec(points: list[dict[str, Any]], x: alt.X, front: list[dict[str, float]], relative: bool) -> Spec:
     speeds = [point["speed"] for point in points]
     if relative:
-        y = {"field": "speed", **ratio_axis("speed-up, log scale (up is faster)", speeds)}
+        y = alt.Y("speed:Q", **ratio_axis("speed-up, log scale (up is faster)", speeds))
     else:
-        y = {
-            "field": "speed",
-            "type": "quantitative",
-            "title": "latency (s), log scale (up is faster)",
-            "scale": {"type": "log", "reverse": True, "domain": [0.9 * min(speeds), 1.1 * max(speeds)], "nice": False},
-            "axis": {"tickCount": 5, "format": "~g"},
-        }
-    kinds = [kind for kind in _SHAPES if any(point["kind"] == kind for point in points)]
-    colour = {"field": "kind", "type": "nominal", "title": None,
-              "scale": {"domain": kinds, "range": [COLOUR[TONES[kind]] for kind in kinds]}}  # fmt: skip
-    shape = {**colour, "scale": {"domain": kinds, "range": [_SHAPES[kind] for kind in kinds]}}
+        domain = [0.9 * min(speeds), 1.1 * max(speeds)]
+        y = alt.Y(
+            "speed:Q",
+            title="latency (s), log scale (up is faster)",
+            scale=alt.Scale(type="log", reverse=True, domain=domain, nice=False),
+            axis=alt.Axis(tickCount=5, format="~g"),
+        )
+    looks = {kind: (COLOUR[TONES[kind]], shape) for kind, shape in _SHAPES.items()
+             if any(point["kind"] == kind for point in points)}  # fmt: skip
     largest = max((point["memory"] for point in points if point["memory"]), default=1.0)
-    in_mib = largest < 1
-    size: Spec = {
-        "field": "memory",
-        "type": "quantitative",
-        "title": f"memory ({'MiB' if in_mib else 'GiB'})",
-        "scale": {"domain": [0, largest], "range": [0, 700]},
-        "legend": {"values": [round(largest * share, 5) for share in (0.25, 0.5, 1)], "symbolFillColor": GREY,
-                   "symbolStrokeColor": GREY,
-                   "labelExpr": f"format(datum.value * {1024 if in_mib else 1}, '{'.0f' if in_mib else '.2f'}')"},
-    }  # fmt: skip
-    front = _front(points, bool(x["scale"]["reverse"]), relative)
-    return {
-        "data": {"values": points},
-        "description": "Speed against quality: "
-        + "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points),
-        "height": 380,
-        "padding": 8,
-        "layer": [
-            {
-                "data": {"values": front},
-                "mark": {"type": "line", "strokeDash": [4, 4], "color": MUTED, "interpolate": "step-after",
-                         "strokeWidth": 1.2, "clip": True, "aria": False},
-                "encoding": {"x": x, "y": y, "order": {"field": "place"}},
-            },
-            {
-                "params": [{**ZOOM, "select": {**ZOOM["select"], "encodings": ["x", "y"]}}],
-                "mark": {"type": "point", "filled": True, "opacity": 0.85, "clip": True},
-                "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "size": size,
-                             "tooltip": tooltips(_FACTS), "description": ARIA_TEXT},
-            },
-            {
-                "mark": {"type": "text", "dx": 15, "dy": -13, "fontWeight": "bold", "align": "left", "clip": False,
-                         "aria": False},
-                "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-            },
-        ],
-    }  # fmt: skip
+    unit, label = ("MiB", "format(datum.value * 1024, '.0f')") if largest < 1 else ("GiB", "format(datum.value, '.2f')")
+    values = [round(largest * share, 5) for share in (0.25, 0.5, 1)]
+    size = alt.Size(
+        "memory:Q",
+        title=f"memory ({unit})",
+        scale=alt.Scale(domain=[0, largest], range=[0, 700]),
+        legend=alt.Legend(values=values, symbolFillColor=GREY, symbolStrokeColor=GREY, labelExpr=label),
+    )
+    line = inline(front).mark_line(
+        strokeDash=[4, 4], color=MUTED, interpolate="step-after", strokeWidth=1.2, clip=True, aria=False
+    )
+    dots = alt.Chart().mark_point(filled=True, opacity=0.85, clip=True).add_params(zoom("x", "y"))
+    names = alt.Chart().mark_text(dx=15, dy=-13, fontWeight="bold", align="left", clip=False, aria=False)
+    chart = alt.layer(
+        line.encode(x=x, y=y, order="place:Q"),
+        dots.encode(x=x, y=y, size=size, **kinds("kind", looks), **facts(_FACTS)),
+        names.encode(x=x, y=y, text="label:N"),
+        data=alt.InlineData(values=points),
+    )
+    told = "; ".join(f"{p['name']} {p['speed_text']} {p['loss_text']} {p['kind']}" for p in points)
+    return built(chart, f"Speed against quality: {told}", 380)
 
 
 def _front(points: list[dict[str, Any]], higher_is_better: bool, relative: bool) -> list[dict[str, float]]:

@@ -1,0 +1,189 @@
+"""Common parts of all charts, built with Altair: axes, marks, rows with names."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import altair as alt
+
+from sdopt.report.charts.spec import Spec
+from sdopt.report.tones import MUTED
+
+ROW = 46
+"""Height of a row of a chart, including the name above the marks."""
+
+FEW_TICKS = alt.ExprRef("ceil(width / 90)")
+"""As many ticks as have room for their labels."""
+
+HAS_BOUNDS = "isValid(datum.low) && isValid(datum.high)"
+
+DESCRIBED = alt.Description("aria_text:N")
+"""A screen reader's text for a mark: a field of all data that are drawn as marks with figures."""
+
+BARS = alt.Legend(symbolType="square", symbolStrokeWidth=8, symbolSize=40)
+"""The legend's symbols for bars."""
+
+_MARKED, _NAMED = 0.18, -0.24
+"""Vertical positions of the marks and of the name in a row; the middle of the row is 0."""
+
+_NAME_LENGTH = 58
+"""Number of a name's letters that fit on a phone."""
+
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+_TICKS = 5
+
+_TEXT: Spec = {"align": "left", "baseline": "middle", "clip": False, "aria": False}
+"""Properties of a name or a figure: hides it from screen readers, because the chart's description repeats it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Text beside the rows: its heading, the field of the data that holds it, and its width in pixels."""
+
+    heading: str
+    field: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A chart with one row per item: its name stands above the marks, its figures beside them.
+
+    Attributes:
+        data: a record for each row, top first; `name` is its name, `figure` its main figure.
+        columns: the figures beside the rows.
+    """
+
+    data: Sequence[Mapping[str, Any]]
+    columns: Sequence[Column] = ()
+    placed: list[dict[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        placed = [
+            {
+                **row,
+                "at": number + _MARKED,
+                "named": number + _NAMED,
+                "label": shortened(row["name"]),
+                "aria_text": f"{row['name']}: {row.get('figure', '')}",
+            }
+            for number, row in enumerate(self.data)
+        ]
+        object.__setattr__(self, "placed", placed)
+
+    @property
+    def y(self) -> alt.Y:
+        """The vertical encoding of the marks in a row."""
+        return self._y("at")
+
+    def _y(self, name: str) -> alt.Y:
+        scale = alt.Scale(domain=[-0.5, len(self.data) - 0.5], reverse=True, nice=False, zero=False)
+        return alt.Y(f"{name}:Q", scale=scale, axis=None)
+
+    def dots(self, axis: Mapping[str, Any], tooltip: Mapping[str, str], **marks: Any) -> list[alt.Chart]:
+        """Returns the layers of an interval and a dot for each row, from `low`, `high` and `estimate` of the data.
+
+        Args:
+            axis: arguments of the horizontal encoding.
+            tooltip: titles by field of the data.
+            marks: encodings of the dots' `color` and `shape`; the intervals have the same colour.
+        """
+        interval = alt.Chart().transform_filter(HAS_BOUNDS).mark_rule(strokeWidth=2, clip=True, aria=False)
+        dot = alt.Chart().mark_point(filled=True, size=130, opacity=1, clip=True)
+        return [
+            interval.encode(x=alt.X("low:Q", **axis), x2="high", y=self.y, color=marks["color"]),
+            dot.encode(x=alt.X("estimate:Q", **axis), y=self.y, **facts(tooltip), **marks).add_params(zoom()),
+        ]
+
+    def bars(self, x: alt.X, x2: str, tooltip: Mapping[str, str], data: Any = alt.Undefined, **marks: Any) -> alt.Chart:
+        """Returns the layer of a bar for each row, from `x` to the field `x2`; `data` are others than the rows'."""
+        bar = alt.Chart(data).mark_rule(strokeWidth=14, clip=True)
+        return bar.encode(x=x, x2=x2, y=self.y, **facts(tooltip), **marks).add_params(zoom())
+
+    def spec(self, layers: Sequence[alt.Chart], summary: str = "") -> Spec:
+        """Returns the specification of layers, the lowest one first, with the names and figures of the rows.
+
+        Args:
+            layers: the marks.
+            summary: what the chart shows, for screen readers; the name and the figure of each row are added.
+        """
+        name = alt.Chart().mark_text(**_TEXT).encode(x=alt.value(0), y=self._y("named"), text="label:N")
+        texts, offset = [name], 10
+        for column in self.columns:
+            text = alt.Chart().mark_text(**_TEXT, dx=offset)
+            head = inline([{}]).mark_text(**_TEXT, dx=offset, dy=-10, color=MUTED, fontSize=12)
+            texts += [
+                text.encode(x=alt.value("width"), y=self.y, text=f"{column.field}:N"),
+                head.encode(x=alt.value("width"), y=alt.value(0), text=alt.value(column.heading)),
+            ]
+            offset += column.width
+        return built(
+            alt.layer(*layers, *texts, data=alt.InlineData(values=self.placed)),
+            f"{summary}: " + "; ".join(f"{row['name']} {row['figure']}" for row in self.data),
+            ROW * len(self.data),
+            {"left": 6, "right": 6, "top": 22 if self.columns else 6, "bottom": 6},
+        )
+
+
+def inline(values: Sequence[Mapping[str, Any]]) -> alt.Chart:
+    """Returns a chart of records."""
+    return alt.Chart(alt.InlineData(values=list(values)))
+
+
+def facts(titles: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the encodings of a mark's tooltip, from titles by field of the data, and of a screen reader's text."""
+    tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
+    return {"tooltip": tooltip, "description": DESCRIBED}
+
+
+def zoom(*encodings: str) -> alt.Parameter:
+    """Zooms with Ctrl or Shift and the wheel, which alone scrolls the page; dragging moves, a double click resets."""
+    wheel = "wheel![event.ctrlKey || event.shiftKey]"
+    return alt.selection_interval(name="zoom", encodings=list(encodings or ("x",)), bind="scales", zoom=wheel)
+
+
+def kinds(field: str, looks: Mapping[str, tuple[str, str]], **legend: Any) -> dict[str, Any]:
+    """Returns the encodings of a mark's colour and shape, which say the same, from both by value of a field."""
+    colours, shapes = zip(*looks.values(), strict=True)
+    return {
+        "color": alt.Color(f"{field}:N", title=None, scale=alt.Scale(domain=list(looks), range=colours), **legend),
+        "shape": alt.Shape(f"{field}:N", title=None, scale=alt.Scale(domain=list(looks), range=shapes), **legend),
+    }
+
+
+def shortened(name: str) -> str:
+    """Returns a name as a row shows it, cut if it is wider than a phone."""
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
+
+
+def ratio_axis(title: str, values: Sequence[float | None]) -> dict[str, Any]:
+    """Returns the arguments of an encoding of ratios around 1: logarithmic, so that a gain and a loss are as long."""
+    known = [value for value in values if value is not None]
+    low, high = min([*known, 1.0]), max([*known, 1.0])
+    margin = max(0.08 * math.log(high / low), 0.02)
+    domain = [low * math.exp(-margin), high * math.exp(margin)]
+    label = "format(datum.value, '~g') + '×'"
+    return {
+        "title": title,
+        "scale": alt.Scale(type="log", domain=domain, nice=False),
+        "axis": alt.Axis(values=ratio_ticks(low, high), labelExpr=label, tickCount=_TICKS),
+    }
+
+
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Returns round figures for a logarithmic axis, including 1; powers of ten if it spans more than a decade."""
+    if math.log10(high / low) > 1:
+        return [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    step = next((step for step in _STEPS if (high - low) / step <= _TICKS), _STEPS[-1])
+    ticks = [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return sorted({*(round(tick, 6) for tick in ticks if tick > 0), 1.0})
+
+
+def built(chart: alt.LayerChart, description: str, height: int, padding: Any = 8) -> Spec:
+    """Returns the specification of a chart, which Altair has checked against Vega-Lite's schema."""
+    chart = chart.properties(description=description, height=height, padding=padding)
+    with alt.data_transformers.enable(consolidate_datasets=False):
+        spec: Spec = chart.to_dict()
+    return {key: value for key, value in spec.items() if key not in {"$schema", "config"}}
