@@ -2,7 +2,6 @@
 
 import ast
 import importlib.util
-import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -36,11 +35,12 @@ def own_files(options: Iterable[type]) -> list[Path]:
 
 def _own(file: Path) -> bool:
     """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
-    paths = sysconfig.get_paths()
-    libraries = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders = [_PACKAGE, *map(Path, libraries | {*site.getsitepackages(), site.getusersitepackages()})]
+    standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
     resolved = file.resolve()
-    return not any(resolved.is_relative_to(folder.resolve()) for folder in folders)
+    if any(resolved.is_relative_to(folder.resolve()) for folder in (_PACKAGE, *map(Path, standard))):
+        return False
+    # By name, because an environment may take libraries from the folder of another one.
+    return not {"site-packages", "dist-packages"} & {*resolved.parts}
 
 
 def _file_of(name: str) -> Path | None:
