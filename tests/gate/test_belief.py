@@ -3,7 +3,6 @@
 import math
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from tests.command import SMALL, Finished, sdopt
 from tests.gate.test_judge import FIT, study, variant
 from tests.records import reconfigure
 from tests.trial import CONF
-from tests.trial.caught import timed_variants
 
 FAST = Rule("speedup", "at_least", limit=0.95)
 
@@ -624,17 +622,3 @@ def test_a_time_that_cannot_be_is_told(seconds: float, over_after_s: float, said
     call = TimedCall(seconds, None, Compiled(0, 0), over_after_s=over_after_s)
     assert said in call.absurd
     assert bool(call.absurd) == bool(said)
-
-
-@pytest.mark.slow
-def test_no_option_that_cheats_passes(tmp_path: Path) -> None:
-    found = sdopt(tmp_path, "run", "--config-dir", str(CONF), "experiment=gate_trial_measuring", "hardware=cpu")
-    assert found.code in (1, 3), found.shown
-    caught = timed_variants(found.result)
-    assert len(caught) == len(found.result.comparisons) - 1  # all but that of the A/A control
-    assert [one for one in caught if one.verdict is Verdict.PASS and not one.honest] == []
-    # On a busy machine no honest gain shows either: the rule that leaves it open then catches no cheat.
-    unshown = {one.contract for one in caught if one.honest and one.verdict is Verdict.INCONCLUSIVE}
-    missed = [one for one in caught if not one.fits]
-    assert [one for one in missed if one.verdict is not Verdict.INCONCLUSIVE or one.contract not in unshown] == []
-    assert any(one.honest for one in caught)

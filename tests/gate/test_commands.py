@@ -17,10 +17,8 @@ from tests.command import Finished, sdopt
 from tests.records import reconfigure
 from tests.robustness.damage import VERSION_1
 from tests.trial import CONF
-from tests.trial.__main__ import main as gate_trial
-from tests.trial.alarms import count_alarms, missing_seeds, read_ledger, trials_in, write_ledger
-from tests.trial.caught import timed_variants
-from tests.trial.registry import drawn_sabotages
+from tests.trial.__main__ import main as trial
+from tests.trial.judging import judge_timed
 
 SMALLEST = (
     "hardware=cpu",
@@ -249,89 +247,50 @@ class TestCalibrate:
 
 
 class TestTrial:
-    def test_sabotages_say_what_caught_them(self, folder: Path) -> None:
-        found = {one.name: one for one in timed_variants(read_result(folder))}
+    def test_mistakes_say_what_caught_them(self, folder: Path) -> None:
+        found = {one.name: one for one in judge_timed(read_result(folder))}
         assert found["black"].fits
         assert found["black"].by[0] == "tripwires"
-        assert found["black"].title == "a few images of many"
+        assert found["black"].kind == "a few images of many"
         assert found["fewer"].fits
         assert "steps" in found["fewer"].by
-        assert found["honest"].honest
+        assert found["honest"].kind == "honest"
 
     def test_a_verdict_for_another_reason_does_not_count(self, folder: Path) -> None:
         result = read_result(folder)
         result.variant("black").config.options["trial"]["caught_by"] = "memory_ratio"
-        assert not {one.name: one for one in timed_variants(result)}["black"].fits
-
-    def test_false_alarms_are_counted_by_contract_with_a_bound(self, folder: Path) -> None:
-        found = {one.contract: one for one in count_alarms([*trials_in(folder), *trials_in(folder)])}
-        assert found["lossy"].count(Verdict.FAIL) == 4  # both sabotages, twice
-        assert found["exact"].count(Verdict.FAIL) in (0, 2)  # `honest` claims a gain, which it may not have
-        assert found["lossy"].highest_rate == 1.0
-        assert len(found["all"].trials) == len(found["exact"].trials) + len(found["lossy"].trials)
-        [nothing] = count_alarms([])
-        assert nothing.highest_rate == 1.0
-        assert any("tripwires" in reason for reason in found["lossy"].reasons)
-
-    def test_a_ledger_keeps_trials_from_being_made_twice(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        ledger = tmp_path / "kept" / "trials.csv"
-        measured = trials_in(folder)
-        write_ledger(ledger, measured)
-        assert sorted(read_ledger(ledger), key=str) == sorted(measured, key=str)
-        assert missing_seeds(measured, 6) == [0, 1000]
-        passed = [replace(measured[0], verdict="pass", reason="", contract=name, seed=0) for name in ("a", "b", "c")]
-        assert missing_seeds(passed, 6) == [1000]
-        write_ledger(ledger, passed)
-        # All that is asked for was made: nothing is measured.
-        assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 0
-        shown = capsys.readouterr().out
-        assert "| all | 3 | 0 | 0 | 0 | 3 | 63.2 % |" in shown
-        assert "- 1 version of sdopt's code made these trials" in shown
-        write_ledger(
-            ledger, [*passed[:2], replace(passed[2], verdict="fail", code="another", reason="memory_ratio: too much")]
-        )
-        assert gate_trial(["--alarms", "3", "--ledger", str(ledger), "--folder", str(tmp_path / "none")]) == 1
-        shown = capsys.readouterr().out
-        assert "seed 0, c: memory_ratio: too much" in shown
-        assert "- 2 versions of sdopt's code made these trials" in shown
-        ledger.write_text(ledger.read_text().replace("pass", "perhaps"))
-        assert gate_trial(["--alarms", "3", "--ledger", str(ledger)]) == 2
-        assert "line 2 is not that of a trial" in capsys.readouterr().err
+        assert not {one.name: one for one in judge_timed(result)}["black"].fits
 
     def test_a_measured_trial_is_reported_anew(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        few = {name: kept for name, kept in drawn_sabotages().items() if name in ("all mirrored", "the seed ignored")}
-        monkeypatch.setattr("tests.trial.drawn.drawn_sabotages", lambda: few)
         # Of two steps there is no calibration, so that rules in shares are open for honest options as well.
-        assert gate_trial(["--result", str(folder)]) in (0, 1)
+        assert trial(["--result", str(folder), "--only", "all mirrored,the seed ignored"]) in (0, 1)
         written, shown = (folder / "trial.md").read_text(), capsys.readouterr().out
         assert "| black | lossy | fail | tripwires" in written
         assert "| geometry | all mirrored | lossy |" in written
         assert "| the baseline again | exact |" in written
         assert "workload.steps=" in written
         assert max(map(len, shown.splitlines())) > 80
-        assert gate_trial(["--result", str(tmp_path)]) == 2
+        assert trial(["--result", str(tmp_path)]) == 2
         assert "no result.json" in capsys.readouterr().err
         with pytest.raises(SystemExit, match="2"):
-            gate_trial(["--result", str(folder), "gate=strict"])
+            trial(["--result", str(folder), "gate=strict"])
         assert "leave out gate=strict" in capsys.readouterr().err
 
-    def test_a_trial_whose_baseline_drew_nothing_is_refused_in_a_line(
+    def test_a_trial_whose_baseline_has_no_images_is_refused_in_a_line(
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         result = read_result(folder)
         baseline = result.variant("baseline")
         baseline.images, baseline.status, baseline.reason = [], Status.OUT_OF_MEMORY, "too large"
         write_result(result, tmp_path)
-        assert gate_trial(["--result", str(tmp_path)]) == 3
+        assert trial(["--result", str(tmp_path)]) == 3
         [said] = capsys.readouterr().err.splitlines()
         assert "the baseline has no images (status out_of_memory: too large)" in said
 
-    @pytest.mark.parametrize(("command", "arguments"), [(gate_trial, []), (calibrate, ["--output", "own.json"])])
-    def test_after_a_signal_nothing_more_is_drawn(
+    @pytest.mark.parametrize(("command", "arguments"), [(trial, []), (calibrate, ["--output", "own.json"])])
+    def test_after_a_signal_nothing_more_is_generated(
         self,
         command: Callable[[list[str]], int],
         arguments: list[str],
@@ -352,20 +311,3 @@ class TestTrial:
         monkeypatch.setattr("runners.run.main", interrupted)
         assert command(arguments) == 143
         assert capsys.readouterr() == ("", "")
-
-    def test_without_its_preset_it_says_where_that_is(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert gate_trial(["--config-dir", str(tmp_path)]) == 2
-        assert "experiment/gate_trial.yaml" in capsys.readouterr().err
-        assert gate_trial(["--config-dir", str(tmp_path), "--alarms", "3"]) == 2
-        assert "experiment/gate_alarms.yaml" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("alarms", [[], ["--alarms", "4"]])
-    def test_a_dry_run_shows_the_plan_and_writes_nothing(
-        self, alarms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert gate_trial([*alarms, "dry_run=true", "hardware=cpu"]) == 0
-        shown = capsys.readouterr().out
-        assert "baseline" in shown
-        assert ("0 of 4 trials are made; 2 sweeps of 3 are missing" in shown) is bool(alarms)
-        assert list(tmp_path.iterdir()) == []

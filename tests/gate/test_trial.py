@@ -1,33 +1,32 @@
-"""The trial's sabotages: what they do to images, and what counts as caught."""
+"""The trial's own logic: its mistakes do what they say, and what counts as caught; the trial itself runs by command."""
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from sdopt import gate
 from sdopt.analysis.measures import RULED
-from sdopt.assembly import Assembly
+from sdopt.contract import Contract
 from sdopt.gate import belief, paying, work
-from sdopt.optimizations import Contract
-from sdopt.pipelines.loading import load_pipeline
 from sdopt.quality.appearance import fine_detail, palette
 from sdopt.quality.metrics import FAMILIES
-from sdopt.results.verdicts import Payoff, Ruling, Verdict
-from sdopt.schema import Model, Scheduler, Task
+from sdopt.results.verdicts import Judgement, Payoff, Ruling, Verdict
+from tests.command import ROOT
+from tests.fixtures import Load
 from tests.trial import CONF
-from tests.trial.appearance import Cast, Faded, UnevenSharpness
-from tests.trial.base import Retouch
-from tests.trial.caught import caught
-from tests.trial.few import BlackImage, OtherImage
-from tests.trial.honest import Reordered
-from tests.trial.registry import CLASSES, drawn_sabotages, title_of
+from tests.trial.__main__ import main as trial
+from tests.trial.__main__ import mistakes_in, study_of
+from tests.trial.alarms import count_alarms
+from tests.trial.images import HARMS, Changed, in_turn, redder
+from tests.trial.judging import HONEST, caught
+from tests.trial.options import Mistake, Reordered
 
 FAIL, OPEN, PASS = (
     Ruling("at_most", "mse", verdict, "said", 2.0, margin=1.0)
@@ -35,82 +34,101 @@ FAIL, OPEN, PASS = (
 )
 
 
-def images(option: Retouch | Reordered | None = None, count: int = 4) -> np.ndarray:
-    pipe = load_pipeline(Model(), Scheduler(), Task(), "cpu", {}, False)
-    Assembly.of(pipe, {} if option is None else {"trial": option})
-    latents = torch.randn((count, pipe.unet.config.in_channels, 8, 8), generator=torch.Generator().manual_seed(1))
-    prompts = ["a red apple", "a green tree", "a blue ball", "a yellow star"][:count]
-    found: np.ndarray = pipe(prompts, latents=latents, num_inference_steps=3, output_type="np").images
-    return found
+def images(load: Load, option: Mistake | None = None) -> np.ndarray:
+    loaded = load("workload.prompt_count=4", "workload.batch_size=4", "workload.steps=3")
+    if option is not None:
+        option.apply(loaded._pipe)
+    return loaded._read()[0]
 
 
-@pytest.fixture(scope="module")
-def plain() -> np.ndarray:
-    return images()
+class TestMistakes:
+    def test_every_harm_to_pixels_changes_some_images_and_keeps_their_shape(self) -> None:
+        plain = torch.rand((64, 3, 32, 32), generator=torch.Generator().manual_seed(0)) * 2 - 1
+        for harm in HARMS:
+            if harm.retouch is not None:
+                harmed = harm.retouch(plain.clone())
+                assert harmed.shape == plain.shape, harm.name
+                assert not torch.equal(harmed, plain), harm.name
 
+    def test_every_harm_to_a_pipeline_changes_its_images(self, session: Load) -> None:
+        plain = images(session)
+        assert np.array_equal(plain, images(session))
+        for harm in HARMS:
+            if harm.change is not None and not {"prompt", "prompts", "last"} & {
+                *harm.name.split()
+            }:  # of other prompts, or more steps
+                assert not np.array_equal(plain, images(session, Changed(change=harm.change))), harm.name
 
-class TestRetouching:
-    @pytest.mark.parametrize("option", [BlackImage(every=2), OtherImage(every=3), Cast(), Faded(), UnevenSharpness()])
-    def test_what_it_would_draw_is_made_of_what_the_baseline_drew(self, option: Retouch, plain: np.ndarray) -> None:
-        decoded = torch.from_numpy(plain).permute(0, 3, 1, 2) * 2 - 1
-        made = (option.retouch(decoded, range(len(decoded))) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).numpy()
-        assert np.abs(made - images(option)).max() < 1e-4
-        assert np.abs(made - plain).max() > 0.01
-
-    def test_a_mean_does_not_see_changes_in_turn(self, plain: np.ndarray) -> None:
+    def test_a_mean_does_not_see_changes_in_turn(self) -> None:
         """What the rules that compare image by image are for."""
-        levels = (plain * 255).round().astype(np.uint8)
-        changed = (images(Cast(share=0.02)) * 255).round().astype(np.uint8)
-        shift = palette(changed)[:, :3] - palette(levels)[:, :3]
+        plain = torch.rand((8, 3, 32, 32), generator=torch.Generator().manual_seed(0)) - 0.5
+        changed = in_turn(plain, 2, redder(plain, 0.05), redder(plain, -0.05))
+        levels, other = (((x / 2 + 0.5) * 255).byte().permute(0, 2, 3, 1).numpy() for x in (plain, changed))
+        shift = palette(other)[:, :3] - palette(levels)[:, :3]
         assert np.abs(shift.mean(axis=0)).max() < 0.5 * np.abs(shift).max()
-        assert np.abs(fine_detail(changed) - fine_detail(levels)).max() < 0.01
+        assert np.abs(fine_detail(other) - fine_detail(levels)).max() < 0.01
 
+    def test_an_honest_option_sums_in_another_order(self, session: Load) -> None:
+        assert 0 < np.abs(images(session, Reordered()) - images(session)).max() < 1e-4
 
-def test_an_honest_option_sums_in_another_order(plain: np.ndarray) -> None:
-    drawn = images(Reordered())
-    assert 0 < np.abs(drawn - plain).max() < 1e-4
-
-
-class TestRegistry:
-    def test_every_class_has_sabotages_of_its_own(self) -> None:
-        counted = Counter(title for title, _ in drawn_sabotages().values())
-        for module in CLASSES:
-            assert counted[module.TITLE] >= 3 or not hasattr(module, "SABOTAGES"), module.TITLE
-        assert {option.contract for _, option in drawn_sabotages().values()} == {Contract.EQUIVALENT, Contract.LOSSY}
-        assert all(option.caught_by for _, option in drawn_sabotages().values())
-
-    def test_what_is_timed_belongs_to_a_class(self) -> None:
-        targets = [line.split()[1] for file in _yamls() for line in file.read_text().splitlines() if "_target_" in line]
-        assert {title_of(target) for target in targets} >= {"time and memory", "honest", "a few images of many"}
-
-    def test_what_should_catch_a_sabotage_exists(self) -> None:
+    def test_what_should_catch_a_mistake_exists(self) -> None:
         """A name that no rule has would catch nothing, and only the slow trial would show it."""
-        timed = {file.stem: str(OmegaConf.select(OmegaConf.load(file), "caught_by", default="")) for file in _yamls()}
-        drawn = {name: option.caught_by for name, (_, option) in drawn_sabotages().items()}
+        timed = {file.stem: yaml_of(file) for file in (CONF / "trial").glob("*.yaml")}
+        for name, keys in timed.items():
+            kind = get_class(keys["_target_"])
+            assert issubclass(kind, Mistake)
+            assert kind.kind == HONEST or keys.get("caught_by"), name
+        named = {name: str(keys.get("caught_by", "")) for name, keys in timed.items()}
+        named |= {harm.name: harm.caught_by for harm in HARMS}
         known = {*RULED, *(family.name for family in FAMILIES), *_own_rules()}
-        assert any(timed.values())
-        named = {name: {*filter(None, words.split("|"))} for name, words in (timed | drawn).items()}
-        assert {name: words - known for name, words in named.items() if words - known} == {}
+        words = {name: {*filter(None, rules.split("|"))} - known for name, rules in named.items()}
+        assert {name: unknown for name, unknown in words.items() if unknown} == {}
 
-    @pytest.mark.parametrize("preset", ["gate_trial", "gate_trial_measuring"])
-    def test_a_study_has_honest_options_of_the_contracts_that_it_judges(self, preset: str) -> None:
+    def test_none_reads_what_is_private_to_others(self) -> None:
+        """An option may be wrong, and is not malicious."""
+        for file in (ROOT / "tests" / "trial").glob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                    assert isinstance(node.value, ast.Name), f"{file.name}:{node.lineno}"
+                    assert node.value.id == "self", f"{file.name}:{node.lineno}"
+
+
+class TestStudy:
+    def test_it_has_an_honest_option_of_every_contract(self) -> None:
         """Without one, whatever a rule leaves open would count as caught."""
-        content: Any = OmegaConf.to_container(OmegaConf.load(CONF / "experiment" / f"{preset}.yaml"))
-        study = content["study"]
-        judged = {edge["candidate"] for edge in study["edges"]}
-        honest = {name for name in judged if name.startswith("honest, ")}
-        options = {name: _option(study["variants"][name]) for name in judged - honest}
-        assert {f"honest, {option['promise']}" for option in options.values()} <= honest
-        claims = any(option.get("claim") for option in options.values())
-        told = [override for name in honest for override in study["variants"][name]]
-        assert not claims or {"+trial.claim=latency", "precision=bf16"} & {*told}
+        names = {override for override in study_of(mistakes_in(CONF, None, ("",))) if "study.variants" in override}
+        [variants] = names
+        assert all(f"honest {contract}:" in variants for contract in Contract)
+        assert "'+trial=neutral','+trial.claim=latency'" in variants  # a claim that has to pass
+        assert "grows by prompt:['+trial=grows_by_prompt']" in variants
+
+    def test_mistakes_of_ones_own_join_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert trial(["--config-dir", str(tmp_path)]) == 2
+        assert "has no trial/*.yaml" in capsys.readouterr().err
+        (tmp_path / "trial").mkdir()
+        (tmp_path / "trial" / "of_mine.yaml").write_text("_target_: tests.trial.options.Slow\nseconds: 0.1\n")
+        assert "of_mine" in mistakes_in(CONF, tmp_path, ("",))
+        assert [*mistakes_in(CONF, tmp_path, ("of", "slower"))] == ["slower", "of_mine"]
+        assert trial(["--config-dir", str(tmp_path), "--only", "of mine", "dry_run=true", "hardware=cpu"]) == 0
+        shown = capsys.readouterr().out
+        assert "trial=of_mine" in shown
+        assert "trial=slower" not in shown
+
+    def test_a_name_of_nothing_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert trial(["--only", "faster"]) == 2
+        assert "no mistake begins so; there are: black image," in capsys.readouterr().err
 
     def test_the_documentation_names_the_rules_of_every_gate(self) -> None:
         page = (Path(gate.__file__).parent / "README.md").read_text()
         asked = page.partition("## Can it be believed?")[2].partition("\n## ")[0]
         named = re.findall(r"^\| `(.+?)` \|", asked, re.MULTILINE)
-        assert len(named) >= 10
+        assert len(named) >= 5
         assert {*named} <= _own_rules()
+
+
+def yaml_of(file: Path) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    return dict(content)
 
 
 def _own_rules() -> set[str]:
@@ -122,17 +140,6 @@ def _own_rules() -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-
-
-def _option(overrides: list[str]) -> dict[str, Any]:
-    """Returns the keys of the trial's option that a variant chooses."""
-    [name] = [override.removeprefix("+trial=") for override in overrides if override.startswith("+trial=")]
-    content: Any = OmegaConf.to_container(OmegaConf.load(CONF / "trial" / f"{name}.yaml"))
-    return {"promise": "lossy", **content}
-
-
-def _yamls() -> list[Path]:
-    return sorted((CONF / "trial").glob("*.yaml"))
 
 
 class TestCaught:
@@ -149,17 +156,35 @@ class TestCaught:
     def test_open_counts_where_an_honest_option_passes(
         self, rulings: list[Ruling], shared: list[Ruling], fits: bool
     ) -> None:
-        found = caught("it", "class", "lossy", rulings, shared)
+        found = caught("it", "time", "lossy", rulings, shared)
         assert found.fits is fits
         assert bool(found.by) is fits  # nothing "caught" what passed
 
     def test_another_rule_than_expected_is_no_catch(self) -> None:
-        assert not caught("it", "class", "lossy", [FAIL], [PASS], "perceptual|clip_score").fits
-        assert caught("it", "class", "lossy", [FAIL], [PASS], "perceptual|mse").effect == 2.0
+        assert not caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|clip_score").fits
+        assert caught("it", "time", "lossy", [FAIL], [PASS], "perceptual|mse").effect == 2.0
 
     def test_an_honest_option_may_be_open_and_must_not_fail(self) -> None:
-        assert caught("it", "honest", "lossy", [OPEN], None).fits
-        assert not caught("it", "honest", "lossy", [FAIL], None).fits
+        assert caught("it", HONEST, "lossy", [OPEN], []).fits
+        assert not caught("it", HONEST, "lossy", [FAIL], []).fits
         no_benefit = Ruling("must pay", "", Verdict.FAIL, "no benefit: 0.995×", payoff=Payoff.NO_BENEFIT)
-        assert caught("it", "honest", "lossy", [no_benefit], None).fits
-        assert not caught("it", "honest", "lossy", [no_benefit, FAIL], None).fits
+        assert caught("it", HONEST, "lossy", [no_benefit], []).fits
+        assert not caught("it", HONEST, "lossy", [no_benefit, FAIL], []).fits
+
+
+def test_false_alarms_are_counted_by_contract_with_a_bound() -> None:
+    passed, failed = (
+        Judgement("it", "baseline", "", contract, verdict, [ruling])
+        for contract, verdict, ruling in ((Contract.EXACT, Verdict.PASS, PASS), (Contract.LOSSY, Verdict.FAIL, FAIL))
+    )
+    table = count_alarms([(0, passed), (1000, passed), (0, failed)])
+    assert "| exact | 2 | 0 | 0 | 0 | 2 | 77.6 % |" in table
+    assert "| all | 3 | 1 | 0 | 0 | 2 |" in table
+    assert "seed 0, lossy: mse: said" in table
+
+
+@pytest.mark.slow
+def test_mistakes_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = "slower,grows by prompt,collects garbage,only attached"
+    assert trial(["--only", chosen, "--timed", "hardware=cpu", "hardware.threads=1", "workload.steps=4"]) == 0

@@ -1,217 +1,163 @@
-"""python -m tests.trial: test the gate. It must catch sabotaged options, and must not fail honest ones."""
+"""python -m tests.trial: try the gate on honest mistakes, which it must catch, and on honest options."""
 
 import argparse
 import sys
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runners import ENDED, end_with_code
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from tests.trial import CONF
 
 if TYPE_CHECKING:
-    from tests.trial.alarms import Trial
-    from tests.trial.caught import Caught
+    from tests.trial.judging import Caught
 
-ALARMS = Path("outputs/sweeps/gate-alarms")
+HONEST = {
+    "honest exact": ("+trial=neutral", "+trial.claim=latency"),
+    "honest equivalent": ("layout=channels_last",),
+    "honest lossy": ("precision=bf16",),
+}
+"""Honest options by contract; the first one is compared with `detour`, beside which it has the gain that it claims."""
+
+_BESIDE = ("neutral", "detour", "reordered")
+"""Options of the group `trial` that are no mistakes: parts of the controls, or for `tests.trial.alarms`."""
 
 
 @end_with_code
 def main(argv: list[str]) -> int:
-    """Runs the trial; returns 0 if every sabotage was caught and no honest option failed, else 1, 2 or 3.
-
-    The codes 2 and 3 mean the same as for `sdopt run`; 3 also that trials of `--alarms` are missing.
-    """
+    """Runs the trial; returns 0 if every mistake was caught and no honest option failed, else 1, 2 or 3."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.trial",
-        description="Test the gate on options that do harm but promise not to, and on honest ones; from a checkout.",
-        epilog="example: python -m tests.trial gate=strict quality.prompt_count=240",
+        description="Try the gate on options with honest mistakes, which it must catch, and on honest options, which "
+        "it must not fail. Options are timed in a study; harm to images alone is judged after it. Exit codes: 0 all "
+        "caught and none failed; 1 not; 2 and 3 as for sdopt run.",
+        epilog="quick: python -m tests.trial --only slower,grows --timed workload.steps=4    "
+        "the rules on time: python -m tests.trial.simulate; false alarms: python -m tests.trial.alarms",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
     parser.add_argument(
-        "--config-dir", type=Path, default=CONF, help="folder with the preset and its options (default: %(default)s)"
+        "--config-dir", type=Path, metavar="DIR", help="folder with mistakes of one's own, one yaml each in DIR/trial/"
     )
-    parser.add_argument(
-        "--result", type=Path, help="folder of a measured trial: draw and judge its images again, without measuring"
-    )
-    parser.add_argument(
-        "--alarms",
-        type=int,
-        metavar="N",
-        help="run N independent A/A trials instead, a minute each; the same command continues an interrupted run",
-    )
-    parser.add_argument("--folder", type=Path, default=ALARMS, help="folder of the trials of --alarms [%(default)s]")
-    parser.add_argument(
-        "--ledger",
-        type=Path,
-        metavar="FILE",
-        help="CSV file with finished trials of --alarms, which are not run again; new ones are added (default: "
-        "trials.csv in the folder)",
-    )
+    parser.add_argument("--only", metavar="NAME,…", help="only mistakes whose names begin so; honest options stay")
+    parser.add_argument("--timed", action="store_true", help="leave out harm to images alone")
+    parser.add_argument("--result", type=Path, metavar="DIR", help="a measured trial: judge its images again")
     arguments = parser.parse_intermixed_args(argv)
+    only = tuple(arguments.only.split(",")) if arguments.only else ("",)
     if arguments.result is not None:
         if arguments.overrides:
             parser.error(f"--result: judges a trial as it was measured; leave out {' '.join(arguments.overrides)}")
         if not (arguments.result / "result.json").is_file():
             raise UsageError(f"--result {arguments.result}: has no result.json")
-        return _report(arguments.result, None)
-    if arguments.alarms is not None and arguments.alarms < 1:
-        parser.error("--alarms: must be at least 1")
-    preset = "gate_trial" if arguments.alarms is None else "gate_alarms"
-    if not (arguments.config_dir / "experiment" / f"{preset}.yaml").is_file():
-        raise UsageError(
-            f"--config-dir {arguments.config_dir}: has no experiment/{preset}.yaml; without --config-dir the one that "
-            f"belongs to the trial is used, in {CONF}"
-        )
+        return _report(arguments.result, only, arguments.timed, "")
 
     from runners.run import main as run
+    from sdopt.config.overrides import asks_dry_run
 
-    command = ["--config-dir", str(arguments.config_dir.resolve()), f"experiment={preset}", *arguments.overrides]
-    if arguments.alarms is not None:
-        from sdopt.config.overrides import asks_dry_run
-
-        dry = asks_dry_run(arguments.overrides)
-        return _alarms(arguments.alarms, arguments.folder, arguments.ledger, command, dry)
-    started = time.monotonic()
     folder = Path("outputs/runs/gate-trial") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    code = run([*command, f"hydra.run.dir={folder}"])
-    if code not in ENDED or not (folder / "result.json").is_file():
+    started = time.monotonic()
+    study = study_of(mistakes_in(CONF, arguments.config_dir, only))
+    code = run([*study, *arguments.overrides, f"hydra.run.dir={folder}"])
+    if code not in ENDED or asks_dry_run(arguments.overrides) or not (folder / "result.json").is_file():
         return code
-    return _report(folder, started)
+    return _report(folder, only, arguments.timed, f"{(time.monotonic() - started) / 60:.0f} minutes for the study")
 
 
-def _report(folder: Path, started: float | None) -> int:
-    """Draws and judges the sabotages that are not timed, and prints the tables of the whole trial.
+def mistakes_in(own: Path, further: Path | None, only: Collection[str]) -> dict[str, Path]:
+    """Returns the folders of the mistakes to time, by the names of their yaml files.
+
+    Raises:
+        UsageError: a folder of one's own has no mistakes, or the names are those of none at all.
+    """
+    from tests.trial.images import HARMS
+
+    found = {path.stem: own for path in sorted((own / "trial").glob("*.yaml")) if path.stem not in _BESIDE}
+    if further is not None:
+        mine = {path.stem: further.resolve() for path in sorted((further / "trial").glob("*.yaml"))}
+        if not mine:
+            raise UsageError(f"--config-dir {further}: has no trial/*.yaml; see {own / 'trial'} for examples")
+        found |= mine
+    chosen = {name: folder for name, folder in found.items() if name.replace("_", " ").startswith(tuple(only))}
+    if not chosen and not any(harm.name.startswith(tuple(only)) for harm in HARMS):
+        names = [*(name.replace("_", " ") for name in found), *(harm.name for harm in HARMS)]
+        raise UsageError(f"--only {','.join(only)}: no mistake begins so; there are: {', '.join(names)}")
+    return chosen
+
+
+def study_of(mistakes: dict[str, Path]) -> list[str]:
+    """Returns the overrides of a study of the honest options and of some mistakes."""
+    variants = {"baseline": (), "detour": ("+trial=detour",), **HONEST}
+    variants |= {name.replace("_", " "): (f"+trial={name}",) for name in mistakes}
+    references = {name: "baseline" for name in variants if name not in ("baseline", "detour")}
+    references["honest exact"] = "detour"
+    chosen = ",".join(f"{name}:[{','.join(map(repr, options))}]" for name, options in variants.items())
+    edges = ",".join(f"{{candidate:{name},reference:{reference}}}" for name, reference in references.items())
+    elsewhere = sorted({f"file://{folder}" for folder in mistakes.values() if folder != CONF})
+    return [
+        *("--config-dir", str(CONF), f"hydra.searchpath=[{','.join(elsewhere)}]", "experiment=trial"),
+        *(f"study.variants={{{chosen}}}", f"study.edges=[{edges}]"),
+    ]
+
+
+def _report(folder: Path, only: tuple[str, ...], timed: bool, took: str) -> int:
+    """Judges harm to images, and prints the tables of the whole trial.
 
     Raises:
         UnavailableError: the baseline has no images, so that there is nothing to judge by.
     """
     from rich.console import Console
 
-    from sdopt.errors import UnavailableError
     from sdopt.gate.calibration import calibration_for
     from sdopt.results.files import read_result
     from sdopt.worker.forkserver import start_fork_server
     from sdopt.worker.machine import probe_machine
-    from tests.trial.caught import timed_variants
-    from tests.trial.drawn import judge_drawn
+    from tests.trial.images import HARMS
+    from tests.trial.judging import judge_images, judge_timed
 
-    console, result = Console(stderr=True), read_result(folder)
-    baseline = result.variant(result.baseline)
-    if not baseline.images:
-        why = f" (status {baseline.status}: {baseline.reason})" if not baseline.status.measured else ""
-        raise UnavailableError(
-            f"{folder}: the baseline has no images{why}, and the trial judges all others by them: measure a new trial "
-            "with `python -m tests.trial`"
-        )
-    gate = result.config.gate
-    fit = calibration_for(result, gate.calibration)
-    machine, context = probe_machine(start_fork_server(), result.config.hardware.device)
-    with console.status("drawing and judging") as status:
-        [drawn] = judge_drawn(
-            result,
-            folder,
-            fit,
-            context,
-            machine.device,
-            [gate],
-            lambda name: status.update(f"drawing and judging: {name}"),
-        )
-    rows = [*timed_variants(result), *drawn]
-    took = "" if started is None else f"; {(time.monotonic() - started) / 60:.1f} minutes"
-    tables = _tables(rows, fit.note or fit.refusal, took)
+    result = read_result(folder)
+    rows = judge_timed(result)
+    fit = calibration_for(result, result.config.gate.calibration)
+    harms = [harm for harm in HARMS if harm.name.startswith(only) and not timed]
+    if harms:
+        baseline = result.variant(result.baseline)
+        if not baseline.images:
+            why = f" (status {baseline.status}: {baseline.reason})" if not baseline.status.measured else ""
+            raise UnavailableError(f"{folder}: the baseline has no images{why}, and harm to images is judged by them")
+        machine, context = probe_machine(start_fork_server(), result.config.hardware.device)
+        with Console(stderr=True).status("generating and judging") as status:
+            rows += judge_images(
+                harms, result, folder, fit, context, machine.device, lambda name: status.update(f"images: {name}")
+            )
+    device, steps = result.environment.device.get("name", ""), result.config.workload.steps
+    facts = [f"{device}, {steps} steps", f"sdopt's code: {result.environment.code}", took, fit.note or fit.refusal]
+    tables = tables_of(rows, [fact for fact in facts if fact])
     (folder / "trial.md").write_text(tables, encoding="utf-8")
     print(tables)
     print(f"trial: {folder / 'trial.md'}")
     return 0 if all(one.fits for one in rows) else 1
 
 
-def _tables(rows: "list[Caught]", calibration: str, took: str) -> str:
+def tables_of(rows: "Sequence[Caught]", facts: Sequence[str]) -> str:
+    """Returns the trial as Markdown: mistakes with what caught them, honest options, the count, and some facts."""
     from sdopt.report.markdown import markdown
+    from tests.trial.judging import HONEST as NOTHING_WRONG
 
     def cells(one: "Caught") -> tuple[str, ...]:
-        wrong = "failed" if one.honest else "not caught"
+        wrong = "failed" if one.kind == NOTHING_WRONG else "not caught"
         verdict = str(one.verdict) if one.fits else f"**{one.verdict}: {wrong}**"
         effect = "" if one.effect is None else f"{one.effect:.3g}"
-        return one.title, one.name, one.contract, verdict, ", ".join(one.by), effect
+        return one.kind, one.name, one.contract, verdict, ", ".join(one.by), effect
 
-    sabotages = sorted((one for one in rows if not one.honest), key=lambda one: one.title)
-    honest = [one for one in rows if one.honest]
-    heads = ("class", "sabotage", "declared", "verdict", "what caught it", "effect over margin")
-    tables = markdown(heads, [cells(one) for one in sabotages], [])
+    mistakes = sorted((one for one in rows if one.kind != NOTHING_WRONG), key=lambda one: one.kind)
+    honest = [one for one in rows if one.kind == NOTHING_WRONG]
+    heads = ("what goes wrong", "mistake", "declared", "verdict", "what caught it", "effect over margin")
+    tables = markdown(heads, [cells(one) for one in mistakes], [])
     tables += "\n" + markdown(("honest option", "declared", "verdict"), [cells(one)[1:4] for one in honest], [])
-    missed = [one.name for one in sabotages if not one.fits]
-    failed = [one.name for one in honest if not one.fits]
-    summary = f"all {len(sabotages)} sabotages caught" if not missed else f"not caught: {', '.join(missed)}"
-    summary += (
-        f"; {len(honest)} honest options, none failed" if not failed else f"; honest and failed: {', '.join(failed)}"
-    )
-    return f"{tables}\n{summary}{took}\n" + (f"\n{calibration}\n" if calibration else "")
-
-
-def _alarms(wanted: int, folder: Path, ledger: Path | None, command: list[str], dry: bool) -> int:
-    """Runs the A/A trials that are missing, for each seed a sweep of one study per contract; counts the false alarms.
-
-    A dry run shows the plan of one sweep, and the number of missing sweeps.
-    """
-    from runners.run import main as run
-    from tests.trial.alarms import CANDIDATES, missing_seeds, read_ledger, trials_in, write_ledger
-
-    ledger = ledger or folder / "trials.csv"
-    kept = {(trial.seed, trial.contract): trial for trial in (*read_ledger(ledger), *trials_in(folder))}
-    contracts = f"study.variants.candidate={','.join(CANDIDATES)}"
-    code, missing = 0, missing_seeds(kept.values(), wanted)
-    if dry:
-        if missing:
-            code = run(["-m", *command, f"workload.seed={missing[0]}", contracts])
-        print(f"{len(kept)} of {wanted} trials are made; {len(missing)} sweeps of {len(CANDIDATES)} are missing")
-        return code
-    for seed in missing:
-        sweep = folder / str(seed)
-        if (sweep / "multirun.yaml").is_file():
-            code = run([f"resume={sweep}"])
-        else:
-            code = run(["-m", *command, f"workload.seed={seed}", contracts, f"hydra.sweep.dir={sweep}"])
-        kept |= {(trial.seed, trial.contract): trial for trial in trials_in(sweep)}
-        write_ledger(ledger, kept.values())
-        # A usage error or a full disk would recur for every seed, and a signal ends the command.
-        if code not in ENDED or not any(seed == made for made, _ in kept):
-            break
-    trials = list(kept.values())
-    failed = _show_alarms(trials, folder)
-    if code not in ENDED:
-        return code
-    return 1 if failed else 0 if len(trials) >= wanted else 3
-
-
-def _show_alarms(trials: "list[Trial]", folder: Path) -> int:
-    """Prints the rates of false alarms, and writes them to `folder`; returns how many trials failed."""
-    from sdopt.report.markdown import markdown
-    from sdopt.results.verdicts import Verdict
-    from tests.trial.alarms import count_alarms
-
-    *by_contract, every = count_alarms(trials)
-    shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)
-    rows = [
-        (one.contract, str(len(one.trials)), *(str(one.count(v)) for v in shown), f"{100 * one.highest_rate:.1f} %")
-        for one in (*by_contract, every)
-    ]
-    heads = (
-        "declared",
-        "trials",
-        "false alarms",
-        "inconclusive",
-        "not comparable",
-        "passed",
-        "rate of false alarms below (95 %)",
-    )
-    versions = f"{every.versions} version{'s' if every.versions != 1 else ''} of sdopt's code made these trials"
-    tables = markdown(heads, rows, [versions, *every.reasons])
-    if folder.is_dir():
-        (folder / "alarms.md").write_text(tables, encoding="utf-8")
-    print(tables)
-    return every.count(Verdict.FAIL)
+    missed, failed = ([one.name for one in some if not one.fits] for some in (mistakes, honest))
+    said = [f"not caught: {', '.join(missed)}" if missed else f"all {len(mistakes)} mistakes caught"]
+    said += [f"honest and failed: {', '.join(failed)}" if failed else f"{len(honest)} honest options, none failed"]
+    return f"{tables}\n{'; '.join(said)}\n\n" + "".join(f"- {fact}\n" for fact in facts)
 
 
 if __name__ == "__main__":

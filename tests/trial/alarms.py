@@ -1,152 +1,79 @@
-"""Counts false alarms: in independent A/A trials, each a study of its own with one harmless option.
+"""python -m tests.trial.alarms: count how often the gate fails an option that changes nothing.
 
-Each trial has processes and noise of its own, so that a rate with a bound can be given. Trials that share a pool of
-processes are not independent: three processes a side can be labelled in eight ways, however often they are drawn; nor
-are several candidates that share a baseline.
-
-Two hundred trials take hours. A ledger, a CSV file with a row per trial, keeps their verdicts, so that they can be made
-in several calls, from different folders and on different days.
+Each trial is a study of its own, with fresh processes and other noise, of one honest option that declares itself exact,
+equivalent or lossy in turn: trials that share processes or a baseline are not independent, and give no rate. Each takes
+about a minute. The same command continues an interrupted run.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+import argparse
+import sys
 from pathlib import Path
 
+from runners import ENDED, end_with_code
 from sdopt.analysis.bounds import share_bounds
-from sdopt.errors import UsageError
-from sdopt.results.comparisons import Interval
-from sdopt.results.files import read_result, write_atomically
-from sdopt.results.verdicts import Verdict
+from sdopt.report.markdown import markdown
+from sdopt.results.files import read_result
+from sdopt.results.verdicts import Judgement, Verdict
+from tests.trial import CONF
 
-CANDIDATES = ('["+trial=nothing"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')
-"""The options of the trials, in turn, as Hydra overrides: each declares itself exact, equivalent, or lossy."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The verdict on one harmless option, and its origin; the fields are the columns of the ledger."""
-
-    seed: int
-    """The seed of the study's noise, which identifies its study."""
-    contract: str
-    verdict: str
-    reason: str
-    """The rules that failed, with their reasons; empty if none did."""
-    speedup: str
-    """The measured speed-up with its interval, as text; empty if there is none."""
-    started: str
-    device: str
-    code: str
-    """Digest of sdopt's own Python files."""
+CANDIDATES = ('["+trial=neutral"]', '["+trial=reordered"]', '["+trial=reordered","trial.promise=lossy"]')
+"""The options of the trials, as Hydra overrides, one for each contract."""
 
 
-@dataclass(frozen=True)
-class Alarms:
-    """Verdicts of the trials of one contract, or of all."""
+@end_with_code
+def main(argv: list[str]) -> int:
+    """Runs the trials that are missing; returns 1 if the gate failed any, and 3 if some could not be made."""
+    parser = argparse.ArgumentParser(prog="python -m tests.trial.alarms", description=__doc__)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for sdopt run")
+    parser.add_argument("--trials", type=int, default=201, metavar="N", help="how many in all [%(default)s]")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/sweeps/gate-alarms"), help="[%(default)s]")
+    arguments = parser.parse_intermixed_args(argv)
+    if arguments.trials < 1:
+        parser.error("--trials: must be at least 1")
 
-    contract: str
-    trials: tuple[Trial, ...]
+    from runners.run import main as run
 
-    def count(self, verdict: Verdict) -> int:
-        """Returns how many trials ended with a verdict."""
-        return [trial.verdict for trial in self.trials].count(verdict)
-
-    @property
-    def highest_rate(self) -> float:
-        """The one-sided 95 % bound of the rate of false alarms (Clopper and Pearson); 1 if no trial was judged."""
-        if not self.trials:
-            return 1.0
-        high = share_bounds(self.count(Verdict.FAIL), len(self.trials), 0.95).high
-        assert high is not None
-        return high
-
-    @property
-    def versions(self) -> int:
-        """The number of versions of sdopt's own code that made the trials."""
-        return len({trial.code for trial in self.trials})
-
-    @property
-    def reasons(self) -> list[str]:
-        """The trials that failed, each with its seed and the reasons."""
-        return [f"seed {trial.seed}, {trial.contract}: {trial.reason}" for trial in self.trials if trial.reason]
-
-
-def trials_in(folder: Path) -> list[Trial]:
-    """Returns the trials whose results lie in a folder or below it, in the order of their paths."""
-    found = []
-    for file in sorted(folder.rglob("result.json")):
-        result = read_result(file.parent)
-        for judgement in result.judgements:
-            failed = [ruling for ruling in judgement.rulings if ruling.verdict is Verdict.FAIL]
-            comparison = result.first_comparison(judgement.candidate)
-            found.append(
-                Trial(
-                    seed=result.config.workload.seed,
-                    contract=judgement.contract,
-                    verdict=judgement.verdict,
-                    reason="; ".join(f"{ruling.metric or ruling.rule}: {ruling.reason}" for ruling in failed),
-                    speedup=_ratio(comparison.speedup if comparison else None),
-                    started=result.started,
-                    device=result.environment.device.get("name", ""),
-                    code=result.environment.code or "",
-                )
-            )
-    return found
+    if (arguments.folder / "multirun.yaml").is_file():
+        code = run([f"resume={arguments.folder}"])
+    else:
+        seeds = range(0, 1000 * -(-arguments.trials // len(CANDIDATES)), 1000)
+        each = f"workload.seed={','.join(map(str, seeds))}", f"study.variants.candidate={','.join(CANDIDATES)}"
+        place = f"hydra.sweep.dir={arguments.folder}"
+        code = run(["-m", "--config-dir", str(CONF), "experiment=alarms", *each, *arguments.overrides, place])
+    if code not in ENDED or not arguments.folder.is_dir():
+        return code
+    found = judgements_in(arguments.folder)
+    tables = count_alarms(found)
+    (arguments.folder / "alarms.md").write_text(tables, encoding="utf-8")
+    print(tables)
+    failed = any(judged.verdict is Verdict.FAIL for _, judged in found)
+    return 1 if failed else 0 if len(found) >= arguments.trials else 3
 
 
-def _ratio(interval: Interval | None) -> str:
-    if interval is None:
-        return ""
-    bounds = [f"{bound:.4f}" for bound in (interval.low, interval.high) if bound is not None]
-    return f"{interval.estimate:.4f}" + (f" [{', '.join(bounds)}]" if bounds else "")
+def judgements_in(folder: Path) -> list[tuple[int, Judgement]]:
+    """Returns the judgements of all results below a folder, each with the seed of its study."""
+    results = (read_result(file.parent) for file in sorted(folder.rglob("result.json")))
+    return [(result.config.workload.seed, judged) for result in results for judged in result.judgements]
 
 
-def read_ledger(file: Path) -> list[Trial]:
-    """Returns the trials in a ledger; none if there is no such file.
-
-    Raises:
-        UsageError: a line is not that of a trial.
-    """
-    if not file.is_file():
-        return []
-    expected = [field.name for field in fields(Trial)]
-    trials = []
-    for number, row in enumerate(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))), start=2):
-        try:
-            if list(row) != expected or None in row.values():
-                raise ValueError(f"{len(row)} columns")
-            seed, verdict = int(row.pop("seed")), Verdict(row.pop("verdict"))
-            trials.append(Trial(seed=seed, verdict=verdict.value, **row))
-        except ValueError as error:
-            raise UsageError(
-                f"--ledger {file}: line {number} is not that of a trial; its columns are {', '.join(expected)}"
-            ) from error
-    return trials
+def count_alarms(found: list[tuple[int, Judgement]]) -> str:
+    """Returns a Markdown table of the verdicts by contract, with the 95 % bound of the rate of false alarms."""
+    shown = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE, Verdict.PASS)
+    rows = []
+    for contract in (*dict.fromkeys(judged.contract for _, judged in found), "all"):
+        verdicts = [judged.verdict for _, judged in found if contract in (judged.contract, "all")]
+        high = share_bounds(verdicts.count(Verdict.FAIL), len(verdicts), 0.95).high if verdicts else None
+        bound = "" if high is None else f"{100 * high:.1f} %"
+        rows.append((contract, str(len(verdicts)), *(str(verdicts.count(verdict)) for verdict in shown), bound))
+    counts = ("false alarms", "inconclusive", "not comparable", "passed")
+    failed = [
+        f"seed {seed}, {judged.contract}: {ruling.metric or ruling.rule}: {ruling.reason}"
+        for seed, judged in found
+        for ruling in judged.rulings
+        if ruling.verdict is Verdict.FAIL
+    ]
+    return markdown(("declared", "trials", *counts, "rate of false alarms below (95 %)"), rows, failed)
 
 
-def write_ledger(file: Path, trials: Iterable[Trial]) -> None:
-    """Writes a ledger, in the order of the seeds. Raises OSError if the folder cannot be written."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Trial)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(trial) for trial in sorted(trials, key=lambda trial: (trial.seed, trial.contract)))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text.getvalue().encode())
-
-
-def missing_seeds(trials: Iterable[Trial], wanted: int) -> list[int]:
-    """Returns the seeds whose trials of all contracts are still to be made, for at least `wanted` trials in all."""
-    made: dict[int, set[str]] = {}
-    for trial in trials:
-        made.setdefault(trial.seed, set()).add(trial.contract)
-    seeds = range(0, 1000 * -(-wanted // len(CANDIDATES)), 1000)
-    return [seed for seed in seeds if len(made.get(seed, ())) < len(CANDIDATES)]
-
-
-def count_alarms(trials: Sequence[Trial]) -> list[Alarms]:
-    """Returns the trials by declared contract, and all of them last."""
-    contracts = dict.fromkeys(trial.contract for trial in trials)
-    by_contract = [Alarms(name, tuple(trial for trial in trials if trial.contract == name)) for name in contracts]
-    return [*by_contract, Alarms("all", tuple(trials))]
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

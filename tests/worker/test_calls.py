@@ -17,8 +17,7 @@ from sdopt.worker.draws import timed_draw
 from sdopt.worker.host import PipelineHost
 from sdopt.worker.protocol import Mark
 from tests.fixtures import CPU, Compose, Load
-from tests.trial.beside import ChangesNoise, OwnNoise
-from tests.trial.measuring import Call, called
+from tests.trial.options import Call, ChangesNoise, OwnNoise, handle_calls
 
 BATCHES = ("workload.prompt_count=5", "workload.batch_size=2", "workload.images_per_prompt=2")
 
@@ -84,7 +83,7 @@ class TestTimedCall:
             seen.append(arguments)
             return call(**arguments)
 
-        called(loaded._pipe, look)
+        handle_calls(loaded._pipe, look)
         loaded.time_once()
         loaded.generate(0, timed_draw(loaded._variant), tmp_path)
         timed, drawn = seen
@@ -127,7 +126,7 @@ class TestTimedCall:
             output.images = cut(output.images)
             return output
 
-        called(loaded._pipe, other)
+        handle_calls(loaded._pipe, other)
         draw = timed_draw(loaded._variant)
         said = re.escape(f"expected images of shape (4, 32, 32, 3), got {made}")
         for make in (
@@ -155,7 +154,7 @@ class TestTimedCall:
             output.images = Late(output.images)
             return output
 
-        called(loaded._pipe, late)
+        handle_calls(loaded._pipe, late)
         assert loaded.time_once().seconds >= 0.5
 
     def test_what_a_compiler_left_is_not_looked_through_before_each_call(self, session: Load) -> None:

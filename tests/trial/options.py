@@ -1,0 +1,448 @@
+"""Options that a study times: honest mistakes, each with a promise that it breaks, and honest options beside them.
+
+Each has a yaml in `conf/trial/`. A mistake of one's own is a class like these in a module of one's own, and a yaml in
+the folder that `--config-dir` names.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from typing_extensions import override
+
+from sdopt.optimizations import Contract, Finding, Optimization, Proof, Stage, denoiser_of
+from sdopt.schema import bounded
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mistake(Optimization):
+    """Base class of all options of the trial: a promise, the claim that goes with it, and what should catch it.
+
+    Its evidence is that it was applied: most mistakes do take effect.
+    """
+
+    stage: ClassVar[Stage] = Stage.COMPONENTS
+    kind: ClassVar[str] = "of one's own"
+    """What goes wrong, as a heading."""
+    promise: str = bounded("exact", choices=tuple(Contract))
+    claim: str = ""
+    caught_by: str = ""
+    """Rules of which at least one should not pass it, by metric or name, separated by bars."""
+
+    @property
+    @override
+    def contract(self) -> Contract:
+        return Contract(self.promise)
+
+    @property
+    @override
+    def claims(self) -> frozenset[str]:
+        return frozenset({self.claim} if self.claim else ())
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        return lambda trace: Finding(True, "applied")
+
+
+def handle_calls(pipe: DiffusionPipeline, answer: Callable[[Call, dict[str, Any]], Any]) -> None:
+    """Makes `answer` handle the calls of a pipeline; replaces its class, in which Python looks up `__call__`."""
+    own = type(pipe)
+
+    def call(**arguments: Any) -> Any:
+        return own.__call__(pipe, **arguments)
+
+    pipe.__class__ = type(own.__name__, (own,), {"__call__": lambda _self, **arguments: answer(call, arguments)})
+
+
+@dataclass(frozen=True)
+class AroundCalls(Mistake):
+    """Base class of mistakes that handle each call of the pipeline."""
+
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        """Makes a call and returns its output.
+
+        Args:
+            call: the pipeline's own call.
+            arguments: of the call.
+            number: of the call in its process, from 1.
+        """
+        raise NotImplementedError
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        made = 0
+
+        def counted(call: Call, arguments: dict[str, Any]) -> Any:
+            nonlocal made
+            made += 1
+            return self.answer(call, arguments, made)
+
+        handle_calls(pipe, counted)
+        return super().apply(pipe)
+
+
+# --------------------------------------------------------------------------------------------------------------- honest
+
+
+@dataclass(frozen=True)
+class Neutral(Mistake):
+    """Copies the denoiser's output: one operator more, and nothing else."""
+
+    kind: ClassVar[str] = "honest"
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        denoiser_of(pipe).register_forward_hook(lambda _module, _args, output: (output[0].clone(), *output[1:]))
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Detour(Mistake):
+    """Computes products that nobody needs in each step: an option beside it that does not is honestly faster."""
+
+    kind: ClassVar[str] = "honest"
+    products: int = 2
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        ones = torch.ones(512, 512)
+
+        def detour(_module: Any, _args: Any, _output: Any) -> None:
+            for _ in range(self.products):
+                torch.mm(ones, ones)
+
+        denoiser_of(pipe).register_forward_hook(detour)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Reordered(Mistake):
+    """Sums the products of attention in another order: queries and keys are permuted alike, within each head.
+
+    The mathematics is the same, and so is the time.
+    """
+
+    kind: ClassVar[str] = "honest"
+    promise: str = bounded("equivalent", choices=tuple(Contract))
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        random = torch.Generator().manual_seed(0)
+        for module in denoiser_of(pipe).modules():
+            if hasattr(module, "to_q") and hasattr(module, "heads"):
+                width = module.to_q.out_features // module.heads
+                order = torch.cat(
+                    [head * width + torch.randperm(width, generator=random) for head in range(module.heads)]
+                )
+                for layer in (module.to_q, module.to_k):
+                    layer.weight.data = layer.weight.data[order.to(layer.weight.device)]
+                    if layer.bias is not None:
+                        layer.bias.data = layer.bias.data[order.to(layer.weight.device)]
+        return super().apply(pipe)
+
+
+# ----------------------------------------------------------------------------------------------------------- no effect
+
+
+@dataclass(frozen=True)
+class OnlyAttached(Mistake):
+    """Hangs a hook on the denoiser, and shows as evidence that it hangs there; the hook changes nothing."""
+
+    kind: ClassVar[str] = "no effect"
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        denoiser_of(pipe).register_forward_hook(lambda _module, _args, _output: None)
+        return lambda trace: Finding(True, "a hook is attached to the denoiser")
+
+
+@dataclass(frozen=True)
+class FallsBack(AroundCalls):
+    """Computes in bfloat16, and silently falls back to the model's type after `calls` calls of a process."""
+
+    kind: ClassVar[str] = "no effect"
+    calls: int = 8
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        device = "cuda" if torch.cuda.is_initialized() else "cpu"
+        with torch.autocast(device, torch.bfloat16, enabled=number <= self.calls):
+            return call(**arguments)
+
+
+# ----------------------------------------------------------------------------------------------- what calls depend on
+
+
+@dataclass(frozen=True)
+class FewerSteps(AroundCalls):
+    """Runs only `steps` steps in the first `calls` calls of a process, or in all: it means to warm up."""
+
+    kind: ClassVar[str] = "calls that differ"
+    steps: int = 5
+    calls: int | None = None
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        fewer = self.calls is None or number <= self.calls
+        return call(**arguments | ({"num_inference_steps": self.steps} if fewer else {}))
+
+
+@dataclass(frozen=True)
+class KeepsState(Mistake):
+    """Takes the first step of a call from the last one of the call before: a cache that is not reset."""
+
+    kind: ClassVar[str] = "calls that differ"
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        denoiser = denoiser_of(pipe)
+        forward, kept, before = denoiser.forward, None, -1.0
+
+        def cached(sample: torch.Tensor, timestep: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal kept, before
+            begins, before = float(timestep) > before, float(timestep)
+            if not begins or kept is None or kept[0].shape != sample.shape:
+                kept = forward(sample, timestep, *arguments, **options)
+            return kept
+
+        denoiser.forward = cached
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Remembers(Mistake):
+    """Returns the images of an earlier call if a prompt is repeated, from whatever noise."""
+
+    kind: ClassVar[str] = "calls that differ"
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        answers: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+        def remembered(call: Call, arguments: dict[str, Any]) -> Any:
+            asked, tell = repr(arguments["prompt"]), arguments.pop("callback_on_step_end")
+            if asked not in answers:
+                last: dict[str, Any] = {}
+
+                def keep(_pipe: Any, _step: int, _timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+                    last.update(tensors)
+                    return tensors
+
+                answers[asked] = call(**arguments, callback_on_step_end=keep), last
+            found, last = answers[asked]
+            tell(pipe, 0, 0, last)
+            return found
+
+        handle_calls(pipe, remembered)
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class OwnNoise(AroundCalls):
+    """Ignores the seeds where it is given no noise."""
+
+    kind: ClassVar[str] = "calls that differ"
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        if arguments.get("latents") is None:
+            arguments["generator"] = [torch.Generator().manual_seed(0) for _ in arguments["generator"]]
+        return call(**arguments)
+
+
+@dataclass(frozen=True)
+class ChangesNoise(AroundCalls):
+    """Writes into the noise that the caller passes."""
+
+    kind: ClassVar[str] = "calls that differ"
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        output = call(**arguments)
+        if "latents" in arguments:
+            arguments["latents"].mul_(0.97)
+        return output
+
+
+@dataclass(frozen=True)
+class BlackImage(AroundCalls):
+    """Makes the first image of every `every`-th call black."""
+
+    kind: ClassVar[str] = "a few images of many"
+    promise: str = bounded("lossy", choices=tuple(Contract))
+    every: int = 3
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        output = call(**arguments)
+        if number % self.every == 0:
+            output.images[0] = 0.0
+        return output
+
+
+# ----------------------------------------------------------------------------------------------------------------- time
+
+
+@dataclass(frozen=True)
+class Slow(Mistake):
+    """Makes every `every`-th call `seconds` seconds longer; a median does not show it unless that is each."""
+
+    kind: ClassVar[str] = "time"
+    every: int = 1
+    seconds: float = 0.05
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        yield
+        pipe.slow_calls = getattr(pipe, "slow_calls", 0) + 1
+        if pipe.slow_calls % self.every == 0:
+            time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class CollectsGarbage(Mistake):
+    """Collects Python's garbage in each call, as some offloading does: that takes as long as the program is large."""
+
+    kind: ClassVar[str] = "time"
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        yield
+        gc.collect()
+
+
+@dataclass(frozen=True)
+class LeavesGarbage(Mistake):
+    """Keeps `objects` small objects of each call until the next, so that Python looks through all that there is."""
+
+    kind: ClassVar[str] = "time"
+    objects: int = 300_000
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        yield
+        pipe.kept_objects = [[] for _ in range(self.objects)]
+
+
+class _Later:
+    """Images that are computed only when they are read."""
+
+    def __init__(self, generate: Callable[[], Any]) -> None:
+        self._generate = generate
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self._generate().images, dtype=dtype)
+
+    def __len__(self) -> int:
+        return len(self.__array__())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.__array__())
+
+
+@dataclass(frozen=True)
+class Lazy(AroundCalls):
+    """Returns from a call at once, and generates the images when they are read."""
+
+    kind: ClassVar[str] = "time"
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        return type("Output", (), {"images": _Later(lambda: call(**arguments))})()
+
+
+@dataclass(frozen=True)
+class MoreThreads(Neutral):
+    """Computes with as many threads as there are cores, whatever the run grants it."""
+
+    kind: ClassVar[str] = "time"
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(os.cpu_count() or 1)
+        yield
+        torch.set_num_threads(before)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True)
+class Hog(Mistake):
+    """Holds `mib` MiB during each call."""
+
+    kind: ClassVar[str] = "memory"
+    mib: int = 256
+
+    @override
+    @contextmanager
+    def context(self, pipe: DiffusionPipeline) -> Iterator[None]:
+        held = torch.ones(self.mib * 2**18)
+        yield
+        del held
+
+
+@dataclass(frozen=True)
+class MemoryInChild(Mistake):
+    """Holds `mib` MiB in a process that it starts, as a pool of compilers does."""
+
+    kind: ClassVar[str] = "memory"
+    mib: int = 256
+
+    @override
+    def apply(self, pipe: DiffusionPipeline) -> Proof:
+        hold = (
+            "import os, time\nparent, held = os.getppid(), b'x' * {size}\nwhile os.getppid() == parent: time.sleep(0.1)"
+        )
+        subprocess.Popen([sys.executable, "-S", "-c", hold.format(size=self.mib * 2**20)])
+        return super().apply(pipe)
+
+
+@dataclass(frozen=True)
+class Grows(AroundCalls):
+    """Keeps `mib` MiB more after every `every`-th call."""
+
+    kind: ClassVar[str] = "memory"
+    mib: float = 4
+    every: int = 1
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        if number % self.every == 0:
+            _KEPT[number] = torch.ones(round(self.mib * 2**18))
+        return call(**arguments)
+
+
+@dataclass(frozen=True)
+class GrowsByPrompt(AroundCalls):
+    """Keeps `mib` MiB of each new prompt: a cache of text embeddings without a bound."""
+
+    kind: ClassVar[str] = "memory"
+    mib: float = 0.25
+
+    @override
+    def answer(self, call: Call, arguments: dict[str, Any], number: int) -> Any:
+        for prompt in arguments["prompt"]:
+            if prompt not in _KEPT:
+                _KEPT[prompt] = torch.ones(round(self.mib * 2**18))
+        return call(**arguments)
+
+
+_KEPT: dict[Any, torch.Tensor] = {}
+"""What an option keeps from call to call, in its worker."""
