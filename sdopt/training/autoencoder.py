@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sdopt.errors import UsageError
-from sdopt.training.architecture import LATENT_CHANNELS, build_autoencoder
-from sdopt.training.checkpoints import Progress, missing_stage
-from sdopt.training.compute import describe_hardware, generator, in_precision, pick_device
+from sdopt.training.compute import generator, in_precision, pick_device
 from sdopt.training.config import TrainReferenceConfig
-from sdopt.training.loop import train
+from sdopt.training.loop import missing_stage, train
+from sdopt.training.networks import LATENT_CHANNELS, build_autoencoder
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -48,8 +45,8 @@ def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
     return 10 * torch.log10(4.0 / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12))
 
 
-def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Path) -> Progress:
-    """Trains the autoencoder with L1, squared, edge and KL losses; writes the network to `model/` in `folder`."""
+def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Trains with L1, squared, edge and KL losses; writes the network to `model/` in the stage's folder."""
     import torch
     from diffusers.models.attention_processor import AttnProcessor
 
@@ -58,7 +55,6 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
     network = start_autoencoder(config.start_from).to(device, memory_format=torch.channels_last)
     # The default processor calls a fused kernel whose backward pass is slow on CPUs, especially in bf16.
     network.set_attn_processor(AttnProcessor())
-    average = copy.deepcopy(network)
     chosen = dataset.indices(held_out=False)
 
     def loss(step: int) -> Tensor:
@@ -80,24 +76,14 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset, folder: Pa
         total: Tensor = pixel + options.edge_weight * edge_loss(output, target) + options.kl_weight * divergence
         return total
 
-    done = train(config, options, network, average, loss, folder, title="autoencoder")
+    average = train(config, "autoencoder", network, loss, start_from=config.start_from, pictures=len(chosen))
     finished = build_autoencoder()
     finished.load_state_dict(average.state_dict())
     finished.eval().requires_grad_(False)
     normalise_latents(finished, encode_all(finished, dataset.images[chosen])[0])
     mean, deviation = encode_all(finished, dataset.images[chosen])
     finished.register_to_config(scaling_factor=scaling_factor(mean, deviation))
-    finished.save_pretrained(folder / "model")
-    figures = {
-        "batch_size": options.batch_size,
-        "background_share": options.background_share,
-        "start_from": config.start_from,
-        "hardware": describe_hardware(device, config.arithmetic),
-        "held_out_psnr_db": reconstruction_psnr(finished, dataset.images[dataset.indices(held_out=True)]),
-        "scaling_factor": finished.config.scaling_factor,
-    }
-    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return done
+    finished.save_pretrained(Path(config.folder) / "autoencoder" / "model")
 
 
 def start_autoencoder(pipeline: str | None) -> AutoencoderKL:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sdopt.errors import UsageError
-from sdopt.training.architecture import build_clip
-from sdopt.training.checkpoints import Progress, load_weights, read_figures
 from sdopt.training.clip_data import Batches
-from sdopt.training.compute import describe_hardware, in_precision, pick_device
+from sdopt.training.compute import in_precision, pick_device
 from sdopt.training.config import TrainReferenceConfig
 from sdopt.training.data import Dataset
-from sdopt.training.loop import train
+from sdopt.training.loop import load_weights, train
+from sdopt.training.networks import build_clip
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +68,8 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, same: Tensor)
     return (towards_texts + towards_images) / 2
 
 
-def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer, folder: Path) -> Progress:
-    """Trains on all concepts, including the denoiser's held-out concepts; writes `figures.json` to `folder`."""
+def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTokenizer) -> None:
+    """Trains on all concepts, including the denoiser's held-out concepts."""
     import torch
 
     options, device = config.clip, pick_device(config.device)
@@ -80,34 +77,23 @@ def train_clip(config: TrainReferenceConfig, dataset: Dataset, tokenizer: CLIPTo
     network = start_clip(options.start_from).to(device)
     # The fused kernels' backward passes are slow on CPUs.
     network.set_attn_implementation("eager")
-    average = copy.deepcopy(network)
-
     batches = Batches(options, dataset, config.seed)
 
     def loss(step: int) -> Tensor:
         batch = batches.draw(step)
-        tokens = _tokens(tokenizer, batch.texts).to(device)
+        # Padded to the longest text: with causal attention, the end token does not see the padding.
+        tokens = tokenizer(
+            batch.texts, padding=True, truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
+        )
         with in_precision(config.arithmetic, device):
             seen = embed_visible(network, batch.pictures.to(device), options.hidden_patches, batch.random)
-            read = network.get_text_features(input_ids=tokens).pooler_output
+            read = network.get_text_features(input_ids=tokens.input_ids.to(device)).pooler_output
         return contrastive_loss(seen.float(), read.float(), network.logit_scale, batch.same.to(device))
 
-    folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Any] = {
-        "batch_size": options.batch_size,
-        "extra_captions": options.extra_captions,
-        "background_share": options.background_share,
-        "spoilt_share": options.spoilt_share,
-        "hidden_patches": options.hidden_patches,
-        "held_out_share": options.held_out_share,
-        "start_from": options.start_from,
-        "pictures": len(dataset) - batches.held_out,
-        "held_out_pictures": batches.held_out,
-        "hardware": describe_hardware(device, config.arithmetic),
-    }
-    figures["earlier"] = earlier_settings(folder, figures) if config.resume else []
-    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return train(config, options, network, average, loss, folder, title="clip")
+    train(
+        config, "clip", network, loss,
+        pictures=len(dataset) - batches.held_out, held_out_pictures=batches.held_out,
+    )  # fmt: skip
 
 
 def start_clip(folder: str | None) -> CLIPModel:
@@ -124,33 +110,3 @@ def start_clip(folder: str | None) -> CLIPModel:
             )
         load_weights(Path(folder) / WEIGHTS, network)
     return network
-
-
-def earlier_settings(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns earlier settings that differ from `settings`, each with the step `until_step` at which they ended."""
-    if not ((folder / "figures.json").exists() and (folder / "checkpoint" / "state.json").exists()):
-        return []
-    before = read_figures(folder)
-    earlier: list[dict[str, Any]] = before.get("earlier", [])
-    changed = {key: before.get(key) for key, value in settings.items() if before.get(key) != value}
-    return [*earlier, {"until_step": before["steps"], **changed}] if changed else earlier
-
-
-def _tokens(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
-    """Returns token ids padded to the longest text; with causal attention, the end token does not see the padding."""
-    encoded: Any = tokenizer(
-        texts, padding=True, truncation=True, max_length=tokenizer.model_max_length, return_tensors="pt"
-    )
-    tokens: Tensor = encoded.input_ids
-    return tokens
-
-
-def load_clip(folder: Path) -> CLIPModel:
-    """Loads the averaged weights that `train_clip` saved in `folder`, on the CPU.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
-    model = build_clip()
-    load_weights(folder / "checkpoint" / "average.safetensors", model)
-    return model.eval().requires_grad_(False)

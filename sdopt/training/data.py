@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sdopt.errors import UsageError
-from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package, fetch, read_json
-from sdopt.training.rendering import render, svg
+from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package, Style, fetch, read_json
+
+IMAGE_SIZE = 64
+"""Width and height of every picture, in pixels."""
 
 BACKGROUNDS = {
     "red": (214, 69, 65),
@@ -193,9 +197,7 @@ def build(
     held_out = choose_held_out(concepts, held_out_concepts, seed)
     colours = np.random.default_rng([seed, 5]).choice(list(BACKGROUNDS), size=len(concepts))
     unseen = dict(zip(concepts, colours.tolist(), strict=True))
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        layers = np.stack(list(pool.map(render, (markup for _, _, markup in found))))
-    records = tuple(
+    records = [
         Record(
             concept=emoji["hexcode"],
             label=plain(emoji["label"]),
@@ -206,5 +208,112 @@ def build(
             unseen_background=unseen[emoji["hexcode"]],
         )
         for emoji, style, _ in found
+    ]
+    return drawn([markup for _, _, markup in found], records, threads)
+
+
+def draw_style(
+    style: Style, base: Dataset, packages: Path, *, held_out_concepts: int, seed: int, threads: int | None = None
+) -> Dataset:
+    """Renders the style's drawings of concepts that the denoiser learns in the flat style, and holds some concepts out.
+
+    Args:
+        style: the style to render.
+        base: the denoiser's data; its held-out concepts are excluded.
+        packages: the folder of the archives.
+        held_out_concepts: how many concepts to keep from the LoRA's training.
+        seed: the seed of that choice.
+        threads: rendering threads; the default is one per core.
+
+    Raises:
+        DataError: the archive cannot be fetched, verified or read.
+        UsageError: no more than `held_out_concepts` concepts match.
+    """
+    icons = read_json(fetch(style.package, packages), "icons.json")
+    names = {letters(name): name for name in (*icons.get("aliases", {}), *icons["icons"])}
+    found: list[tuple[Record, str]] = []
+    for record in base.records:
+        if record.style == "flat" and not record.held_out:
+            name = names.get(icon_key(record, style))
+            markup = name and svg(icons, name)
+            if markup:
+                found.append((record, markup))
+    if len(found) <= held_out_concepts:
+        raise UsageError(
+            f"loras.held_out_concepts={held_out_concepts}: {style.package.name} has drawings of only {len(found)} "
+            "concepts that the denoiser is trained on"
+        )
+    hidden = choose_held_out([record.concept for record, _ in found], held_out_concepts, seed)
+    records = [replace(r, style=style.name, held_out=r.concept in hidden) for r, _ in found]
+    return drawn([markup for _, markup in found], records, threads)
+
+
+def letters(name: str) -> str:
+    """Returns a name in lower case, and only its letters and digits, to match names of different vendors."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def icon_key(record: Record, style: Style) -> str:
+    """Returns the normalized name (see `letters`) of a concept's icon in the style, or "" if there cannot be one."""
+    if style.names == "label":
+        return letters(record.label)
+    code = code_points(record.concept).split("-")
+    return letters(unicodedata.name(chr(int(code[0], 16)), "")) if len(code) == 1 else ""
+
+
+def drawn(markups: Sequence[str], records: Sequence[Record], threads: int | None) -> Dataset:
+    """Renders one SVG text per record."""
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        layers = np.stack(list(pool.map(render, markups)))
+    return Dataset(layers[..., :3].copy(), layers[..., 3].copy(), tuple(records))
+
+
+def svg(icon_set: dict[str, Any], name: str) -> str | None:
+    """Returns the SVG text of an icon, with aliases, flips and rotations applied; None if the set lacks the icon.
+
+    Source: the Iconify JSON format (https://iconify.design/docs/types/iconify-json.html).
+    """
+    flip_x = flip_y = False
+    turns = 0
+    while name not in icon_set["icons"]:
+        alias = icon_set.get("aliases", {}).get(name)
+        if alias is None:
+            return None
+        flip_x ^= alias.get("hFlip", False)
+        flip_y ^= alias.get("vFlip", False)
+        turns += alias.get("rotate", 0)
+        name = alias["parent"]
+    icon = icon_set["icons"][name]
+    left, top = (icon.get(key, icon_set.get(key, 0)) for key in ("left", "top"))
+    width, height = (icon.get(key, icon_set.get(key, 16)) for key in ("width", "height"))
+    transform = (
+        f"translate({left + width / 2} {top + height / 2}) rotate({90 * turns}) "
+        f"scale({-1 if flip_x else 1} {-1 if flip_y else 1}) translate({-left - width / 2} {-top - height / 2})"
     )
-    return Dataset(layers[..., :3].copy(), layers[..., 3].copy(), records)
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="{left} {top} {width} {height}"><g transform="{transform}">{icon["body"]}</g></svg>'
+    )
+
+
+def render(markup: str) -> np.ndarray:
+    """Renders SVG text to uint8 (64, 64, 4): the RGB of the drawing on white, and its alpha.
+
+    The drawing is rendered at four times the size and averaged: resvg's own antialiasing leaves hairlines between
+    touching shapes, which the autoencoder would learn.
+    """
+    import resvg_py
+    from PIL import Image
+
+    size = 4 * IMAGE_SIZE
+    png = bytes(resvg_py.svg_to_bytes(svg_string=markup, width=size, height=size, skip_system_fonts=True))
+    picture = Image.open(io.BytesIO(png)).convert("RGBA")
+    page = Image.new("RGBA", (size, size))
+    # Centre drawings that are narrower than Iconify's square artboard.
+    page.alpha_composite(picture, ((size - picture.width) // 2, (size - picture.height) // 2))
+    white = Image.new("RGBA", (size, size), "white")
+    white.alpha_composite(page)
+    # Average colours on white, since transparent pixels have no colour.
+    layers = [*white.convert("RGB").split(), page.getchannel("A")]
+    small = [np.asarray(layer.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BOX)) for layer in layers]
+    return np.stack(small, axis=-1)

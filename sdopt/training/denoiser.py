@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sdopt.training.architecture import build_denoiser, build_scheduler, build_text_encoder
 from sdopt.training.autoencoder import encode_all
 from sdopt.training.captions import caption, draw_background
-from sdopt.training.checkpoints import Progress, load_weights
-from sdopt.training.compute import describe_hardware, generator, in_precision, pick_device
+from sdopt.training.compute import generator, in_precision, pick_device
 from sdopt.training.config import DiffusionConfig, TrainReferenceConfig
 from sdopt.training.data import BACKGROUNDS, Dataset, Record
 from sdopt.training.loop import train
+from sdopt.training.networks import build_denoiser, build_scheduler, build_text_encoder
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, UNet2DConditionModel
@@ -35,17 +31,6 @@ def join(denoiser: UNet2DConditionModel, text_encoder: CLIPTextModel) -> nn.Modu
     from torch import nn
 
     return nn.ModuleDict({"denoiser": denoiser, "text_encoder": text_encoder})
-
-
-def load_networks(folder: Path) -> nn.ModuleDict:
-    """Loads the averaged weights that `train_denoiser` saved in `folder`, on the CPU.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
-    networks = join(build_denoiser(), build_text_encoder())
-    load_weights(folder / "checkpoint" / "average.safetensors", networks)
-    return networks.eval().requires_grad_(False)
 
 
 def start_networks(pipeline: str | None) -> tuple[UNet2DConditionModel, CLIPTextModel]:
@@ -109,7 +94,7 @@ def diffusion_loss(
     autoencoder: AutoencoderKL,
     predict: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Callable[[int], Tensor]:
-    """Computes all latents once, and returns the weighted v-prediction loss as a function of the step for `fit`.
+    """Computes all latents once, and returns the weighted v-prediction loss as a function of the step, for `train`.
 
     Args:
         config: the whole configuration.
@@ -169,17 +154,15 @@ def train_denoiser(
     dataset: Dataset,
     tokenizer: CLIPTokenizer,
     autoencoder: AutoencoderKL,
-    folder: Path,
-    export: Callable[[], None] | None = None,
-) -> Progress:
-    """Trains both networks on the latents of the training pictures; `fit` writes checkpoint and log to `folder`.
+    export: Callable[[], None],
+) -> None:
+    """Trains both networks on the latents of the training pictures.
 
     Args:
         config: the whole configuration.
         dataset: pictures and captions.
         tokenizer: the tokenizer for captions.
         autoencoder: encodes the pictures once; its `scaling_factor` must be set.
-        folder: the folder for checkpoints and the log.
         export: called every `export.every_minutes`, after a checkpoint.
     """
     import torch
@@ -198,8 +181,6 @@ def train_denoiser(
     # As in the autoencoder, backward passes of fused kernels are slow on CPUs.
     denoiser.set_attn_processor(AttnProcessor())
     text_encoder.set_attn_implementation("eager")
-    networks = join(denoiser, text_encoder)
-    average = copy.deepcopy(networks)
 
     def predict(noisy: Tensor, timesteps: Tensor, tokens: Tensor) -> Tensor:
         states = text_encoder(tokens).last_hidden_state
@@ -211,16 +192,7 @@ def train_denoiser(
 
     sampling = Sampling(dataset, chosen, chances, background, caption, (STREAM,))
     loss = diffusion_loss(config, options, sampling, tokenizer, autoencoder, predict)
-    figures = {
-        "batch_size": options.batch_size,
-        "caption_dropout": options.caption_dropout,
-        "flat_weight": options.flat_weight,
-        "background_share": options.background_share,
-        "snr_gamma": options.snr_gamma,
-        "start_from": config.start_from,
-        "pictures": len(records),
-        "hardware": describe_hardware(device, config.arithmetic),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return train(config, options, networks, average, loss, folder, title="denoiser", export=export)
+    train(
+        config, "denoiser", join(denoiser, text_encoder), loss,
+        export=export, start_from=config.start_from, pictures=len(records),
+    )  # fmt: skip

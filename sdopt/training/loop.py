@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UnavailableError
-from sdopt.training.checkpoints import Progress, load_checkpoint, save_checkpoint
+from sdopt.errors import UnavailableError, UsageError
+from sdopt.training.compute import describe_hardware, pick_device
 from sdopt.training.config import TrainingConfig, TrainReferenceConfig
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
 LINE_SECONDS = 30.0
-"""Seconds between progress lines if the output is not a terminal."""
+"""Seconds between progress lines."""
+
+NOT_SETTINGS = ("share", "steps", "target")
+"""Keys of a stage that do not say how the weights came about, or that the number of steps done says better."""
+
+
+class DivergenceError(UnavailableError):
+    """Raised if the loss of a training is not finite."""
+
+
+@dataclass
+class Progress:
+    """The progress of a training.
+
+    Attributes:
+        steps: completed steps, over all runs.
+        seconds: used time, over all runs.
+        loss: exponential moving average of the loss.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    loss: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -35,7 +59,6 @@ class Schedule:
 
     learning_rate: float
     warmup_steps: int
-    ema: float
     seconds: float
     steps: int | None = None
 
@@ -50,176 +73,193 @@ class Schedule:
         return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Where and how often a training is saved.
-
-    Attributes:
-        folder: the folder for `checkpoint/` and `log.jsonl`.
-        resume: whether to continue from a checkpoint in `folder`, if there is one.
-        checkpoint_seconds: time between checkpoints; the last step always writes one.
-        export: called after a checkpoint.
-        export_seconds: time between calls of `export`.
-    """
-
-    folder: Path
-    resume: bool
-    checkpoint_seconds: float
-    export: Callable[[], None] | None = None
-    export_seconds: float = math.inf
-
-
-class DivergenceError(UnavailableError):
-    """Raised if the loss of a training is not finite."""
-
-
 def train(
     config: TrainReferenceConfig,
-    options: TrainingConfig,
+    stage: str,
     network: nn.Module,
-    average: nn.Module,
     loss: Callable[[int], Tensor],
-    folder: Path,
     *,
-    title: str,
+    part: str = "",
     parts: int = 1,
     export: Callable[[], None] | None = None,
-) -> Progress:
-    """Calls `fit` with the schedule and the intervals of a stage's configuration.
+    **facts: Any,
+) -> nn.Module:
+    """Trains a stage's network in place with AdamW, and returns a copy with the moving average of its weights.
+
+    The stage's folder gets `log.jsonl` and `checkpoint/`, from which the same call continues. `state.json` of the
+    checkpoint has what belongs in the recipe of the weights: settings, facts, hardware, and progress.
 
     Args:
         config: the whole configuration.
-        options: the stage's section of the configuration.
+        stage: the stage, whose section of the configuration holds.
         network: trained in place.
-        average: a copy of `network`; holds the averaged weights afterwards.
-        loss: the loss function, as in `fit`.
-        folder: the folder for the checkpoint and the log.
-        title: the stage's name for the progress display.
-        parts: number of trainings that share the stage's time.
-        export: called every `export.every_minutes`.
-
-    Raises:
-        DivergenceError: the loss is not finite.
-    """
-    schedule = Schedule(
-        options.learning_rate,
-        options.warmup_steps,
-        options.ema,
-        seconds=60 * config.budget_minutes * options.share / parts,
-        steps=options.steps,
-    )
-    minutes = config.export.every_minutes
-    saving = Saving(
-        folder,
-        config.resume,
-        checkpoint_seconds=60 * config.checkpoint_minutes,
-        export=export,
-        export_seconds=math.inf if minutes is None else 60 * minutes,
-    )
-    return fit(network, average, loss, schedule, saving, title)
-
-
-def fit(
-    network: nn.Module,
-    average: nn.Module,
-    loss: Callable[[int], Tensor],
-    schedule: Schedule,
-    saving: Saving,
-    title: str,
-) -> Progress:
-    """Trains `network` in place with AdamW, and stores the moving average of its weights in `average`.
-
-    Args:
-        network: the network to train.
-        average: a copy of `network`; holds the averaged weights afterwards.
         loss: the loss of step i, a scalar with a graph; all its randomness must come from `generator(seed, …, i)`.
-        schedule: the duration and the learning rate.
-        saving: where and how often to save.
-        title: the stage's name for the progress display.
+        part: the name of this training among several of the stage, and of its folder.
+        parts: number of trainings that share the stage's time.
+        export: called every `export.every_minutes`, after a checkpoint.
+        facts: what else belongs in the recipe, as the number of pictures.
 
     Raises:
         DivergenceError: the loss is not finite.
     """
     import torch
 
-    saving.folder.mkdir(parents=True, exist_ok=True)
+    options: TrainingConfig = getattr(config, stage)
+    seconds = 60 * config.budget_minutes * options.share / parts
+    schedule = Schedule(options.learning_rate, options.warmup_steps, seconds, options.steps)
+    settings = {key: value for key, value in asdict(options).items() if key not in NOT_SETTINGS} | facts
+    settings["hardware"] = describe_hardware(pick_device(config.device), config.arithmetic)
+    folder, title = Path(config.folder) / stage / part, f"{stage} {part}".rstrip()
+    checkpoint, log = folder / "checkpoint", folder / "log.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    average = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.AdamW(network.parameters(), schedule.learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
-    checkpoint, log = saving.folder / "checkpoint", saving.folder / "log.jsonl"
     done = Progress()
-    if saving.resume and checkpoint.exists():
-        done = load_checkpoint(checkpoint, network, average, optimizer)
+    if config.resume and checkpoint.exists():
+        before = load_checkpoint(checkpoint, network, average, optimizer)
+        done = Progress(*(before.pop(key) for key in ("steps", "seconds", "loss")))
+        settings["earlier"] = earlier_settings(before, settings, done.steps)
     else:
         log.unlink(missing_ok=True)
-    average.requires_grad_(False)
+
+    def save() -> None:
+        save_checkpoint(checkpoint, network, average, optimizer, {**settings, **asdict(done)})
+
     trained: list[Tensor] = list(network.parameters())
     averaged: list[Tensor] = list(average.parameters())
     started = time.monotonic() - done.seconds
     last_checkpoint = last_export = time.monotonic()
+    report = reporter(title, schedule, done, log)
     network.train()
-    with _display(title, schedule, done, log) as show:
-        while (share := schedule.progress(done.steps, done.seconds)) < 1.0:
-            rate = schedule.rate(done.steps, share)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            value = loss(done.steps)
-            value.backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            # Early on, the average must forget the random initial weights faster than with `ema`.
-            keep = min(schedule.ema, (1 + done.steps) / (10 + done.steps))
-            torch._foreach_lerp_(averaged, trained, 1 - keep)
-            number = value.item()
-            if not math.isfinite(number):
-                raise DivergenceError(f"{title}: the loss of step {done.steps} is {number}")
-            done.loss = number if math.isnan(done.loss) else 0.98 * done.loss + 0.02 * number
-            done.steps += 1
-            done.seconds = time.monotonic() - started
-            show(done, rate)
-            now = time.monotonic()
-            exporting = saving.export is not None and now - last_export > saving.export_seconds
-            if exporting or now - last_checkpoint > saving.checkpoint_seconds:
-                save_checkpoint(checkpoint, network, average, optimizer, done)
-                last_checkpoint = now
-            if exporting and saving.export is not None:
-                saving.export()
-                last_export = now
-    save_checkpoint(checkpoint, network, average, optimizer, done)
-    return done
+    while (share := schedule.progress(done.steps, done.seconds)) < 1.0:
+        rate = schedule.rate(done.steps, share)
+        value = loss(done.steps)
+        value.backward()
+        improve(network, optimizer, rate)
+        # Early on, the average must forget the random initial weights faster than with `ema`.
+        keep = min(options.ema, (1 + done.steps) / (10 + done.steps))
+        torch._foreach_lerp_(averaged, trained, 1 - keep)
+        number = value.item()
+        if not math.isfinite(number):
+            raise DivergenceError(f"{title}: the loss of step {done.steps} is {number}")
+        done.loss = number if math.isnan(done.loss) else 0.98 * done.loss + 0.02 * number
+        done.steps += 1
+        done.seconds = time.monotonic() - started
+        report(done, rate)
+        now = time.monotonic()
+        exporting = export is not None and now - last_export > 60 * (config.export.every_minutes or math.inf)
+        if exporting or now - last_checkpoint > 60 * config.checkpoint_minutes:
+            save()
+            last_checkpoint = now
+        if exporting and export is not None:
+            export()
+            last_export = now
+    save()
+    return average
 
 
-@contextmanager
-def _display(title: str, schedule: Schedule, start: Progress, log: Path) -> Iterator[Callable[[Progress, float], None]]:
-    """Yields a function that shows progress, as a bar on a terminal or else as lines, and writes the log."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+def improve(network: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Changes the weights by their gradients, whose norm is clipped to 1, at a learning rate."""
+    import torch
 
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def earlier_settings(before: Mapping[str, Any], settings: Mapping[str, Any], steps: int) -> list[dict[str, Any]]:
+    """Returns the earlier settings of a resumed training, each with the step `until_step` at which they ended.
+
+    Args:
+        before: the settings of the checkpoint, and in `earlier` those of the checkpoints before it.
+        settings: the settings from now on.
+        steps: completed steps of the checkpoint.
+    """
+    earlier: list[dict[str, Any]] = before.get("earlier", [])
+    changed = {key: before.get(key) for key, value in settings.items() if before.get(key) != value}
+    return [*earlier, {"until_step": steps, **changed}] if changed else earlier
+
+
+def save_checkpoint(
+    folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
+    """Writes a checkpoint to a new folder, and then replaces the old one, so that a checkpoint is always complete."""
+    import torch
+    from safetensors.torch import save_file
+
+    fresh, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("new", "old"))
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for name, module in (("network", network), ("average", average)):
+        save_file({k: v.contiguous() for k, v in module.state_dict().items()}, fresh / f"{name}.safetensors")
+    torch.save(optimizer.state_dict(), fresh / "optimizer.pt")
+    (fresh / "state.json").write_text(json.dumps(state))
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
+    fresh.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(
+    folder: Path, network: nn.Module, average: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Loads a checkpoint into the networks and the optimizer, without unpickling code; returns its `state.json`."""
+    import torch
+
+    load_weights(folder / "network.safetensors", network)
+    load_weights(folder / "average.safetensors", average)
+    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    return state
+
+
+def load_average(folder: Path, network: nn.Module) -> None:
+    """Loads the averaged weights of the stage in `folder` into an untrained network, and freezes it.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    file = folder / "checkpoint" / "average.safetensors"
+    if not file.exists():
+        raise missing_stage(folder.name, file)
+    load_weights(file, network)
+    network.eval().requires_grad_(False)
+
+
+def load_weights(file: Path, module: nn.Module) -> None:
+    """Loads the weights of `module` from a safetensors file."""
+    from safetensors.torch import load_file
+
+    module.load_state_dict(load_file(file))
+
+
+def missing_stage(stage: str, file: Path) -> UsageError:
+    """Returns the error for a file that an earlier stage should have written."""
+    return UsageError(f"{file} is missing: run `sdopt train-reference stage={stage}` first")
+
+
+def reporter(title: str, schedule: Schedule, start: Progress, log: Path) -> Callable[[Progress, float], None]:
+    """Returns a function that writes progress and the learning rate to the log and to stderr, every half minute."""
     first_steps, first_time = start.steps, time.monotonic()
     last = first_time
-    console = Console(stderr=True)
-    bar = Bar(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"), TimeRemainingColumn(),
-        console=console, disable=not console.is_terminal,
-    )  # fmt: skip
-    task = bar.add_task(title, total=1.0, figures="")
 
-    def show(done: Progress, rate: float) -> None:
+    def report(done: Progress, rate: float) -> None:
         nonlocal last
-        now = time.monotonic()
-        share = schedule.progress(done.steps, done.seconds)
-        speed = (done.steps - first_steps) / max(now - first_time, 1e-9)
-        figures = f"step {done.steps}  loss {done.loss:.4f}  rate {rate:.2e}  {speed:.2f} steps/s"
-        bar.update(task, completed=share, figures=figures)
+        now, share = time.monotonic(), schedule.progress(done.steps, done.seconds)
         if now - last < LINE_SECONDS and share < 1.0:
             return
         last = now
         with log.open("a") as stream:
-            entry = {"step": done.steps, "seconds": round(done.seconds, 1), "loss": done.loss, "rate": rate}
-            stream.write(json.dumps(entry) + "\n")
-        if not console.is_terminal:
-            left = (1 - share) / max(share, 1e-9) * done.seconds
-            print(f"{title}: {share:4.0%}  {figures}  {left / 60:.0f} min left", file=sys.stderr, flush=True)
+            stream.write(json.dumps({**asdict(done), "rate": rate}) + "\n")
+        speed = (done.steps - first_steps) / max(now - first_time, 1e-9)
+        left = (1 - share) / max(share, 1e-9) * done.seconds
+        print(
+            f"{title}: {share:4.0%}  step {done.steps}  loss {done.loss:.4f}  rate {rate:.2e}  {speed:.2f} steps/s  "
+            f"{left / 60:.0f} min left",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
-    with bar:
-        yield show
+    return report

@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sdopt.errors import UnavailableError
 
@@ -115,6 +115,62 @@ DRAWINGS = (
             "Google LLC",
         ),
         "noto",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Style:
+    """A drawing style that a LoRA learns.
+
+    Attributes:
+        name: the stem of the weights file.
+        title: the name of the drawings.
+        package: the npm package of the drawings.
+        address: the URL of the original project.
+        names: the source of icon names: `label` (the current English name) or `unicode` (the character's name).
+        look: a description of the style for the card.
+        black: whether the drawings are black, and therefore invisible on a black background.
+    """
+
+    name: str
+    title: str
+    package: Package
+    address: str
+    names: Literal["label", "unicode"]
+    look: str
+    black: bool = False
+
+
+STYLES = (
+    Style(
+        "fxemoji",
+        "Firefox OS Emoji",
+        Package(
+            "@iconify-json/fxemoji",
+            "1.2.2",
+            "sha512-UAasRaxzFUKfIGSmLwnoarsssA4LX0VLLuEmplIqM6ZNQqIQRtav8tZ4H1neTlBreXuMQyAifr5jP4kn78DpiQ==",
+            "Apache-2.0",
+            "Mozilla Foundation",
+        ),
+        "https://github.com/mozilla/fxemoji",
+        "unicode",
+        "large plain shapes in muted colours",
+    ),
+    Style(
+        "high_contrast",
+        "Fluent Emoji High Contrast",
+        Package(
+            "@iconify-json/fluent-emoji-high-contrast",
+            "1.2.6",
+            "sha512-esqhZPpkrF7sNX3NsLoh8KW64okEr/bzko7WNnFP+qTJGAqDPDYjp0925yxuivXy3HtVQB8xhIKu3+Nq1byX5w==",
+            "MIT",
+            "Microsoft Corporation",
+        ),
+        "https://github.com/microsoft/fluentui-emoji",
+        "label",
+        "black line drawings",
+        black=True,
     ),
 )
 

@@ -1,14 +1,15 @@
-"""Chooses the captions that are packaged with the model, by purpose."""
+"""Chooses the captions that are packaged with the model, by purpose, and writes real pictures of them."""
 
 from __future__ import annotations
 
-import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sdopt.training.captions import on_background
-from sdopt.training.data import BACKGROUNDS, Dataset
+from sdopt.training.data import BACKGROUNDS, IMAGE_SIZE, Dataset, Record
 
 TRAINING_PROMPTS = 200
 """Number of training captions in the file."""
@@ -18,6 +19,11 @@ GATE_PROMPTS = 240
 
 SHEET_PER_GROUP = 3
 """Number of captions on the contact sheet from each of emojibase's eight groups."""
+
+REFERENCES = 120
+"""Number of held-out pictures, for the first captions of `gate`."""
+
+MASK_RADIUS = 20
 
 
 def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
@@ -54,12 +60,45 @@ def choose_prompts(dataset: Dataset, seed: int) -> dict[str, list[str]]:
     }
 
 
-def write_prompts(prompts: dict[str, list[str]], file: Path) -> None:
-    """Writes captions as JSON, one per line for readable diffs."""
-    file.write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
+def records_of(dataset: Dataset, captions: Sequence[str]) -> list[Record]:
+    """Returns the records of the flat drawings for captions of `gate`, in order. Raises KeyError for other captions."""
+    flat = (record for record in dataset.records if record.style == "flat" and not record.held_out)
+    by_caption = {on_background(record.label, record.unseen_background): record for record in flat}
+    return [by_caption[caption] for caption in captions]
 
 
-def read_prompts(file: Path) -> dict[str, list[str]]:
-    """Reads a file written by `write_prompts`."""
-    prompts: dict[str, list[str]] = json.loads(file.read_text())
-    return prompts
+def real_pictures(dataset: Dataset, records: Sequence[Record]) -> np.ndarray:
+    """Returns the flat drawing of each record's concept, on the concept's unseen background.
+
+    Returns:
+        uint8, shape (records, 64, 64, 3)
+    """
+    place = {record.concept: i for i, record in enumerate(dataset.records) if record.style == "flat"}
+    indices = np.array([place[record.concept] for record in records])
+    return dataset.on_named(indices, [record.unseen_background for record in records])
+
+
+def write_references(dataset: Dataset, captions: Sequence[str], folder: Path) -> None:
+    """Writes lossless WebP files to `held_out/` and `inputs/` in `folder`.
+
+    `inputs/image.webp` is the drawing of the first caption on white, and `inputs/mask.webp` is a white disc in the
+    middle: the packaged inputs of image-to-image and inpainting.
+    """
+    records = records_of(dataset, captions[:REFERENCES])
+    target = folder / "held_out"
+    shutil.rmtree(target, ignore_errors=True)
+    for number, picture in enumerate(real_pictures(dataset, records)):
+        write_webp(picture, target / f"{number:03d}.webp")
+    first = next(i for i, r in enumerate(dataset.records) if r.concept == records[0].concept and r.style == "flat")
+    write_webp(dataset.images[first], folder / "inputs" / "image.webp")
+    rows, columns = np.indices((IMAGE_SIZE, IMAGE_SIZE)) - (IMAGE_SIZE - 1) / 2
+    disc = np.hypot(rows, columns) <= MASK_RADIUS
+    write_webp(np.repeat(np.uint8(255) * disc[..., None], 3, axis=-1), folder / "inputs" / "mask.webp")
+
+
+def write_webp(picture: np.ndarray, file: Path) -> None:
+    """Writes uint8 pixels (height, width, 3) to a lossless WebP file."""
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(file, lossless=True, quality=100, method=6)

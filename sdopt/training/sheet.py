@@ -5,12 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
+    from torch import Tensor
 
 
 STEPS = 25
@@ -27,25 +28,30 @@ MARGIN = 12
 
 
 def generate(
-    pipeline: StableDiffusionPipeline,
-    captions: Sequence[str],
-    *,
-    seed: int,
-    steps: int = STEPS,
-    guidance: float = GUIDANCE,
-    batch_size: int = 24,
+    pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int, steps: int = STEPS, batch_size: int = 24
 ) -> np.ndarray:
     """Generates one picture per caption, uint8 (captions, 64, 64, 3). Picture i starts from the noise of seed + i."""
+    pictures = [
+        _call(pipeline, captions[start : start + batch_size], seed + start, steps, "np")
+        for start in range(0, len(captions), batch_size)
+    ]
+    return (np.concatenate(pictures) * 255).round().astype(np.uint8)
+
+
+def generate_latents(pipeline: StableDiffusionPipeline, captions: Sequence[str], *, seed: int) -> Tensor:
+    """Generates one picture per caption in one call; returns scaled latents, float32 (n, 8, 8, 8)."""
+    latents: Tensor = _call(pipeline, captions, seed, STEPS, "latent")
+    return latents
+
+
+def _call(pipeline: StableDiffusionPipeline, captions: Sequence[str], seed: int, steps: int, output: str) -> Any:
     import torch
 
     pipeline.set_progress_bar_config(disable=True)
-    pictures = []
-    for start in range(0, len(captions), batch_size):
-        batch = list(captions[start : start + batch_size])
-        noise = [torch.Generator().manual_seed(seed + start + i) for i in range(len(batch))]
-        output = pipeline(batch, num_inference_steps=steps, guidance_scale=guidance, generator=noise, output_type="np")
-        pictures.append(output.images)
-    return (np.concatenate(pictures) * 255).round().astype(np.uint8)
+    noise = [torch.Generator().manual_seed(seed + i) for i in range(len(captions))]
+    return pipeline(
+        list(captions), num_inference_steps=steps, guidance_scale=GUIDANCE, generator=noise, output_type=output
+    ).images
 
 
 def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:

@@ -1,23 +1,41 @@
-"""Runs the stages of the training in order."""
+"""Runs the stages of the training in order, and exports what they trained to folders that diffusers loads."""
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sdopt.training.autoencoder import load_autoencoder, train_autoencoder
 from sdopt.training.captions import caption, draw_background
+from sdopt.training.cards import write_card
 from sdopt.training.clip import train_clip
 from sdopt.training.config import STAGES, TrainReferenceConfig
-from sdopt.training.data import Dataset, build
-from sdopt.training.denoiser import train_denoiser
-from sdopt.training.export import export, export_clip, export_loras, export_tiny_autoencoder, find_pipeline
+from sdopt.training.data import IMAGE_SIZE, Dataset, build
+from sdopt.training.denoiser import join, train_denoiser
+from sdopt.training.loop import load_average, missing_stage
 from sdopt.training.loras import train_loras
+from sdopt.training.networks import (
+    build_clip,
+    build_denoiser,
+    build_scheduler,
+    build_text_encoder,
+    build_tiny_autoencoder,
+)
+from sdopt.training.packages import STYLES
+from sdopt.training.prompts import choose_prompts, write_references
+from sdopt.training.sheet import draw_sheet, generate
 from sdopt.training.tiny_autoencoder import train_tiny_autoencoder
 from sdopt.training.tokenizer import load_tokenizer, train_tokenizer
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
 
 CAPTIONS_PER_PICTURE = 3
 """Number of random captions per training picture from which the tokenizer learns."""
@@ -42,21 +60,46 @@ def run(config: TrainReferenceConfig) -> None:
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    stages = {
-        "data": _data,
-        "tokenizer": _tokenizer,
-        "autoencoder": _autoencoder,
-        "tiny_autoencoder": _tiny_autoencoder,
-        "denoiser": _denoiser,
-        "loras": _loras,
-        "clip": _clip,
-        "export": _export,
-    }
-    for name in STAGES:
-        folder = Path(config.folder) / name
-        kept = config.resume and name in PRODUCTS and (folder / PRODUCTS[name]).exists()
-        if config.stage == name or (config.stage == "all" and not kept):
-            stages[name](config, folder)
+    work = Path(config.folder)
+    for stage in STAGES:
+        kept = config.resume and stage in PRODUCTS and (work / stage / PRODUCTS[stage]).exists()
+        if config.stage == stage or (config.stage == "all" and not kept):
+            _run_stage(stage, config, work)
+
+
+def _run_stage(stage: str, config: TrainReferenceConfig, work: Path) -> None:
+    if stage == "data":
+        held_out = config.data.held_out_concepts
+        build(work / "packages", held_out_concepts=held_out, seed=config.seed, threads=config.threads).save(
+            work / stage
+        )
+        return
+    # Before anything else, so that an error names the earliest missing stage.
+    dataset = Dataset.load(work / "data")
+    if stage == "tokenizer":
+        shutil.rmtree(work / stage, ignore_errors=True)
+        if config.start_from is not None:
+            # The text encoder's weights are only valid for the same tokens.
+            load_tokenizer(Path(config.start_from) / "tokenizer").save_pretrained(work / stage)
+        else:
+            train_tokenizer(training_captions(dataset, config), work / stage)
+    elif stage == "autoencoder":
+        train_autoencoder(config, dataset)
+    elif stage == "tiny_autoencoder":
+        train_tiny_autoencoder(config, dataset, load_autoencoder(work / "autoencoder"))
+    elif stage == "denoiser":
+        tokenizer, autoencoder = load_tokenizer(work / "tokenizer"), load_autoencoder(work / "autoencoder")
+        train_denoiser(config, dataset, tokenizer, autoencoder, export=lambda: export_pipeline(config, dataset))
+    elif stage == "loras":
+        train_loras(config, dataset, find_pipeline(config))
+        export_loras(config, dataset)
+    elif stage == "clip":
+        train_clip(config, dataset, load_tokenizer(work / "tokenizer"))
+        export_clip(config, dataset)
+    elif stage == "export":
+        export_tiny_autoencoder(config, dataset)
+        export_loras(config, dataset)
+        export_pipeline(config, dataset)
 
 
 def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterator[str]:
@@ -68,53 +111,174 @@ def training_captions(dataset: Dataset, config: TrainReferenceConfig) -> Iterato
             yield caption(record, random, draw_background(record, random, config.denoiser.background_share))
 
 
-def _data(config: TrainReferenceConfig, folder: Path) -> None:
-    packages, held_out = Path(config.folder) / "packages", config.data.held_out_concepts
-    build(packages, held_out_concepts=held_out, seed=config.seed, threads=config.threads).save(folder)
+def assemble(work: Path) -> StableDiffusionPipeline:
+    """Builds the pipeline, in single precision, from the work folder.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    from diffusers import StableDiffusionPipeline
+
+    networks = join(build_denoiser(), build_text_encoder())
+    load_average(work / "denoiser", networks)
+    return StableDiffusionPipeline(
+        vae=load_autoencoder(work / "autoencoder"),
+        text_encoder=networks["text_encoder"],
+        tokenizer=load_tokenizer(work / "tokenizer"),
+        unet=networks["denoiser"],
+        scheduler=build_scheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
 
 
-def _tokenizer(config: TrainReferenceConfig, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if config.start_from is not None:
-        # The text encoder's weights are only valid for the same tokens.
-        load_tokenizer(Path(config.start_from) / "tokenizer").save_pretrained(folder)
-    else:
-        train_tokenizer(training_captions(_dataset(config), config), folder)
+def find_pipeline(config: TrainReferenceConfig) -> StableDiffusionPipeline:
+    """Returns the pipeline of the work folder, or the pipeline `start_from` if no denoiser was trained there.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    import torch
+    from diffusers import StableDiffusionPipeline
+
+    work = Path(config.folder)
+    if config.start_from is None or (work / "denoiser").exists():
+        return assemble(work)
+    return StableDiffusionPipeline.from_pretrained(
+        config.start_from, dtype=torch.float32, local_files_only=True, safety_checker=None
+    )
 
 
-def _autoencoder(config: TrainReferenceConfig, folder: Path) -> None:
-    train_autoencoder(config, _dataset(config), folder)
+def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Exports the pipeline in half precision; beside it prompts and reference pictures; and the contact sheet.
+
+    Raises:
+        UsageError: a stage has not run.
+    """
+    import torch
+
+    work, target = Path(config.folder), Path(config.export.target)
+    pipeline = assemble(work)
+    # The sheet uses the released weights: rounded to half precision, with arithmetic in single precision.
+    pipeline.to(dtype=torch.float16)
+    with replaced(target) as fresh:
+        pipeline.save_pretrained(fresh)
+        load_in_single_precision(fresh / "text_encoder")
+        write_recipe(fresh, config, dataset, {stage: work / stage for stage in ("autoencoder", "denoiser")})
+        write_card(fresh, "emoji")
+    pipeline.to(dtype=torch.float32)
+    prompts = choose_prompts(dataset, config.seed)
+    # One caption per line for readable diffs.
+    target.with_name("prompts.json").write_text(json.dumps(prompts, indent=1, ensure_ascii=False) + "\n")
+    write_references(dataset, prompts["gate"], target.parent)
+    captions = prompts["contact_sheet"]
+    draw_sheet(generate(pipeline, captions, seed=config.seed), captions, Path(config.export.contact_sheet))
 
 
-def _tiny_autoencoder(config: TrainReferenceConfig, folder: Path) -> None:
-    dataset, teacher = _dataset(config), load_autoencoder(Path(config.folder) / "autoencoder")
-    train_tiny_autoencoder(config, dataset, teacher, folder)
+def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Exports the CLIP in half precision, with its features of the packaged reference pictures.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    from transformers import CLIPImageProcessorPil
+
+    from sdopt.quality.features import ClipFeatures
+    from sdopt.quality.reference_sets import HELD_OUT, PACKAGED_NAME, PRECOMPUTED, ReferenceSet
+
+    work, network = Path(config.folder), build_clip()
+    load_average(work / "clip", network)
+    side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    processor = CLIPImageProcessorPil(
+        size=side, do_center_crop=False, crop_size=side, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    with replaced(Path(config.clip.target)) as fresh:
+        network.half().save_pretrained(fresh)
+        load_in_single_precision(fresh)
+        load_tokenizer(work / "tokenizer").save_pretrained(fresh)
+        processor.save_pretrained(fresh)
+        write_recipe(fresh, config, dataset, {"clip": work / "clip"})
+        extractor = ClipFeatures("emojiclip", str(fresh))
+        ReferenceSet.of_folder(HELD_OUT, extractor, PACKAGED_NAME).save(fresh / PRECOMPUTED.name)
+        write_card(fresh, "clip")
 
 
-def _denoiser(config: TrainReferenceConfig, folder: Path) -> None:
-    dataset, tokenizer = _dataset(config), load_tokenizer(Path(config.folder) / "tokenizer")
-    autoencoder = load_autoencoder(Path(config.folder) / "autoencoder")
-    train_denoiser(config, dataset, tokenizer, autoencoder, folder, export=lambda: export(config))
+def export_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Exports the tiny autoencoder in half precision to `export.companions`.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    folder, network = Path(config.folder) / "tiny_autoencoder", build_tiny_autoencoder()
+    load_average(folder, network)
+    with replaced(Path(config.export.companions) / folder.name) as fresh:
+        network.half().save_pretrained(fresh)
+        write_recipe(fresh, config, dataset, {folder.name: folder})
+        write_card(fresh, folder.name)
 
 
-def _loras(config: TrainReferenceConfig, folder: Path) -> None:
-    train_loras(config, _dataset(config), find_pipeline(config), folder)
-    export_loras(config)
+def export_loras(config: TrainReferenceConfig, dataset: Dataset) -> None:
+    """Exports the LoRAs to `export.companions`.
+
+    Raises:
+        UsageError: the stage has not run.
+    """
+    folder = Path(config.folder) / "loras"
+    if not (folder / "model").exists():
+        raise missing_stage("loras", folder / "model")
+    with replaced(Path(config.export.companions) / "loras") as fresh:
+        shutil.copytree(folder / "model", fresh, dirs_exist_ok=True)
+        write_recipe(fresh, config, dataset, {style.name: folder / style.name for style in STYLES})
+        write_card(fresh, "loras")
 
 
-def _clip(config: TrainReferenceConfig, folder: Path) -> None:
-    dataset, tokenizer = _dataset(config), Path(config.folder) / "tokenizer"
-    train_clip(config, dataset, load_tokenizer(tokenizer), folder)
-    # Reloads the tokenizer, since one that has padded would save its padding settings.
-    export_clip(config, dataset, load_tokenizer(tokenizer), folder)
+def write_recipe(fresh: Path, config: TrainReferenceConfig, dataset: Dataset, trainings: dict[str, Path]) -> None:
+    """Writes `recipe.json`: data, settings and progress of each training, and the recipe of the initial weights."""
+    recipe: dict[str, Any] = {
+        "seed": config.seed,
+        "data": {
+            "pictures": dict(Counter(record.style for record in dataset.records)),
+            "concepts": len({record.concept for record in dataset.records}),
+            "held_out_concepts": len({record.concept for record in dataset.records if record.held_out}),
+        },
+    }
+    for name, folder in trainings.items():
+        recipe[name] = json.loads((folder / "checkpoint" / "state.json").read_text())
+        start = recipe[name].pop("start_from", None)
+        if start and (Path(start) / "recipe.json").is_file():
+            recipe["started_from"] = json.loads((Path(start) / "recipe.json").read_text())
+    (fresh / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n")
 
 
-def _export(config: TrainReferenceConfig, folder: Path) -> None:
-    export_tiny_autoencoder(config)
-    export_loras(config)
-    export(config)
+def load_in_single_precision(model: Path) -> None:
+    """Makes a saved transformers model load as float32 by default.
+
+    The default `dtype` of transformers is in `config.json`, which records the type of the saved weights; the default of
+    diffusers is float32. A pipeline loaded without a `dtype` would mix both types, and its first call would fail.
+
+    Args:
+        model: a folder written by transformers' `save_pretrained`.
+    """
+    file = model / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n")
 
 
-def _dataset(config: TrainReferenceConfig) -> Dataset:
-    """Loads the data; all stages do this first, so that an error names the earliest missing stage."""
-    return Dataset.load(Path(config.folder) / "data")
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """Yields an empty folder, whose files then replace those of `target`, each one atomically."""
+    fresh = target.with_name(f"{target.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    yield fresh
+    for file in sorted(fresh.rglob("*")):
+        if file.is_file():
+            place = target / file.relative_to(fresh)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # diffusers writes weights with read permission only for the owner.
+            file.chmod(0o644)
+            file.replace(place)
+    shutil.rmtree(fresh)
+    # An old evaluation does not apply to the new weights.
+    (target / "evaluation.json").unlink(missing_ok=True)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sdopt.training.architecture import build_tiny_autoencoder
 from sdopt.training.autoencoder import edge_loss, pixels
-from sdopt.training.checkpoints import Progress, missing_stage
-from sdopt.training.compute import describe_hardware, generator, in_precision, pick_device
+from sdopt.training.compute import generator, in_precision, pick_device
 from sdopt.training.config import TrainReferenceConfig
 from sdopt.training.loop import train
-from sdopt.training.tiny_evaluation import compare_on_pictures
+from sdopt.training.networks import build_tiny_autoencoder
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, AutoencoderTiny
+    from diffusers import AutoencoderKL
     from torch import Tensor
 
     from sdopt.training.data import Dataset
@@ -31,10 +27,8 @@ VIEWS = 2
 """Number of copies of each training picture, with different backgrounds and noise."""
 
 
-def train_tiny_autoencoder(
-    config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL, folder: Path
-) -> Progress:
-    """Distils `teacher` on the training pictures; writes the network to `model/` in `folder`.
+def train_tiny_autoencoder(config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL) -> None:
+    """Distils `teacher` on the training pictures.
 
     The encoder learns the teacher's mean latents times its scaling factor, because diffusers gives an `AutoencoderTiny`
     the factor 1. The decoder learns the teacher's pictures instead of the real ones, so that all differences between
@@ -44,14 +38,12 @@ def train_tiny_autoencoder(
         config: the whole configuration.
         dataset: pictures.
         teacher: the finished autoencoder; its `scaling_factor` must be set.
-        folder: the folder for checkpoints, the log, `figures.json` and `model/`.
     """
     import torch
 
     options, device = config.tiny_autoencoder, pick_device(config.device)
     torch.manual_seed(config.seed)
     network = build_tiny_autoencoder().to(device, memory_format=torch.channels_last)
-    average = copy.deepcopy(network)
     pictures, latents, disturbed, targets = prepare_lessons(config, dataset, teacher)
 
     def loss(step: int) -> Tensor:
@@ -68,20 +60,7 @@ def train_tiny_autoencoder(
         total: Tensor = pixel + options.edge_weight * edge_loss(output, target) + latent
         return total
 
-    done = train(config, options, network, average, loss, folder, title="tiny autoencoder")
-    finished = build_tiny_autoencoder()
-    finished.load_state_dict(average.state_dict())
-    # The released weights are rounded, so the evaluated weights are rounded too.
-    finished.eval().requires_grad_(False).half()
-    finished.save_pretrained(folder / "model")
-    figures = {
-        "batch_size": options.batch_size,
-        "latent_noise": options.latent_noise,
-        "hardware": describe_hardware(device, config.arithmetic),
-    }
-    figures |= compare_on_pictures(finished.float(), teacher, dataset)
-    (folder / "figures.json").write_text(json.dumps(figures, indent=1))
-    return done
+    train(config, "tiny_autoencoder", network, loss, pictures=len(pictures) // VIEWS)
 
 
 def prepare_lessons(
@@ -118,17 +97,3 @@ def prepare_lessons(
             moved.append(disturbed.cpu())
             decoded.append(output.clamp(-1, 1).add(1).mul(127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy())
     return pictures, torch.cat(found).clone(), torch.cat(moved).clone(), np.concatenate(decoded)
-
-
-def load_tiny_autoencoder(folder: Path) -> AutoencoderTiny:
-    """Loads the network that `train_tiny_autoencoder` saved in `folder`, on the CPU, in single precision.
-
-    Raises:
-        UsageError: the stage has not run.
-    """
-    import torch
-    from diffusers import AutoencoderTiny
-
-    if not (folder / "model").exists():
-        raise missing_stage("tiny_autoencoder", folder / "model")
-    return AutoencoderTiny.from_pretrained(folder / "model", dtype=torch.float32).eval().requires_grad_(False)

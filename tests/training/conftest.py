@@ -16,9 +16,8 @@ import pytest
 from diffusers import StableDiffusionPipeline
 
 from sdopt.reference import MODEL
-from sdopt.training.data import Dataset, build
-from sdopt.training.packages import DRAWINGS, EMOJIBASE, DrawingSet, Package
-from sdopt.training.styles import STYLES, Style, icon_key
+from sdopt.training.data import Dataset, build, icon_key
+from sdopt.training.packages import DRAWINGS, EMOJIBASE, STYLES, DrawingSet, Package, Style
 
 COLOURS = ("red", "blue", "green", "orange", "purple", "brown", "black", "teal")
 SHAPES = {
@@ -103,5 +102,6 @@ def styles(work_folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch)
         icons = {icon_key(record, style): {"body": body} for record in dataset.records}
         content = {"icons.json": {"icons": icons, "width": 32, "height": 32}}
         fakes.append(replace(style, package=pack(work_folder / "packages", style.package, content)))
-    monkeypatch.setattr("sdopt.training.loras.STYLES", tuple(fakes))
+    for module in ("loras", "companion_evaluation"):
+        monkeypatch.setattr(f"sdopt.training.{module}.STYLES", tuple(fakes))
     return tuple(fakes)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sdopt.config.training import training_config
-from sdopt.training.architecture import build_clip
-from sdopt.training.clip import contrastive_loss, earlier_settings, embed_visible
+from sdopt.reference import MODEL
+from sdopt.training.clip import contrastive_loss, embed_visible
 from sdopt.training.clip_data import (
     draw_any_background,
     hold_out_pictures,
@@ -21,10 +21,12 @@ from sdopt.training.clip_data import (
     may_be_mirrored,
     place_drawings,
 )
-from sdopt.training.clip_evaluation import METRICS, Degraded, clip_score, monotonicity
+from sdopt.training.clip_evaluation import clip_score, evaluate_clip, worsens
 from sdopt.training.data import BACKGROUNDS, Dataset, Record
-from sdopt.training.retrieval import retrieve
+from sdopt.training.evaluation import Figure, ranks
+from sdopt.training.networks import build_clip
 from sdopt.training.stages import run
+from sdopt.training.tokenizer import load_tokenizer
 
 
 def record(label: str = "red apple", group: int = 4, style: str = "noto") -> Record:
@@ -116,9 +118,6 @@ def test_with_all_patches_the_embedding_is_that_of_transformers() -> None:
 
 
 def test_padding_does_not_change_a_caption() -> None:
-    from sdopt.reference import MODEL
-    from sdopt.training.tokenizer import load_tokenizer
-
     torch.manual_seed(0)
     model, tokenizer = build_clip().eval().requires_grad_(False), load_tokenizer(MODEL / "tokenizer")
     short, padded = (
@@ -147,12 +146,9 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_ties_count_half() -> None:
-    found = retrieve(np.array([[3.0, 2.0, 1.0], [1.0, 1.0, 1.0], [1.0, 2.0, 3.0]]), np.array([0, 1, 0]))
-    assert (found.pictures, found.captions) == (3, 3)
-    assert found.top1 == pytest.approx(1 / 3)
-    assert found.top10 == 1.0
-    constant = retrieve(np.zeros((5, 40)), np.arange(5))
-    assert constant.top10 == 0.0
+    found = ranks(np.array([[3.0, 2.0, 1.0], [1.0, 1.0, 1.0], [1.0, 2.0, 3.0]]), np.array([0, 1, 0]))
+    assert found.tolist() == [0, 1, 2]
+    assert ranks(np.zeros((5, 40)), np.arange(5)).tolist() == [19.5] * 5
 
 
 def test_the_clip_score_is_a_mean_cosine_in_hundredths() -> None:
@@ -160,32 +156,18 @@ def test_the_clip_score_is_a_mean_cosine_in_hundredths() -> None:
     assert clip_score(features, texts) == pytest.approx(100 / 3)
 
 
-def test_monotonicity_knows_each_figures_direction() -> None:
-    def rows(way: str, scores: list[float], distances: list[float | None]) -> list[Degraded]:
-        return [Degraded(way, str(i), s, d, d, d) for i, (s, d) in enumerate(zip(scores, distances, strict=True))]
-
-    found = monotonicity(
-        rows("right", [3, 2, 1], [1, 2, 3]) + rows("wrong", [3, 2, 2], [1, 3, 2]) + rows("none", [2, 1], [None, None])
-    )
-    assert found["right"] == dict.fromkeys(METRICS, True)
-    assert found["wrong"] == dict.fromkeys(METRICS, False)
-    assert found["none"] == {"clip_score": True, "fid": None, "kid": None, "cmmd": None}
-
-
-def test_settings_that_changed_on_the_way_are_kept(tmp_path: Path) -> None:
-    assert earlier_settings(tmp_path, {"batch_size": 8}) == []
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint/state.json").write_text('{"steps": 7, "seconds": 1.0, "loss": 2.0}')
-    (tmp_path / "figures.json").write_text('{"batch_size": 8, "earlier": []}')
-    assert earlier_settings(tmp_path, {"batch_size": 8}) == []
-    found = earlier_settings(tmp_path, {"batch_size": 16, "refresh_steps": 40})
-    assert found == [{"until_step": 7, "batch_size": 8, "refresh_steps": None}]
+def test_monotonicity_knows_each_metrics_direction() -> None:
+    assert worsens(Figure("CLIP score, noise", (3, 2, 1)))
+    assert not worsens(Figure("CLIP score, noise", (1, 2, 3)))
+    assert worsens(Figure("FID, noise", (1, 2, 3)))
+    assert not worsens(Figure("FID, noise", (1, 2, 2)))
 
 
 @pytest.mark.slow
 def test_it_trains_and_writes_a_folder_that_transformers_loads(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from diffusers import StableDiffusionPipeline
     from transformers import CLIPModel, CLIPProcessor
 
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
@@ -208,6 +190,7 @@ def test_it_trains_and_writes_a_folder_that_transformers_loads(
     CLIPProcessor.from_pretrained(target, local_files_only=True)
     card = (target / "README.md").read_text()
     assert "60 steps of 8 pictures" in card
-    figures = json.loads((target / "evaluation.json").read_text())
-    assert {row["way"] for row in figures["rows"]} == set(figures["monotonic"])
-    assert len(figures["monotonic"]) == 6
+    assert "sdopt evaluate-reference" in card
+    figures = evaluate_clip(target, StableDiffusionPipeline.from_pretrained(MODEL), Dataset.load(work_folder / "data"))
+    assert len({figure.figure for figure in figures}) == len(figures) == 5 + 4 * 4 + 1 + 4
+    assert all(np.isfinite(figure.values).all() for figure in figures)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from sdopt.errors import UsageError
 from sdopt.training.captions import caption, draw_background, on_background
-from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, choose_held_out, code_points, slug
+from sdopt.training.data import BACKGROUNDS, WHITE, Dataset, Record, choose_held_out, code_points, render, slug, svg
 from sdopt.training.packages import DataError, DrawingSet, Package, fetch
-from sdopt.training.prompts import choose_prompts
-from sdopt.training.rendering import render, svg
+from sdopt.training.prompts import choose_prompts, real_pictures, records_of, write_references
 
 RECORD = Record("1F46E", "police officer", ("cop", "law"), 1, "noto", held_out=False, unseen_background="red")
 
@@ -133,3 +133,14 @@ def test_prompts_are_disjoint_and_repeatable(dataset: Dataset) -> None:
     assert not set(prompts["held_out"]) & (set(prompts["training"]) | set(prompts["contact_sheet"]))
     unseen = {record.label: record.unseen_background for record in dataset.records if not record.held_out}
     assert set(prompts["gate"]) == {on_background(label, colour) for label, colour in unseen.items()}
+
+
+def test_references_are_real_pictures_that_training_never_saw(dataset: Dataset, tmp_path: Path) -> None:
+    captions = choose_prompts(dataset, 0)["gate"]
+    records = records_of(dataset, captions)
+    assert not any(record.held_out for record in records)
+    write_references(dataset, captions, tmp_path)
+    pictures = np.stack([np.asarray(Image.open(file)) for file in sorted((tmp_path / "held_out").iterdir())])
+    assert np.array_equal(pictures, real_pictures(dataset, records))
+    assert np.asarray(Image.open(tmp_path / "inputs/image.webp")).shape == (64, 64, 3)
+    assert set(np.unique(np.asarray(Image.open(tmp_path / "inputs/mask.webp")))) == {0, 255}

@@ -1,29 +1,26 @@
-"""The judge of the reference model: ranks and distances by hand, and the whole of it with simple features."""
+"""The judges of the family: ranks, figures and distances by hand, and the whole generator with simple features."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from torch import Tensor, nn
 
 from sdopt.quality.features import FeatureExtractor
 from sdopt.reference import MODEL
-from sdopt.training.data import WHITE, Dataset
-from sdopt.training.evaluation import (
-    Drawings,
-    Figure,
-    at_least,
-    drawings_on,
-    evaluate_generator,
-    ranks,
-    read_evaluation,
-    write_evaluation,
-)
+from sdopt.training.cards import write_card
+from sdopt.training.companion_evaluation import compare_on_pictures, count_operations, decoder_psnr, speed_up
+from sdopt.training.data import Dataset
+from sdopt.training.evaluation import Figure, read_evaluation, write_evaluation
+from sdopt.training.generator_evaluation import concept_ranks, evaluate_generator
+from sdopt.training.networks import build_autoencoder, build_tiny_autoencoder
 from sdopt.training.prompts import choose_prompts
-from sdopt.training.references import real_pictures, records_of, write_references
 
 
 class Thumbnails(FeatureExtractor):
@@ -43,63 +40,66 @@ class Thumbnails(FeatureExtractor):
 
 
 def test_ranks_count_the_concepts_that_are_nearer() -> None:
-    drawings = Drawings(torch.tensor([[0.0], [5.0], [1.0], [9.0]]), ("a", "a", "b", "c"))
-    found = ranks(torch.tensor([[0.2], [0.9], [4.0], [4.0]]), ["a", "a", "a", "c"], drawings)
+    drawings = torch.tensor([[0.0], [5.0], [1.0], [9.0]])
+    features = torch.tensor([[0.2], [0.9], [4.0], [4.0]])
+    found = concept_ranks(features, ["a", "a", "a", "c"], drawings, ["a", "a", "b", "c"])
     assert found.tolist() == [0, 1, 0, 2]
-
-
-def test_features_of_drawings_are_kept_and_only_reused_for_the_same_pictures(dataset: Dataset, tmp_path: Path) -> None:
-    extractor, chosen = Thumbnails(), np.arange(8)
-    made = drawings_on(dataset, chosen, WHITE, extractor, tmp_path / "kept")
-    (file,) = (tmp_path / "kept").iterdir()
-    before = file.stat().st_mtime_ns
-    again = drawings_on(dataset, chosen, WHITE, extractor, tmp_path / "kept")
-    assert torch.equal(made.features, again.features)
-    assert file.stat().st_mtime_ns == before
-    other = drawings_on(dataset, chosen + 1, WHITE, extractor, tmp_path / "kept")
-    assert not torch.equal(made.features, other.features)
-
-
-def test_references_are_real_pictures_that_training_never_saw(dataset: Dataset, tmp_path: Path) -> None:
-    from PIL import Image
-
-    captions = choose_prompts(dataset, 0)["gate"]
-    records = records_of(dataset, captions)
-    assert not any(record.held_out for record in records)
-    write_references(dataset, captions, tmp_path)
-    files = sorted((tmp_path / "held_out").iterdir())
-    pictures = np.stack([np.asarray(Image.open(file)) for file in files])
-    assert np.array_equal(pictures, real_pictures(dataset, records))
-    assert np.asarray(Image.open(tmp_path / "inputs/image.webp")).shape == (64, 64, 3)
-    mask = np.asarray(Image.open(tmp_path / "inputs/mask.webp"))
-    assert set(np.unique(mask)) == {0, 255}
 
 
 def test_figures_survive_and_say_whether_they_meet_their_target(tmp_path: Path) -> None:
     figures = [
-        at_least("vae", "PSNR", 25.04, "dB", 24),
-        at_least("vae", "PSNR", 23, "dB", 24),
-        Figure("clip", "x", 0.1),
+        Figure("PSNR", (25.04,), "dB", 24),
+        Figure("PSNR", (25, 23), "dB", 24),
+        Figure("x", (0.1, 0.2)),
     ]
     assert [figure.met for figure in figures] == [True, False, None]
-    assert figures[0].shown == "25.0 dB"
-    write_evaluation(figures, "thumbnails", tmp_path / "evaluation.json")
-    assert read_evaluation(tmp_path / "evaluation.json") == figures
-    assert read_evaluation(tmp_path / "missing.json") == []
+    assert [figure.shown for figure in figures] == ["25.0 dB", "25.0 → 23.0 dB", "0.1 → 0.2"]
+    write_evaluation(figures, tmp_path)
+    assert read_evaluation(tmp_path) == figures
+    assert read_evaluation(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize("model", ["emoji", "clip", "loras", "tiny_autoencoder"])
+def test_the_packaged_cards_are_those_of_their_recipe_and_evaluation(model: str, tmp_path: Path) -> None:
+    folder = MODEL.with_name(model)
+    shutil.copytree(folder, tmp_path / model)
+    (tmp_path / model / "README.md").unlink()
+    write_card(tmp_path / model, model)
+    card = (tmp_path / model / "README.md").read_text()
+    assert card == (folder / "README.md").read_text()
+    assert read_evaluation(folder)
+    assert all(figure.shown in card for figure in read_evaluation(folder))
+    (tmp_path / model / "evaluation.json").unlink()
+    write_card(tmp_path / model, model)
+    assert "Not evaluated yet" in (tmp_path / model / "README.md").read_text()
+
+
+def test_the_tiny_autoencoder_is_compared_with_its_teacher_in_the_denoisers_scale(dataset: Dataset) -> None:
+    torch.manual_seed(0)
+    teacher, tiny = build_autoencoder().eval(), build_tiny_autoencoder().eval()
+    latents = torch.randn(3, 8, 8, 8)
+    teacher.register_to_config(scaling_factor=2.0)
+    with torch.no_grad():
+        expected = teacher.decode(latents / 2).sample.clamp(-1, 1)
+    # Off by 0.2 everywhere, and towards grey, for pictures are cut to [-1, 1].
+    shifted = expected - 0.2 * torch.where(expected > 0, 1.0, -1.0)
+    tiny.decode = lambda scaled: SimpleNamespace(sample=shifted)
+    assert abs(decoder_psnr(tiny, teacher, latents) - 20.0) < 1e-3
+    figures = compare_on_pictures(build_tiny_autoencoder(), teacher, dataset.images[:3])
+    assert all(np.isfinite(figure.values).all() for figure in figures)
+    fast, slow = count_operations()
+    assert 0 < fast <= slow / 3
+    assert speed_up(build_tiny_autoencoder(), teacher, latents, rounds=4) > 0
 
 
 @pytest.mark.slow
-def test_the_packaged_model_is_judged_as_a_whole(dataset: Dataset, tmp_path: Path) -> None:
-    from diffusers import StableDiffusionPipeline
-
-    pipeline = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32, local_files_only=True)
-    prompts = choose_prompts(dataset, 0)
+def test_the_packaged_model_is_judged_as_a_whole(dataset: Dataset, pipeline: StableDiffusionPipeline) -> None:
     said: list[str] = []
-    figures = evaluate_generator(pipeline, dataset, prompts, Thumbnails(), tmp_path, note=said.append)
+    figures = evaluate_generator(pipeline, dataset, choose_prompts(dataset, 0), Thumbnails(), note=said.append)
     named = {figure.figure: figure for figure in figures}
     assert len(named) == len(figures)
-    assert named["PSNR of held-out pictures"].value > 15
+    assert named["autoencoder: PSNR of held-out pictures"].values[0] > 15
     # Coloured squares and discs: sixteen concepts, some of which the model knows.
-    assert named["captions seen in training: own concept among the 1 nearest of 16"].value > 20
-    assert all(np.isfinite(figure.value) for figure in figures)
+    assert named["captions seen in training: own concept among the 1 nearest of 16"].values[0] > 20
+    assert all(np.isfinite(figure.values).all() for figure in figures)
     assert "autoencoder" in said

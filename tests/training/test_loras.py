@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from sdopt.errors import UsageError
-from sdopt.training.architecture import build_denoiser
 from sdopt.training.captions import plain_caption
-from sdopt.training.data import Dataset, Record
-from sdopt.training.lora_evaluation import fit_probe
+from sdopt.training.companion_evaluation import fit_probe
+from sdopt.training.data import Dataset, Record, draw_style, icon_key
 from sdopt.training.loras import TARGETS, add_lora
-from sdopt.training.styles import STYLES, Style, draw_style, icon_key
+from sdopt.training.networks import build_denoiser
+from sdopt.training.packages import STYLES, Style
 
 RECORD = Record("2B50", "star", ("night",), 5, "flat", held_out=False, unseen_background="red")
 
@@ -63,8 +63,8 @@ def test_a_probe_tells_styles_apart_whatever_is_drawn() -> None:
     style = torch.zeros(64)
     style[:8] = 2.0
     is_styled = fit_probe(content[:100] + style, content[100:200])
-    assert is_styled(content[200:300] + style) > 0.9
-    assert is_styled(content[300:]) < 0.1
+    assert is_styled(content[200:300] + style) > 90
+    assert is_styled(content[300:]) < 10
 
 
 def test_only_the_updates_train_and_they_start_without_effect() -> None:

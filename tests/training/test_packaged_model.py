@@ -11,8 +11,7 @@ import torch
 from diffusers import StableDiffusionPipeline
 
 from sdopt.reference import MODEL, PROMPTS
-from sdopt.training.architecture import parameters
-from sdopt.training.prompts import read_prompts
+from sdopt.training.networks import parameters
 
 SIZE_LIMIT = 19.5e6
 
@@ -101,7 +100,7 @@ def test_there_is_no_safety_checker_and_the_latents_are_scaled() -> None:
 
 
 def test_prompts_are_many_and_disjoint() -> None:
-    prompts = read_prompts(PROMPTS)
+    prompts = json.loads(PROMPTS.read_text())
     assert len(prompts["held_out"]) >= 200
     assert len(prompts["training"]) == 200
     assert len(prompts["contact_sheet"]) == 24

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from PIL import Image
 from torch import Tensor, nn
 
 from sdopt.config.training import training_config
 from sdopt.errors import UsageError
 from sdopt.reference import MODEL
-from sdopt.training.architecture import build_autoencoder
 from sdopt.training.autoencoder import (
     edge_loss,
     encode_all,
@@ -26,85 +26,89 @@ from sdopt.training.autoencoder import (
     pixels,
     scaling_factor,
 )
-from sdopt.training.checkpoints import Progress
+from sdopt.training.companion_evaluation import evaluate_loras, evaluate_tiny
 from sdopt.training.compute import generator, pick_device, pick_precision
 from sdopt.training.data import Dataset
 from sdopt.training.denoiser import join, loss_weights, spread_timesteps
-from sdopt.training.export import assemble
-from sdopt.training.loop import DivergenceError, Saving, Schedule, fit
-from sdopt.training.sheet import draw_sheet, generate
+from sdopt.training.loop import DivergenceError, Schedule, train
+from sdopt.training.networks import build_autoencoder
+from sdopt.training.packages import Style
+from sdopt.training.sheet import draw_sheet
 from sdopt.training.stages import run
 
 
-def train_toy(folder: Path, *, steps: int, resume: bool, stop_at: int | None = None) -> tuple[nn.Module, Progress]:
+def train_toy(
+    folder: Path, *, steps: int, resume: bool, stop_at: int | None = None, batch_size: int = 16, nan: bool = False
+) -> nn.Module:
     """Fit a line; `stop_at` interrupts before that step, as a user would."""
     torch.manual_seed(0)
     network = nn.Linear(4, 1)
-    average = copy.deepcopy(network)
 
     def loss(step: int) -> Tensor:
         if step == stop_at:
             raise KeyboardInterrupt
         x = torch.randn(16, 4, generator=generator(0, 9, step))
         error: Tensor = network(x) - x.sum(dim=1, keepdim=True)
-        return error.square().mean()
+        return error.square().mean() * (math.nan if nan else 1.0)
 
-    schedule = Schedule(learning_rate=0.05, warmup_steps=3, ema=0.9, seconds=60, steps=steps)
-    done = fit(network, average, loss, schedule, Saving(folder, resume, checkpoint_seconds=0), "toy")
-    return average, done
+    options = [f"folder={folder}", f"resume={resume}", "checkpoint_minutes=1e-9", "device=cpu"]
+    options += [f"autoencoder.{key}" for key in (f"steps={steps}", f"batch_size={batch_size}", "learning_rate=0.05")]
+    return train(training_config(options), "autoencoder", network, loss, pictures=16)
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """What the checkpoint says."""
+    kept: dict[str, Any] = json.loads((folder / "autoencoder/checkpoint/state.json").read_text())
+    return kept
 
 
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    whole, _ = train_toy(tmp_path / "whole", steps=30, resume=False)
+    whole = train_toy(tmp_path / "whole", steps=30, resume=False)
     with pytest.raises(KeyboardInterrupt):
         train_toy(tmp_path / "parts", steps=30, resume=True, stop_at=17)
-    assert json.loads((tmp_path / "parts/checkpoint/state.json").read_text())["steps"] == 17
-    parts, done = train_toy(tmp_path / "parts", steps=30, resume=True)
-    assert done.steps == 30
+    assert state(tmp_path / "parts")["steps"] == 17
+    parts = train_toy(tmp_path / "parts", steps=30, resume=True)
+    assert state(tmp_path / "parts")["steps"] == 30
     for left, right in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(left, right)
 
 
-def test_without_resume_a_run_starts_afresh(tmp_path: Path) -> None:
+def test_without_resume_a_run_starts_afresh_and_a_finished_one_is_not_repeated(tmp_path: Path) -> None:
     train_toy(tmp_path, steps=5, resume=False)
-    _, done = train_toy(tmp_path, steps=3, resume=False)
-    assert done.steps == 3
+    train_toy(tmp_path, steps=5, resume=True, stop_at=0)
+    train_toy(tmp_path, steps=3, resume=False)
+    assert state(tmp_path)["steps"] == 3
 
 
-def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
-    train_toy(tmp_path, steps=5, resume=False)
-    _, done = train_toy(tmp_path, steps=5, resume=True)
-    assert done.steps == 5
+def test_a_checkpoint_keeps_the_settings_and_those_before_them(tmp_path: Path) -> None:
+    train_toy(tmp_path, steps=2, resume=True)
+    assert state(tmp_path)["pictures"] == state(tmp_path)["batch_size"] == 16
+    train_toy(tmp_path, steps=3, resume=True)
+    assert state(tmp_path)["earlier"] == []
+    train_toy(tmp_path, steps=4, resume=True, batch_size=8)
+    assert state(tmp_path)["earlier"] == [{"until_step": 3, "batch_size": 16}]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    network = nn.Linear(1, 1)
-    schedule = Schedule(learning_rate=0.1, warmup_steps=0, ema=0.9, seconds=60, steps=5)
     with pytest.raises(DivergenceError, match="step 0"):
-        fit(
-            network,
-            copy.deepcopy(network),
-            lambda step: network(torch.full((1, 1), math.nan)).sum(),
-            schedule,
-            Saving(tmp_path, resume=False, checkpoint_seconds=60),
-            "toy",
-        )
+        train_toy(tmp_path, steps=5, resume=False, nan=True)
 
 
 def test_checkpoints_hold_no_code(tmp_path: Path) -> None:
     train_toy(tmp_path, steps=2, resume=False)
-    names = {file.name for file in (tmp_path / "checkpoint").iterdir()}
+    folder = tmp_path / "autoencoder/checkpoint"
+    names = {file.name for file in folder.iterdir()}
     assert names == {"network.safetensors", "average.safetensors", "optimizer.pt", "state.json"}
-    torch.load(tmp_path / "checkpoint/optimizer.pt", weights_only=True)
+    torch.load(folder / "optimizer.pt", weights_only=True)
 
 
 def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
-    timed = Schedule(learning_rate=1.0, warmup_steps=10, ema=0.9, seconds=100)
+    timed = Schedule(learning_rate=1.0, warmup_steps=10, seconds=100)
     assert timed.progress(step=3, seconds=25) == 0.25
     assert timed.rate(step=0, progress=0.0) == pytest.approx(0.1)
     assert timed.rate(step=50, progress=0.5) == pytest.approx(0.5)
     assert timed.rate(step=99, progress=1.0) == pytest.approx(0.0)
-    counted = Schedule(learning_rate=1.0, warmup_steps=10, ema=0.9, seconds=100, steps=4)
+    counted = Schedule(learning_rate=1.0, warmup_steps=10, seconds=100, steps=4)
     assert counted.progress(step=1, seconds=99) == 0.25
 
 
@@ -168,8 +172,6 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.usefixtures("styles")
 def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("sdopt.training.lora_evaluation.COMPARED", 2)
-    monkeypatch.setattr("sdopt.training.export.DECODED_CAPTIONS", 4)
     common = [
         f"folder={work_folder}",
         f"export.target={work_folder}/emoji",
@@ -219,58 +221,54 @@ def test_every_stage_trains_resumes_and_exports(work_folder: Path, monkeypatch: 
     }
     card = (work_folder / "emoji/README.md").read_text()
     assert "45 steps of 8 latents" in card
-    assert "PSNR" in card
     assert "4 concepts, chosen by seed, were held out" in card
     companions = {str(file.relative_to(work_folder / "companions")) for file in work_folder.glob("companions/*/*")}
     assert companions == {
         "tiny_autoencoder/README.md",
+        "tiny_autoencoder/recipe.json",
         "tiny_autoencoder/config.json",
         "tiny_autoencoder/diffusion_pytorch_model.safetensors",
         "loras/README.md",
-        "loras/figures.json",
+        "loras/recipe.json",
         "loras/fxemoji.safetensors",
         "loras/high_contrast.safetensors",
     }
-    assert "dB" in (work_folder / "companions/tiny_autoencoder/README.md").read_text()
-    assert "| `high_contrast` | held out | 2 |" in (work_folder / "companions/loras/README.md").read_text()
+    tiny, data = work_folder / "companions/tiny_autoencoder", Dataset.load(work_folder / "data")
+    assert "40 steps of 8 pictures" in (tiny / "README.md").read_text()
+    assert len(evaluate_tiny(tiny, exported, data, data.labels(held_out=False)[:4], seed=0)) == 7
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("styles")
 def test_a_lora_learns_a_style_and_leaves_the_model_as_it_was(
-    work_folder: Path, monkeypatch: pytest.MonkeyPatch
+    work_folder: Path, styles: tuple[Style, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the packaged weights: on those of a few steps there is nothing for a LoRA to restyle."""
     from safetensors.torch import save_file
 
     monkeypatch.setattr("sdopt.training.loop.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("sdopt.training.lora_evaluation.COMPARED", 4)
+    monkeypatch.setattr("sdopt.training.companion_evaluation.COMPARED", 4)
     packaged = StableDiffusionPipeline.from_pretrained(MODEL, dtype=torch.float32)
     packaged.vae.save_pretrained(work_folder / "autoencoder/model")
     (work_folder / "denoiser/checkpoint").mkdir(parents=True)
     networks = join(packaged.unet, packaged.text_encoder).state_dict()
     save_file({k: v.contiguous() for k, v in networks.items()}, work_folder / "denoiser/checkpoint/average.safetensors")
+    exported = work_folder / "companions/loras"
     common = [f"folder={work_folder}", "stage=loras", "device=cpu", "arithmetic=fp32", "loras.held_out_concepts=2"]
-    run(training_config([*common, "loras.batch_size=16", "loras.warmup_steps=1", "loras.steps=30"]))
-    for style in ("fxemoji", "high_contrast"):
-        log = losses(work_folder / "loras" / style)
+    common += [f"export.companions={exported.parent}", "loras.batch_size=16", "loras.warmup_steps=1", "loras.steps=30"]
+    run(training_config(common))
+    recipe = json.loads((exported / "recipe.json").read_text())
+    for style in styles:
+        log = losses(work_folder / "loras" / style.name)
         assert log[-1] < 0.8 * log[0]
-        figures = json.loads((work_folder / "loras" / style / "figures.json").read_text())
-        trained = figures["comparison"]["training"]
-        assert trained["after"] < trained["before"]
-        assert figures["pictures"] == 10
-        assert (work_folder / "loras" / style / "contact_sheet.png").exists()
+        assert recipe[style.name]["pictures"] == 10
+    data = Dataset.load(work_folder / "data")
+    figures = {f.figure: f for f in evaluate_loras(exported, packaged, data, work_folder / "packages")}
+    for style in styles:
+        before, after = figures[f"{style.name}, 4 concepts trained on: distance to the style's drawing"].values
+        assert after < before
 
 
-@pytest.mark.slow
-def test_a_contact_sheet_has_a_picture_for_every_caption(work_folder: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    common = [f"folder={work_folder}", "device=cpu", "autoencoder.steps=1", "denoiser.steps=1"]
-    run(training_config([*common, "stage=autoencoder", "autoencoder.batch_size=2"]))
-    run(training_config([*common, "stage=denoiser", "denoiser.batch_size=2"]))
-    captions = Dataset.load(work_folder / "data").labels(held_out=False)[:7]
-    pictures = generate(assemble(work_folder), captions, seed=0, steps=2)
-    assert pictures.shape == (7, 64, 64, 3)
-    draw_sheet(pictures, captions, tmp_path / "sheet.png")
-    assert Image.open(tmp_path / "sheet.png").size == (6 * 204 + 12, 2 * 244 + 12)
+def test_a_contact_sheet_has_a_picture_for_every_caption(tmp_path: Path) -> None:
+    draw_sheet(np.zeros((7, 64, 64, 3), np.uint8), ["a caption"] * 7, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (6 * 204 + 12, 2 * 244 + 12)

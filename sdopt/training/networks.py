@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sdopt.training.rendering import IMAGE_SIZE
+from sdopt.training.data import IMAGE_SIZE
 from sdopt.training.tokenizer import LENGTH, VOCABULARY
 
 if TYPE_CHECKING:
@@ -78,40 +78,13 @@ def build_text_encoder() -> CLIPTextModel:
     """Builds an untrained text encoder: token ids (n, 24) to states (n, 24, 144)."""
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    return CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=TEXT_WIDTH,
-            intermediate_size=4 * TEXT_WIDTH,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            max_position_embeddings=LENGTH,
-            hidden_act="quick_gelu",
-            projection_dim=TEXT_WIDTH,
-            bos_token_id=VOCABULARY - 2,
-            eos_token_id=VOCABULARY - 1,
-            pad_token_id=VOCABULARY - 1,
-        )
-    )
+    return CLIPTextModel(CLIPTextConfig(**_text_config(TEXT_WIDTH, TEXT_WIDTH)))
 
 
 def build_clip() -> CLIPModel:
     """Builds an untrained CLIP: pictures (n, 3, 64, 64) in [-1, 1] and token ids (n, ≤ 24) to embeddings (n, 128)."""
     from transformers import CLIPConfig, CLIPModel
 
-    text = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 96,
-        "intermediate_size": 4 * 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "max_position_embeddings": LENGTH,
-        "hidden_act": "quick_gelu",
-        "projection_dim": CLIP_WIDTH,
-        "bos_token_id": VOCABULARY - 2,
-        "eos_token_id": VOCABULARY - 1,
-        "pad_token_id": VOCABULARY - 1,
-    }
     vision = {
         "hidden_size": 128,
         "intermediate_size": 4 * 128,
@@ -122,7 +95,25 @@ def build_clip() -> CLIPModel:
         "hidden_act": "quick_gelu",
         "projection_dim": CLIP_WIDTH,
     }
+    text = _text_config(96, CLIP_WIDTH)
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=CLIP_WIDTH))
+
+
+def _text_config(width: int, projection: int) -> dict[str, Any]:
+    """Returns the settings of a text encoder of the family: three layers over the family's tokens."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": LENGTH,
+        "hidden_act": "quick_gelu",
+        "projection_dim": projection,
+        "bos_token_id": VOCABULARY - 2,
+        "eos_token_id": VOCABULARY - 1,
+        "pad_token_id": VOCABULARY - 1,
+    }
 
 
 def build_scheduler() -> DDIMScheduler:
