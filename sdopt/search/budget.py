@@ -1,55 +1,124 @@
-"""Estimates how long the next studies of a search will take, from those already measured: calls, loading, compiling."""
+"""Plans the time of a search: how many candidates the next study may have, by what the studies so far took."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sdopt.analysis.break_even import first_image_s
-from sdopt.analysis.ratios import latency
-from sdopt.config.parse import RunConfig
-from sdopt.results.records import StudyResult
-from sdopt.search.findings import Finding
-from sdopt.search.studies import Studies
-from sdopt.study.forecast import calls_ahead
-from sdopt.variant import Variant
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process of a variant takes.
+
+    Attributes:
+        start_s: seconds from the start of loading to the end of the first call.
+        call_s: seconds of one further call.
+    """
+
+    start_s: float
+    call_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a study does with each of its variants.
+
+    Attributes:
+        processes: number of processes.
+        calls: number of calls, of all processes together.
+    """
+
+    processes: int
+    calls: float
 
 
 @dataclass
 class Budget:
-    """Estimates how long studies will take, and learns from each measured study.
+    """The time of a search, which always leaves enough of it to judge.
+
+    While options are left that were not tried alone, enough is kept to judge one candidate; later, to judge all
+    finalists, and to race as long as a race is needed.
 
     Attributes:
-        studies: the search's studies.
-        beside_s: seconds that the last study took besides its calls and the start of its processes.
+        work: the work by stage: `screen`, `race` and `final`.
+        deadline: the end of the budget, in seconds of the clock.
+        finalists: the most candidates that are judged.
+        clock: seconds of a monotonic clock.
+        baseline: what the baseline takes; None before the first study.
+        costs: what each measured candidate takes, by name.
     """
 
-    studies: Studies
-    beside_s: float = 0.0
-    _composed: dict[str, tuple[RunConfig, Variant]] = field(default_factory=dict)
+    work: Mapping[str, Work]
+    deadline: float
+    finalists: int
+    clock: Callable[[], float] = time.monotonic
+    baseline: Cost | None = None
+    costs: dict[str, Cost] = field(default_factory=dict)
+    _beside_s: float = 0.0
+    _processes: int = 0
 
-    def seconds(self, stage: str, starts: Sequence[float], screened: StudyResult) -> float:
-        """Returns how many seconds a study will take.
+    @property
+    def left_s(self) -> float:
+        """Seconds left."""
+        return self.deadline - self.clock()
+
+    def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
+        """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
+        work = self.work[stage]
+        beside_s = self._beside_s / self._processes if self._processes else 0.0
+        whole = [*([self.baseline] * 2 if self.baseline else []), *costs]
+        return sum(work.processes * (cost.start_s + beside_s) + work.calls * cost.call_s for cost in whole)
+
+    def seconds_of(self, stage: str, names: Iterable[str]) -> float:
+        """Returns how many seconds a study of measured candidates takes."""
+        return self.seconds(stage, [self._cost(name) for name in names])
+
+    def learn(self, costs: Mapping[str, Cost], took_s: float) -> None:
+        """Records how long a screening study took: what it took besides calls and starts is shared by its processes."""
+        self.costs |= costs
+        before, self._beside_s, self._processes = (self._beside_s, self._processes), 0.0, 0
+        excess_s = took_s - self.seconds("screen", list(costs.values()))
+        self._beside_s = max(0.0, before[0] + excess_s)
+        self._processes = before[1] + self.work["screen"].processes * (len(costs) + 2)
+
+    def to_screen(self, most: int, leaders: Sequence[str], *, alone: bool, compile_next: bool, racers: int) -> int:
+        """Returns how many candidates the next study may screen; 0 if none fits.
 
         Args:
-            stage: `screen`, `race` or `final`.
-            starts: the extra start-up time of each candidate, see `start_s`.
-            screened: a measured study, which gives the time of one call of the baseline.
+            most: the most that a study may have.
+            leaders: the best candidates so far, the best first.
+            alone: whether options are left that were not tried alone.
+            compile_next: whether what comes next compiles, which takes as long as the longest start so far.
+            racers: number of candidates that a race would have; 0 if none is needed.
         """
-        if stage not in self._composed:
-            self._composed[stage] = self.studies.composed(stage)
-        run, baseline = self._composed[stage]
-        replicates = run.protocol.replicates or 1
-        count = len(starts) + 2  # the baseline and its control
-        calls = calls_ahead([baseline] * count, count * replicates, run.protocol.rounds, run.protocol, None)
-        one = latency(screened.variant(screened.baseline), "median", 0.95)
-        start_up_s = first_image_s(screened.variant(screened.baseline)) or 0.0
-        return calls * (one.estimate if one else 0.0) + replicates * (count * start_up_s + sum(starts)) + self.beside_s
+        if self.baseline is None:  # without a study, there is no estimate
+            return most
+        usual = self._usual()
+        if compile_next:
+            usual = Cost(max(cost.start_s for cost in [usual, *self.costs.values()]), usual.call_s)
+        judged = [self._cost(name) for name in leaders[: 1 if alone else self.finalists]]
+        reserved_s = self.seconds("final", judged or [usual])
+        # For a race that there is no time for anyway, nothing is kept.
+        if racers and not alone and self.may_race(leaders[:racers]):
+            reserved_s += self.seconds_of("race", leaders[:racers])
+        fitting = (n for n in range(most, 0, -1) if self.seconds("screen", [usual] * n) + reserved_s <= self.left_s)
+        return next(fitting, 0)
 
-    def learn(self, stage: str, found: Sequence[Finding], measured: StudyResult, took_s: float) -> None:
-        """Records how long a study took, right after it was measured."""
-        self.beside_s = 0.0
-        self.beside_s = max(0.0, took_s - self.seconds(stage, [start_s(finding) for finding in found], measured))
+    def may_race(self, names: Sequence[str]) -> bool:
+        """Returns whether candidates can race and still leave enough time to judge the finalists."""
+        return self.seconds_of("race", names) + self.seconds_of("final", names[: self.finalists]) <= self.left_s
 
+    def to_judge(self, names: Sequence[str]) -> int:
+        """Returns how many of the finalists, the best first, can be judged in the time that is left: at least one."""
+        fitting = (n for n in range(min(self.finalists, len(names)), 1, -1) if self._fits(names[:n]))
+        return next(fitting, 1)
 
-def start_s(finding: Finding) -> float:
-    """Returns how many seconds longer than the baseline's a candidate's process loads and makes its first calls."""
-    return max(0.0, finding.start.extra_s) if finding.start else 0.0
+    def _fits(self, names: Sequence[str]) -> bool:
+        return self.seconds_of("final", names) <= self.left_s
+
+    def _cost(self, name: str) -> Cost:
+        return self.costs.get(name) or self._usual()
+
+    def _usual(self) -> Cost:
+        """Returns what a candidate takes on average, or the baseline before any was measured."""
+        known = list(self.costs.values()) or ([self.baseline] if self.baseline else [Cost(0.0, 0.0)])
+        return Cost(*(sum(each) / len(known) for each in zip(*((c.start_s, c.call_s) for c in known), strict=True)))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from sdopt.analysis.break_even import first_image_s
+from sdopt.analysis.ratios import latency
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.rule_checks import decidable
@@ -19,14 +21,15 @@ from sdopt.report.words import gib_text
 from sdopt.results.files import read_result
 from sdopt.results.records import StudyResult
 from sdopt.schema import Gate
-from sdopt.search.budget import Budget, start_s
+from sdopt.search.budget import Budget, Cost, Work
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import RATIOS, Finding, control_of, findings_of
-from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, race
+from sdopt.search.racing import DistanceStanding, Noise, RatioStanding, Standing, Standings, contenders, race
 from sdopt.search.record import Fate, shortened, start_said
 from sdopt.search.space import Candidate, Space
 from sdopt.search.studies import FINAL, Studies
 from sdopt.search.trials import Trials
+from sdopt.study.forecast import calls_ahead
 from sdopt.study.timeline import waited_s
 
 
@@ -55,24 +58,41 @@ class Search:
 
     @cached_property
     def budget(self) -> Budget:
-        """Estimates how long studies will take."""
-        return Budget(self.studies)
+        """Plans the time, with what the studies of this folder cost so far."""
+        work = {}
+        for stage in ("screen", "race", FINAL):
+            run, baseline = self.studies.composed(stage)
+            processes = run.protocol.replicates or 1
+            # The images of two variants are as many as those of any two.
+            calls = calls_ahead([baseline] * 2, 2 * processes, run.protocol.rounds, run.protocol, None) / 2
+            work[stage] = Work(processes, calls)
+        budget = Budget(work, self.deadline, self.config.finalists)
+        for result in self.finished("screen-"):
+            budget.baseline, costs = costs_of(result)
+            budget.costs |= costs
+        return budget
 
     def run(self) -> StudyResult | None:
         """Takes all steps; returns the judged study, or None if no candidate reaches the final."""
-        if not any(self.results(FINAL)):
+        if any(self.results(FINAL)):
+            finalists = self.race()
+        else:
             for reasons in self.space.left_out:
                 self.say(f"left out: {shortened(reasons)}")
             self.studies.require_final(self._foreseen())
-            # Once a race exists, screening is over: the race selected among all screened candidates.
-            if not any(self.results("race-")):
-                self.screen()
-        finalists = self.race()
+            finalists = []
+            # A race that ends early, or that nobody needs any more, leaves time to screen more.
+            while self.screen() or not finalists:
+                finalists = self.race()
+                if not finalists:
+                    break
         if not finalists:
             return None
         names = [candidate.name for candidate in finalists]
-        duration = self._duration_text(FINAL, names)
-        self.say(f"judging {len(finalists)} on fresh prompts, noise and processes{duration}: {'; '.join(names)}")
+        self.say(
+            f"judging {len(finalists)} on fresh prompts, noise and processes{self._duration_text(FINAL, names)}: "
+            f"{'; '.join(names)}"
+        )
         return self.studies.measure(FINAL, finalists, brief=False)
 
     def _foreseen(self) -> list[Candidate]:
@@ -82,18 +102,27 @@ class Search:
 
     # ---------------------------------------------------------------------------------------------------- screening
 
-    def screen(self) -> None:
-        """Measures candidates side by side, until the budget, the trials or the space are exhausted."""
-        for stage, candidates in self.trials.unfinished().items():
+    def screen(self) -> bool:
+        """Measures candidates side by side, until the budget, the trials or the space are exhausted.
+
+        Returns:
+            whether any were measured.
+        """
+        unfinished = self.trials.unfinished()
+        for stage, candidates in unfinished.items():
             self._screen(stage, candidates)
-        while (count := self._next()) > 0:
+        measured = bool(unfinished)
+        while not self.trials.exhausted and (count := self._next()) > 0:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
                 which = "can run and contain no option that spoils images" if self.trials.spoiled else "can run"
                 self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
-                return
+                self.trials.exhausted = True
+                break
             self._screen(stage, candidates)
+            measured = True
+        return measured
 
     def _next(self) -> int:
         """Returns how many candidates the next study screens; 0 ends the screening."""
@@ -103,36 +132,25 @@ class Search:
         if self.config.trials is not None and self.config.trials < done + most:
             most = max(0, self.config.trials - done)
             why = why if most else f"Screened as many combinations as search.trials={self.config.trials} allows."
-        screened = next(iter(self.results("screen-")), None)
-        if screened is not None:  # without a study, there is no estimate
-            left = self.deadline - time.monotonic() - self._reserved(screened)
-            # The next proposals may include the option that takes longest to start.
-            longest = max(map(start_s, self._screened()), default=0.0)
-            fitting = (n for n in range(most, 0, -1) if self.budget.seconds("screen", [longest] * n, screened) <= left)
-            most = next(fitting, 0)
+        untried = self.trials.untried
+        order = contenders(self._standings(self._races), self.config.error / (self.config.races + 1))
+        racers = 0
+        if self._races < self.config.races and len(order) > self.config.finalists:
+            racers = max(self.config.side_by_side, self.config.finalists)
+        if most:
+            compiles = self.trials.compiles_next
+            most = self.budget.to_screen(most, order, alone=bool(untried), compile_next=compiles, racers=racers)
         if not most:
-            untried = self.trials.untried
             self.trials.ended = why + (f" Not even tried on their own: {'; '.join(untried)}." if untried else "")
         return most
 
-    def _reserved(self, screened: StudyResult) -> float:
-        """Returns how many seconds one race and the judging will take, estimated from a screening study."""
-        starts = sorted((start_s(finding) for finding in self._screened() if not finding.out), reverse=True)
-        starts += [0.0] * max(self.config.side_by_side, self.config.finalists)  # candidates not screened yet
-        judging = self.budget.seconds(FINAL, starts[: self.config.finalists], screened)
-        racing = self.budget.seconds("race", starts[: self.config.side_by_side], screened) if self.config.races else 0
-        return judging + racing
+    @property
+    def _races(self) -> int:
+        """The number of races so far."""
+        return sum(1 for _ in self.results("race-"))
 
     def _duration_text(self, stage: str, names: Sequence[str]) -> str:
-        return f" (about {math.ceil(self._seconds(stage, names) / 60)} min)"
-
-    def _seconds(self, stage: str, names: Sequence[str]) -> float:
-        """Returns how many seconds a study of some candidates takes."""
-        screened, found = next(iter(self.results("screen-"))), self.all_findings(("screen-",))
-        return self.budget.seconds(stage, [max(map(start_s, found[name])) for name in names], screened)
-
-    def _screened(self) -> list[Finding]:
-        return [finding for findings in self.all_findings(("screen-",)).values() for finding in findings]
+        return f" (about {math.ceil(self.budget.seconds_of(stage, names) / 60)} min)"
 
     def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
         self.say(f"{stage}: {len(candidates)} candidates")
@@ -140,7 +158,8 @@ class Search:
         result = self.studies.measure(stage, candidates)
         found = self.findings(result)
         took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
-        self.budget.learn("screen", list(found.values()), result, took_s)
+        self.budget.baseline, costs = costs_of(result)
+        self.budget.learn(costs, took_s)
         self.trials.tell(found)
         for name, finding in sorted(found.items(), key=lambda item: _order(item[1], self.config)):
             self.say(f"  {self.figures_of(finding)}  {name}{f': {shortened(finding.out)}' if finding.out else ''}")
@@ -163,6 +182,7 @@ class Search:
         Returns:
             the finalists, ranked.
         """
+        self.dropped.clear()
         candidates = {candidate.name: candidate for candidate in self.trials.candidates}
         judged = next(iter(self.results(FINAL)), None)
 
@@ -170,10 +190,10 @@ class Search:
             stage = f"race-{number}"
             if judged and not self._has_begun(stage):
                 return False
-            if not self._has_begun(stage) and not self._has_time(names):
+            if not self._has_begun(stage) and not self.budget.may_race(names):
                 self.say(f"{len(names)} may still be the best; search.budget_s leaves no time to race and to judge")
                 return False
-            if judged is None:
+            if not self._has_begun(stage):
                 self.say(f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}")
             self.studies.measure(stage, [candidates[name] for name in names])
             return True
@@ -189,11 +209,6 @@ class Search:
     def _has_begun(self, stage: str) -> bool:
         return (self.studies.folder / stage / "result.json").is_file()
 
-    def _has_time(self, names: Sequence[str]) -> bool:
-        """Returns whether candidates can race and still leave enough time to judge the finalists."""
-        left = self.deadline - time.monotonic()
-        return self._seconds("race", names) + self._seconds(FINAL, names[: self.config.finalists]) <= left
-
     def _standings(self, races: int) -> Standings:
         """Returns the estimates of all candidates after a number of races; drops those that are ruled out."""
         stages = ("screen-", *(f"race-{number}" for number in range(races)))
@@ -208,7 +223,7 @@ class Search:
 
     def _finalists(self, order: Sequence[str], known: dict[str, Candidate]) -> list[str]:
         """Returns the first candidates; if none promises equal images, replaces the last by the best one that does."""
-        chosen = list(order[: self.config.finalists])
+        chosen = list(order[: self.budget.to_judge(order)]) if order else []
         if len(chosen) > 1 and not any(self._promises_equal(known[name]) for name in chosen):
             safe = next((name for name in order if self._promises_equal(known[name])), None)
             chosen = [*chosen[:-1], safe] if safe else chosen
@@ -258,6 +273,17 @@ class Search:
         """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
         for path in sorted(self.studies.folder.glob(f"{stage}{'*' if stage.endswith('-') else ''}/result.json")):
             yield read_result(path)
+
+
+def costs_of(result: StudyResult) -> tuple[Cost, dict[str, Cost]]:
+    """Returns what a process of the baseline takes, and one of each measured candidate, by name."""
+    found = {}
+    for row in result.variants:
+        call, start_s = latency(row, "median", 0.95), first_image_s(row)
+        if call is not None:
+            found[row.name] = Cost(start_s or 0.0, call.estimate)
+    baseline = found.get(result.baseline, Cost(0.0, 0.0))
+    return baseline, {row.name: found[row.name] for row in result.candidates if row.name in found}
 
 
 def standing_of(findings: Sequence[Finding], objective: str, noise: Noise) -> Standing:

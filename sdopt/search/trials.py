@@ -39,11 +39,13 @@ class Trials:
         study: Optuna's study.
         space: the combinations to search.
         config: the configuration of the search.
+        exhausted: whether the space has no more candidates.
     """
 
     study: optuna.Study
     space: Space
     config: SearchConfig
+    exhausted: bool = False
 
     @classmethod
     def open(cls, name: str, space: Space, config: SearchConfig) -> "Trials":
@@ -170,6 +172,12 @@ class Trials:
         """The options that were to be tried alone, and were not."""
         found = map(self.space.candidate, self._waiting())
         return [candidate.name for candidate in found if isinstance(candidate, Candidate)]
+
+    @property
+    def compiles_next(self) -> bool:
+        """Whether what is proposed next compiles: of the options alone, those that compile come last."""
+        waiting = self._waiting()
+        return bool(waiting) and all(map(self.space.compiles, waiting))
 
     @property
     def stages(self) -> set[str]:

@@ -1,19 +1,14 @@
 """`sdopt search` as a user gives it: it screens, judges anew, goes on after Ctrl-C, and says what it found."""
 
 import json
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from shutil import copytree, ignore_patterns
 
 import pytest
 from sqlalchemy import create_engine, text
 
 from sdopt.analysis.ratios import compare
 from sdopt.results.files import read_result, write_result
-from sdopt.search.budget import Budget
-from sdopt.search.command import begun, prepare
-from sdopt.search.config import search_config, split
 from sdopt.search.studies import FINAL, Studies
 from tests.command import Finished, sdopt
 
@@ -151,35 +146,6 @@ class TestSearch:
         [entry] = [entry for entry in record["entries"] if entry["fate"] == "winner"]
         assert entry["low"] > 1
         assert entry["command"].startswith("sdopt run hardware=cpu")
-
-    def test_expects_each_process_of_a_finalist_to_start_as_it_did(self, searched: Searched) -> None:
-        _, given = split(SEARCH[1:])
-        budget = Budget(Studies(given, search_config(SEARCH[1:]), None, searched.folder))
-        screened = read_result(searched.folder / "screen-00")
-        quick = budget.seconds(FINAL, [0.0], screened)
-        assert budget.seconds(FINAL, [10.0], screened) == pytest.approx(quick + 3 * 10)
-        budget.learn("screen", [], screened, took_s=1000.0)
-        assert quick + 900 < budget.seconds(FINAL, [0.0], screened) <= quick + 1000
-
-    def test_races_only_where_that_leaves_time_to_judge(
-        self, searched: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(searched.finished.cwd)
-        monkeypatch.setattr("sdopt.search.racing.is_gain", lambda _: True)
-        raced: list[str] = []
-        monkeypatch.setattr(Studies, "measure", lambda _, stage, *rest, **named: raced.append(stage))
-        copytree(searched.folder, tmp_path / "copy", ignore=ignore_patterns(FINAL))
-        said: list[str] = []
-        # The monotonic clock may count from the machine's start, which may be minutes ago.
-        began = time.monotonic() - 1e6
-        with begun(prepare((*SEARCH[1:], "tracking=none"), None), began, said.append) as begun_one:
-            config = replace(begun_one.config, races=1, error=1e-9)
-            search = replace(begun_one, config=config, studies=replace(begun_one.studies, folder=tmp_path / "copy"))
-            assert len(search.race()) == 1
-            assert not raced
-            assert "no time to race" in said[-1]
-            assert len(replace(search, deadline=time.monotonic() + 1e6).race()) == 1
-        assert raced == ["race-0"]
 
     def test_of_files_that_do_not_belong_to_the_trials_is_refused(self, searched: Searched) -> None:
         storage = searched.finished.cwd / "outputs" / "optuna.db"

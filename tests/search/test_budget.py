@@ -1,0 +1,168 @@
+"""How a search spends its time: the real decisions, on a clock that the simulated studies move."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdopt.contract import Contract
+from sdopt.results.records import StudyResult
+from sdopt.search.budget import Budget, Cost, Work
+from sdopt.search.config import search_file
+from sdopt.search.racing import Noise, RatioStanding, Standings
+from sdopt.search.run import Search
+from sdopt.search.space import Candidate
+from sdopt.search.studies import FINAL
+
+WORK = {"screen": Work(1, 15), "race": Work(2, 40), FINAL: Work(3, 120)}
+BASELINE = Cost(0.5, 0.05)
+BESIDE_S = 0.8
+"""What a process takes besides its calls and its start, which the search has to find out."""
+
+
+@dataclass
+class Options:
+    """Stands in for Optuna's trials: options alone first, then combinations."""
+
+    alone: list[str]
+    combined: list[str]
+    compiled: set[str] = field(default_factory=set)
+    candidates: list[Candidate] = field(default_factory=list)
+    stages: set[str] = field(default_factory=set)
+    exhausted: bool = False
+    ended: str = ""
+    spoiled: tuple[str, ...] = ()
+
+    @property
+    def untried(self) -> list[str]:
+        known = {candidate.name for candidate in self.candidates}
+        return [name for name in self.alone if name not in known]
+
+    @property
+    def compiles_next(self) -> bool:
+        return bool(self.untried) and self.compiled.issuperset(self.untried)
+
+    def unfinished(self) -> dict[str, list[Candidate]]:
+        return {}
+
+    def propose(self, count: int, stage: str) -> list[Candidate]:
+        quick = [name for name in self.untried if name not in self.compiled]
+        known = {candidate.name for candidate in self.candidates}
+        left = quick or self.untried[:1] or [name for name in self.combined if name not in known]
+        found = [Candidate(name, (name,)) for name in left[:count]]
+        self.candidates += found
+        self.stages.add(stage)
+        return found
+
+
+class Simulated(Search):
+    """A search whose studies move the clock by what they truly take."""
+
+    def begin(self, truth: dict[str, Cost], losses: dict[str, float], noise: float, pace: float = 1.0) -> "Simulated":
+        self.truth, self.losses, self.pace = truth, losses, pace
+        self.noise_of = Noise.of_controls([(noise, 1)] * 8)
+        self.now, self.log = 0.0, list[tuple[str, list[str]]]()
+        budget = Budget(WORK, self.deadline, self.config.finalists, clock=lambda: self.now)
+        self.__dict__["budget"] = budget
+        measure: Any = lambda stage, candidates, brief=True: self.measured(stage, [c.name for c in candidates])  # noqa: E731
+        self.studies = SimpleNamespace(measure=measure, require_final=lambda candidates: None)  # type: ignore[assignment]
+        self.space = SimpleNamespace(  # type: ignore[assignment]
+            left_out=(), alone=lambda: (), contract=lambda candidate: Contract.LOSSY
+        )
+        return self
+
+    def measured(self, stage: str, names: Sequence[str]) -> None:
+        work = WORK[stage.partition("-")[0]]
+        costs = [BASELINE, BASELINE, *(self.truth[name] for name in names)]
+        self.log.append((stage, list(names)))
+        self.now += self.pace * sum(work.processes * (c.start_s + BESIDE_S) + work.calls * c.call_s for c in costs)
+
+    def _screen(self, stage: str, candidates: Sequence[Candidate]) -> None:
+        began, names = self.now, [candidate.name for candidate in candidates]
+        self.measured(stage, names)
+        self.budget.baseline = BASELINE
+        self.budget.learn({name: self.truth[name] for name in names}, self.now - began)
+
+    def _standings(self, races: int) -> Standings:
+        return {
+            c.name: [RatioStanding(self.losses[c.name], 1 + 2 * races, self.noise_of)] for c in self.trials.candidates
+        }
+
+    def _has_begun(self, stage: str) -> bool:
+        return any(stage == begun for begun, _ in self.log)
+
+    def results(self, stage: str) -> Iterator[StudyResult]:
+        begun = [name for name, _ in self.log if name.startswith(stage)]
+        return iter([SimpleNamespace(candidates=())] * len(begun))  # type: ignore[list-item]
+
+
+def searched(
+    budget_s: float, *, options: int = 12, slow: int = 0, noise: float = 0.01, pace: float = 1.0, combined: int = 5000
+) -> Simulated:
+    """A search among options of which some take long to start, with any number of combinations of them."""
+    random = np.random.default_rng(round(budget_s) + options)
+    alone, pairs = [f"option {n}" for n in range(options)], [f"pair {n}" for n in range(combined)]
+    truth = {name: Cost(0.5 + random.random(), 0.05 * (0.5 + random.random())) for name in [*alone, *pairs]}
+    late = alone[options - slow :]
+    truth |= {name: replace(truth[name], start_s=12.0) for name in late}
+    losses = {name: float(np.log(cost.call_s / BASELINE.call_s)) for name, cost in truth.items()}
+    config = replace(search_file(), budget_s=budget_s)
+    trials: Any = Options(alone, pairs, set(late))
+    search = Simulated(config, None, None, trials, budget_s, lambda line: None)  # type: ignore[arg-type]
+    search.begin(truth, losses, noise, pace).run()
+    return search
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.02, 0.2])
+@pytest.mark.parametrize(("budget_s", "options", "slow"), [(240, 6, 2), (240, 12, 0), (600, 20, 3), (1800, 30, 5)])
+def test_spends_its_budget_and_no_more(budget_s: float, options: int, slow: int, noise: float) -> None:
+    search = searched(budget_s, options=options, slow=slow, noise=noise)
+    assert 0.85 * budget_s <= search.now <= 1.1 * budget_s
+    assert search.log[-1][0] == FINAL
+
+
+@pytest.mark.parametrize("pace", [0.7, 1.0, 2.0])
+def test_finds_out_how_long_studies_really_take(pace: float) -> None:
+    assert 0.85 * 600 <= searched(600, pace=pace).now <= 1.1 * 600
+
+
+@pytest.mark.parametrize("budget_s", [150, 240, 600])
+def test_tries_each_option_alone_before_anything_else(budget_s: float) -> None:
+    search = searched(budget_s, options=12, slow=2)
+    screened = [name for stage, names in search.log if stage.startswith("screen") for name in names]
+    assert set(screened[:12]) == set(search.trials.alone)  # type: ignore[attr-defined]
+    first_race = next((n for n, (stage, _) in enumerate(search.log) if stage.startswith("race")), len(search.log))
+    assert sum(len(names) for _, names in search.log[:first_race]) >= 12
+
+
+def test_ends_early_where_everything_is_tried() -> None:
+    search = searched(600, options=3, combined=2)
+    assert "All 5 combinations" in search.trials.ended
+    assert search.now < 300
+    assert search.log[-1][0] == FINAL
+
+
+def test_judges_at_least_one_where_little_time_is_left_and_names_what_was_not_tried() -> None:
+    search = searched(45, options=12, slow=2)
+    stage, judged = search.log[-1]
+    assert stage == FINAL
+    assert len(judged) == 1
+    assert "Not even tried on their own: option" in search.trials.ended
+
+
+def test_races_only_where_that_leaves_time_to_judge() -> None:
+    budget = Budget(WORK, 100.0, 3, clock=lambda: 0.0, baseline=BASELINE)
+    names = [f"option {n}" for n in range(6)]
+    assert budget.may_race(names)
+    assert not replace(budget, deadline=60.0).may_race(names)
+
+
+def test_expects_each_process_of_a_finalist_to_start_as_it_did() -> None:
+    budget = Budget(WORK, 100.0, 3, baseline=BASELINE)
+    quick = budget.seconds(FINAL, [Cost(0.0, 0.1)])
+    assert budget.seconds(FINAL, [Cost(10.0, 0.1)]) == pytest.approx(quick + 3 * 10)
+    budget.learn({"a": BASELINE}, budget.seconds("screen", [BASELINE]) + 3 * 2.0)
+    assert budget.seconds(FINAL, [Cost(0.0, 0.1)]) == pytest.approx(quick + 3 * 3 * 2.0)
