@@ -100,7 +100,7 @@ class Simulated(Search):
 
 
 def searched(
-    budget_s: float, *, options: int = 12, slow: int = 0, noise: float = 0.01, pace: float = 1.0, combined: int = 5000
+    budget_s: float, *, options: int = 12, slow: int = 0, noise: float = 0.01, pace: float = 1.0, combined: int = 400
 ) -> Simulated:
     """A search among options of which some take long to start, with any number of combinations of them."""
     random = np.random.default_rng(round(budget_s) + options)
@@ -116,8 +116,8 @@ def searched(
     return search
 
 
-@pytest.mark.parametrize("noise", [0.001, 0.02, 0.2])
-@pytest.mark.parametrize(("budget_s", "options", "slow"), [(240, 6, 2), (240, 12, 0), (600, 20, 3), (1800, 30, 5)])
+@pytest.mark.parametrize("noise", [0.001, 0.2])
+@pytest.mark.parametrize(("budget_s", "options", "slow"), [(240, 6, 2), (240, 12, 0), (600, 20, 3)])
 def test_spends_its_budget_and_no_more(budget_s: float, options: int, slow: int, noise: float) -> None:
     search = searched(budget_s, options=options, slow=slow, noise=noise)
     assert 0.85 * budget_s <= search.now <= 1.1 * budget_s
