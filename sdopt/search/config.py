@@ -42,8 +42,8 @@ class SearchConfig:
     distance_limit: float | None = bounded(None, ge=0, le=1e9)
     """A limit for that distance, in the unit of the metric."""
     budget_s: float = bounded(gt=0, le=31_536_000)
-    """Time that this call may take, in seconds. Screening stops while enough time is left to race and to judge, and no
-    race begins that would leave too little time to judge. The judging always runs to its end."""
+    """Time that this call takes, in seconds, unless everything is tried earlier. Each option is tried alone first; then
+    combinations are screened, and raced if needed, while enough time is left to judge. The judging runs to its end."""
     trials: int | None = bounded(None, ge=1, le=1_000_000)
     """Maximum number of combinations to measure; null measures as many as exist and the budget allows."""
     side_by_side: int = bounded(ge=1, le=100)

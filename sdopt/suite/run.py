@@ -19,7 +19,7 @@ from sdopt.results.records import StudyResult
 from sdopt.suite.archive import SUFFIX, pack, unpack
 from sdopt.suite.config import Part, SuiteConfig
 from sdopt.suite.findings import result_in
-from sdopt.suite.kinds import AGAIN, KINDS, Job, study_overrides
+from sdopt.suite.kinds import AGAIN, KINDS, Place, study_overrides
 from sdopt.suite.process import PATIENCE_S, Run, last_words, run_limited
 from sdopt.suite.record import Ending, Entry, Record, read_record, write_record
 
@@ -197,18 +197,24 @@ def _entries(suite: Suite, part: Part, before: Entry | None) -> Iterator[Entry]:
         yield entry
         return
     yield entry
-    log = suite.folder / subfolder / "log.txt"
-    folder = suite.folder / entry.folder
+    kind, folder, log = KINDS[part.kind], suite.folder / entry.folder, suite.folder / subfolder / "log.txt"
+    place = Place(folder, log, part.name.removesuffix(AGAIN) in suite.config.again, suite.config.retry)
+    patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
+
+    def run(arguments: Sequence[str], out: Path | None = None) -> Run:
+        left_s = began + limit_s - time.monotonic() - patience_s
+        return run_limited(arguments, log, max(1.0, left_s), patience_s, out)
+
     try:
-        run = _run(suite, part, job, folder, log, began + limit_s)
+        ended = kind.run(job, place, run)
     except KeyboardInterrupt:
         entry.ending, entry.reason = Ending.CUT, "interrupted"
-        entry.findings += KINDS[part.kind].findings(folder, log, job.tried)
+        entry.findings += kind.findings(place, job.tried)
         yield entry
         raise
     entry.seconds = round(time.monotonic() - began, 1)
-    entry.ending, entry.reason = _ending(part, run, limit_s, folder, log)
-    entry.findings += KINDS[part.kind].findings(folder, log, job.tried)
+    entry.ending, entry.reason = _ending(part, ended, limit_s, folder, log)
+    entry.findings += kind.findings(place, job.tried)
     yield entry
 
 
@@ -217,16 +223,6 @@ def _says_nothing(suite: Suite, part: Part) -> str:
     if part.cuda and not suite.device.is_cuda:
         return "needs a CUDA device"
     return KINDS[part.kind].obstacle()
-
-
-def _run(suite: Suite, part: Part, job: Job, folder: Path, log: Path, deadline: float) -> Run:
-    patience_s = min(PATIENCE_S, max(2.0, suite.left_s / 10))
-
-    def run(arguments: Sequence[str], out: Path | None = None) -> Run:
-        return run_limited(arguments, log, max(1.0, deadline - time.monotonic() - patience_s), patience_s, out)
-
-    anew = part.name.removesuffix(AGAIN) in suite.config.again
-    return KINDS[part.kind].run(job, folder, log, run, anew, suite.config.retry)
 
 
 def _ending(part: Part, run: Run, limit_s: float, folder: Path, log: Path) -> tuple[Ending, str]:
